@@ -17,6 +17,7 @@ from tests.harness import versions
 from tests.harness.installation import HOST
 from tests.harness.rabbitmq import RabbitNode
 
+from benchmarks.broker_setup import BrokerSetup
 from benchmarks.contestants import APPLICATION, HOPBACK, METRICS, REDRIVE, C, contestants
 from benchmarks.environment import ROOT, build_c_client, describe, peers_python
 from benchmarks.goals import judge
@@ -24,8 +25,7 @@ from benchmarks.grouping import group
 from benchmarks.measured_sections import INSTALLED, Measurements, Section, stamp_now
 from benchmarks.memory import endure
 from benchmarks.report import render, section_text
-from benchmarks.rounds import Settings, play
-from benchmarks.stage import Stage
+from benchmarks.rounds import Settings, run_rounds
 from benchmarks.workload import Scenario
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ class _Run:
                 else {one.name: one for one in everyone}["pika (asyncio)"]
             )
             node.management.create_vhost("bench")
-            stage = Stage("127.0.0.1", node.amqp_port, "bench", filler)
+            setup = BrokerSetup("127.0.0.1", node.amqp_port, "bench", filler)
             broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
             if series == INSTALLED and not self._prints_only:
                 _keep(replace(Measurements.load(), machine=describe(self._python, broker)))
             for queue_type in self._chosen.queues or ("classic", "quorum"):
                 for scenario in self._scenarios():
-                    self._measure(stage, everyone, series, broker, queue_type, scenario)
-            self._watch_memory(stage, broker)
+                    self._measure(setup, everyone, series, broker, queue_type, scenario)
+            self._watch_memory(setup, broker)
         return not self._failed
 
     def _scenarios(self) -> Sequence[Scenario]:
@@ -139,7 +139,7 @@ class _Run:
 
     def _measure(
         self,
-        stage: Stage,
+        setup: BrokerSetup,
         everyone: Sequence[Contestant],
         series: str,
         broker: str,
@@ -147,37 +147,39 @@ class _Run:
         scenario: Scenario,
     ) -> None:
         """One section, written down as soon as it is there: an hour must not be lost to its last minute."""
-        results = play(stage, self._clients(everyone), queue_type, scenario, self._settings)
+        results = run_rounds(setup, self._clients(everyone), queue_type, scenario, self._settings)
         self._failed = self._failed or bool(results.failures)
         section = Section(series, queue_type, scenario, _stamp(broker), results)
         named = {one.name: one for one in everyone}
-        section = replace(section, profiles=_profiles(stage, section, named))
+        section = replace(section, profiles=_profiles(setup, section, named))
         if self._prints_only:
             print(section_text(section))
         else:
             _keep(Measurements.load().with_section(section))
 
-    def _watch_memory(self, stage: Stage, broker: str) -> None:
+    def _watch_memory(self, setup: BrokerSetup, broker: str) -> None:
         if self._prints_only or self._chosen.main:
             return
         named = self._chosen.section
         if not named or _MEMORY in named:
-            found = endure(stage, self._python, self._chosen.messages)
+            found = endure(setup, self._python, self._chosen.messages)
             _keep(replace(Measurements.load(), memory=(found, _stamp(broker))))
         if not named or _GROUPING in named:
-            grouped = group(stage, self._python, self._chosen.grouped)
+            grouped = group(setup, self._python, self._chosen.grouped)
             before = Measurements.load()
             others = [each for each in before.groupings if each[0].count != grouped.count]
             together = sorted([*others, (grouped, _stamp(broker))], key=lambda each: each[0].count)
             _keep(replace(before, groupings=tuple(together)))
 
 
-def _profiles(stage: Stage, section: Section, named: Mapping[str, Contestant]) -> dict[str, str]:
+def _profiles(
+    setup: BrokerSetup, section: Section, named: Mapping[str, Contestant]
+) -> dict[str, str]:
     """A profile of every row of ours that missed a goal."""
     missed = {each.goal.subject for each in judge(section.results) if each.reached is False}
     found: dict[str, str] = {}
     for subject in sorted(missed):
-        job = stage.job(named[subject], section.scenario, section.queue_type, 10_000)
+        job = setup.job(named[subject], section.scenario, section.queue_type, 10_000)
         found[subject] = named[subject].run(replace(job, profile=True)).profile
     return found
 

@@ -11,7 +11,7 @@ from benchmarks.workload import Scenario
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.stage import Stage
+    from benchmarks.broker_setup import BrokerSetup
 
 __all__ = ["BOUND_KIB", "Grouping", "group"]
 
@@ -34,10 +34,10 @@ class Grouping:
         return self.count / self.seconds
 
 
-def group(stage: Stage, python: Path, count: int) -> Grouping:
+def group(setup: BrokerSetup, python: Path, count: int) -> Grouping:
     """Fill a queue and let Hopback group it."""
     client = PythonClient(HOPBACK, "grouping_client", python)
-    job = stage.job(client, Scenario.GROUP, "classic", count)
+    job = setup.job(client, Scenario.GROUP, "classic", count)
     measured = client.run(job)
     (_, before), (stall, _) = measured.samples
     return Grouping(

@@ -11,7 +11,7 @@ from benchmarks.workload import Scenario
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.stage import Stage
+    from benchmarks.broker_setup import BrokerSetup
     from benchmarks.workload import Measured
 
 __all__ = ["Memory", "endure"]
@@ -39,10 +39,10 @@ class Memory:
         return cls(measured.count, warm, measured.samples[-1][1], measured.peak_kib)
 
 
-def endure(stage: Stage, python: Path, count: int) -> Memory:
+def endure(setup: BrokerSetup, python: Path, count: int) -> Memory:
     """Let Hopback publish and consume `count` messages."""
     client = PythonClient(HOPBACK, "hopback_client", python)
-    job = stage.job(client, Scenario.FLOW, "classic", count)
+    job = setup.job(client, Scenario.FLOW, "classic", count)
     measured = client.run(job)
-    stage.verify(job, client)
+    setup.verify(job, client)
     return Memory.of(measured)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.stage import CountsDiffer
+from benchmarks.broker_setup import CountsDiffer
 from benchmarks.workload import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.broker_setup import BrokerSetup
     from benchmarks.contestants import Contestant
-    from benchmarks.stage import Stage
     from benchmarks.workload import Measured
 
-__all__ = ["Case", "Results", "Settings", "play"]
+__all__ = ["Case", "Results", "Settings", "run_rounds"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,8 +57,8 @@ class Results:
         self.runs.setdefault(case, []).append(measured)
 
 
-def play(
-    stage: Stage,
+def run_rounds(
+    setup: BrokerSetup,
     everyone: Sequence[Contestant],
     queue_type: str,
     scenario: Scenario,
@@ -71,7 +71,7 @@ def play(
     small = settings.least if scenario is not Scenario.PUBLISH_ONE else settings.least // 4
     for contestant in entered:
         case = Case(queue_type, scenario, contestant.name)
-        measured = _run(stage, case, contestant, small, results)
+        measured = _run(setup, case, contestant, small, results)
         if measured is not None:
             counts[case] = _sized(measured.rate, settings)
     for number in range(1, settings.rounds + 1):
@@ -79,7 +79,7 @@ def play(
         for contestant in (*entered[shift:], *entered[:shift]):
             case = Case(queue_type, scenario, contestant.name)
             if case in counts:
-                measured = _run(stage, case, contestant, counts[case], results)
+                measured = _run(setup, case, contestant, counts[case], results)
                 results.add(case, measured)
                 _tell(number, case, measured)
         if number >= settings.fewest and _agree(results):
@@ -103,10 +103,10 @@ def _sized(rate: float, settings: Settings) -> int:
 
 
 def _run(
-    stage: Stage, case: Case, contestant: Contestant, count: int, results: Results
+    setup: BrokerSetup, case: Case, contestant: Contestant, count: int, results: Results
 ) -> Measured | None:
     try:
-        measured = _verified(stage, case, contestant, count)
+        measured = _verified(setup, case, contestant, count)
     except Exception as exc:
         results.failures.append(f"{case.name}, {case.scenario}, {case.queue_type}: {exc}")
         print(f"FAILED {results.failures[-1]}", file=sys.stderr)
@@ -114,13 +114,13 @@ def _run(
     return measured
 
 
-def _verified(stage: Stage, case: Case, contestant: Contestant, count: int) -> Measured:
+def _verified(setup: BrokerSetup, case: Case, contestant: Contestant, count: int) -> Measured:
     """One run whose counts are right; a run that ended before its last acks came in is repeated."""
     for last in (False, False, True):
-        job = stage.job(contestant, case.scenario, case.queue_type, count)
+        job = setup.job(contestant, case.scenario, case.queue_type, count)
         measured = contestant.run(job)
         try:
-            stage.verify(job, contestant)
+            setup.verify(job, contestant)
         except CountsDiffer as differ:
             if last or not differ.surplus:
                 raise

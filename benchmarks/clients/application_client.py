@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _topology(job: Job) -> Topology:
-    """The queues that the stage has made, with a plan for them."""
+    """The queues that the setup has made, with a plan for them."""
     publishes = job.variant == "hardened" or job.scenario in ("fail", "park")
     # What fails stays in the target, where it is counted.
     waiting = job.target if job.scenario == "fail" else "bench.retry"

@@ -15,7 +15,7 @@ from tests.harness.seeded import seeded
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from tests.harness.seeded import Stage
+    from tests.harness.seeded import SeededService
 
 __all__ = ["PageServer"]
 
@@ -33,7 +33,7 @@ class PageServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="page server")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
-        self.stage: Stage | None = None
+        self.service: SeededService | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -55,9 +55,9 @@ class PageServer:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         with tempfile.TemporaryDirectory() as folder:
-            async with seeded(Path(folder), **self._admin) as self.stage:
+            async with seeded(Path(folder), **self._admin) as self.service:
                 config = uvicorn.Config(
-                    self.stage.asgi, port=self._port, log_config=None, timeout_graceful_shutdown=1
+                    self.service.asgi, port=self._port, log_config=None, timeout_graceful_shutdown=1
                 )
                 self._server = uvicorn.Server(config)
                 serving = asyncio.create_task(self._server.serve())

@@ -98,8 +98,8 @@ def _picture(page: Page, name: str, height: int = 860) -> None:
 
 def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServer) -> None:
     """From the list to an empty queue: errors are read, a group goes back by a ramp, the rest is gone."""
-    assert server.stage is not None
-    shop = server.stage.shop
+    assert server.service is not None
+    shop = server.service.shop
     _sign_in(page, _BOSS)
     expect(page.get_by_role("heading", level=1)).to_contain_text("50 dead letters in 2 of")
     _read_the_error(page)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-__all__ = ["MAILS", "ORDERS", "PAYMENTS", "Shop", "Stage", "publish", "seeded"]
+__all__ = ["MAILS", "ORDERS", "PAYMENTS", "SeededService", "Shop", "publish", "seeded"]
 
 _SEEDED = 50
 ORDERS, PAYMENTS, MAILS = "orders.created", "payments.capture", "mails.send"
@@ -73,7 +73,7 @@ _TROUBLES = {"stock": _out_of_stock, "address": _bad_address, "timeout": _timeou
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SeededService:
     """Everything that a test may touch."""
 
     broker: EmbeddedBroker
@@ -93,7 +93,7 @@ async def publish(broker: EmbeddedBroker, *messages: Message) -> None:
 @asynccontextmanager
 async def seeded(
     exports: Path | None = None, *, version: BrokerVersion | None = None, **admin: Any
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[SeededService]:
     """The shop at work, with its dead letters in place; `admin` is for `create_app`."""
     broker = EmbeddedBroker(version=version or BrokerVersion(4, 3))
     shop = Shop()
@@ -110,7 +110,7 @@ async def seeded(
     ) as operations:
         await _settled(operations)
         asgi = create_app(operations, broker, view=view, topologies=declared, **admin)
-        yield Stage(broker, operations, shop, asgi)
+        yield SeededService(broker, operations, shop, asgi)
     service.stop()
     await running
 

@@ -28,10 +28,10 @@ async def _served(folder: Path, timeouts: Timeouts, **limits: float) -> AsyncIte
     """The service on a free port."""
     known = parse_settings({"limits": limits}, {}, "test")
     where: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    async with seeded(folder, settings=known) as stage:
+    async with seeded(folder, settings=known) as service:
         running = asyncio.create_task(
             serve(
-                stage.asgi,
+                service.asgi,
                 port=0,
                 on_ready=lambda _host, port: where.set_result(port),
                 timeouts=timeouts,

@@ -113,7 +113,7 @@ class _Queues:
 
 
 @dataclass
-class _Stage:
+class _Setup:
     """A service of alerts over one queue, and its clock."""
 
     clock: ManualClock
@@ -137,7 +137,7 @@ class _Stage:
 _RULE = {"name": "orders fail", "kind": "depth", "above": 10}
 
 
-def _stage(book: AlertBook, *targets: dict[str, Any], **environment: str) -> _Stage:
+def _set_up(book: AlertBook, *targets: dict[str, Any], **environment: str) -> _Setup:
     clock = ManualClock(_NOW)
     said = {
         "link": "https://hopback.example.com/",
@@ -145,18 +145,18 @@ def _stage(book: AlertBook, *targets: dict[str, Any], **environment: str) -> _St
         "targets": list(targets),
         "rules": [_RULE],
     }
-    return _Stage(clock, _Queues(clock), book, said, environment)
+    return _Setup(clock, _Queues(clock), book, said, environment)
 
 
 async def test_a_webhook_is_told_what_fires_and_what_is_resolved() -> None:
     """Signed, with an id and a link that opens the queue; never by a redirect."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url, "secret_env": "HOOK_SECRET"}
-        stage = _stage(MemoryAlertBook(), target, HOOK_SECRET=_SECRET)
-        service = stage.service()
+        setup = _set_up(MemoryAlertBook(), target, HOOK_SECRET=_SECRET)
+        service = setup.service()
         for depth in (5, 11, 12, 3, 2):
-            stage.queues.depth = depth
-            stage.clock.advance(15)
+            setup.queues.depth = depth
+            setup.clock.advance(15)
             assert await service.look()
     fired, resolved = hook.documents
     assert [one["text"] for one in fired["firing"]] == ["11 dead letters, more than 10"]
@@ -176,10 +176,10 @@ async def test_a_chat_is_told_in_words_that_cannot_call_people() -> None:
     """Slack's form: text with a link; what others named is escaped."""
     async with _hook() as hook:
         target = {"name": "chat", "kind": "slack", "url_env": "CHAT_URL"}
-        stage = _stage(MemoryAlertBook(), target, CHAT_URL=hook.url)
-        stage.said["rules"] = [{**_RULE, "name": "<!channel> & more"}]
-        stage.queues.depth = 11
-        await stage.service().look()
+        setup = _set_up(MemoryAlertBook(), target, CHAT_URL=hook.url)
+        setup.said["rules"] = [{**_RULE, "name": "<!channel> & more"}]
+        setup.queues.depth = 11
+        await setup.service().look()
     (said,) = hook.documents
     assert said == {
         "text": "*Hopback: &lt;!channel&gt; &amp; more (orders.dlq)*\n"
@@ -241,9 +241,9 @@ async def test_a_mail_says_what_fires(mailbox: tuple[_Mailbox, int]) -> None:
         "sender": "hopback@example.com",
         "to": ["ops@example.com", "ann@example.com"],
     }
-    stage = _stage(MemoryAlertBook(), target)
-    stage.queues.depth = 11
-    await stage.service().look()
+    setup = _set_up(MemoryAlertBook(), target)
+    setup.queues.depth = 11
+    await setup.service().look()
     (mail,) = kept.mails
     assert mail["Subject"] == "Hopback: orders fail (orders.dlq)"
     assert mail["To"] == "ops@example.com, ann@example.com"
@@ -274,7 +274,7 @@ async def secured_mailbox(certificates: Path) -> AsyncIterator[tuple[_Mailbox, i
     await server.wait_closed()
 
 
-def _by_starttls(port: int) -> _Stage:
+def _by_starttls(port: int) -> _Setup:
     target = {
         "name": "mail",
         "kind": "mail",
@@ -285,9 +285,9 @@ def _by_starttls(port: int) -> _Stage:
         "sender": "hopback@example.com",
         "to": ["ops@example.com"],
     }
-    stage = _stage(MemoryAlertBook(), target, MAIL_PASSWORD=_SECRET)
-    stage.queues.depth = 11
-    return stage
+    setup = _set_up(MemoryAlertBook(), target, MAIL_PASSWORD=_SECRET)
+    setup.queues.depth = 11
+    return setup
 
 
 async def test_a_mail_goes_by_starttls_to_a_server_that_proves_its_name(
@@ -295,14 +295,14 @@ async def test_a_mail_goes_by_starttls_to_a_server_that_proves_its_name(
 ) -> None:
     """Unless said otherwise: a server of an unknown authority gets no password; a known one gets both."""
     kept, port = secured_mailbox
-    stage = _by_starttls(port)
-    service = stage.service()
+    setup = _by_starttls(port)
+    service = setup.service()
     await service.look()
     (refused,) = (await service.listed()).targets
     assert "certificate verify failed" in refused.problem
     assert (refused.waiting, kept.logins, kept.mails) == (1, [], [])
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
-    stage.clock.advance(60)
+    setup.clock.advance(60)
     await service.look()
     (taken,) = (await service.listed()).targets
     assert (taken.waiting, taken.problem) == (0, "")
@@ -338,19 +338,21 @@ async def test_a_target_that_takes_nothing_is_asked_again(
     }
     async with _hook() as hook:
         hook.status = 302
-        stage = _stage(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url}, mail)
-        service = stage.service()
+        setup = _set_up(
+            MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url}, mail
+        )
+        service = setup.service()
         for depth in (11, 0):
-            stage.queues.depth = depth
+            setup.queues.depth = depth
             await service.look()
-            stage.clock.advance(2)
+            setup.clock.advance(2)
         assert len(kept.mails) == 2
         assert len(hook.posted) == 1
         (waiting,) = [one for one in (await service.listed()).targets if one.name == "ops"]
         assert (waiting.waiting, waiting.problem) == (2, "it answers 302 no such channel")
         assert "secret" not in waiting.problem
         hook.status = 204
-        stage.clock.advance(5)
+        setup.clock.advance(5)
         await service.look()
     assert [len(one["firing"]) for one in hook.documents] == [1, 1, 0]
     assert hook.documents[0]["id"] == hook.documents[1]["id"]
@@ -376,20 +378,20 @@ def _error(fingerprint: str, at: float, *, is_new: bool) -> ErrorGroup:
 async def test_what_a_survey_found_fires() -> None:
     """A failure that its first survey had not, once; and the age of the oldest message."""
     async with _hook() as hook:
-        stage = _stage(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
-        stage.said["rules"] = [
+        setup = _set_up(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        setup.said["rules"] = [
             {"name": "new", "kind": "new-fingerprint", "within_seconds": 3600},
             {"name": "old", "kind": "oldest-age", "older_than_seconds": 3600},
         ]
-        service = stage.service()
-        stage.queues.depth = 2
-        stage.queues.errors = (_error("keyerror", _NOW, is_new=False),)
+        service = setup.service()
+        setup.queues.depth = 2
+        setup.queues.errors = (_error("keyerror", _NOW, is_new=False),)
         await service.look()
         assert hook.posted == []
-        stage.clock.advance(120)
-        stage.queues.errors += (_error("typeerror", stage.clock.now(), is_new=True),)
+        setup.clock.advance(120)
+        setup.queues.errors += (_error("typeerror", setup.clock.now(), is_new=True),)
         await service.look()
-        stage.clock.advance(3500)
+        setup.clock.advance(3500)
         await service.look()
     texts = [one["text"] for said in hook.documents for one in said["firing"]]
     assert texts == [
@@ -401,12 +403,12 @@ async def test_what_a_survey_found_fires() -> None:
 async def test_a_broker_that_is_away_resolves_nothing() -> None:
     """Nobody is told that all is well because nobody can look."""
     async with _hook() as hook:
-        stage = _stage(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
-        service = stage.service()
-        stage.queues.depth = 11
+        setup = _set_up(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        service = setup.service()
+        setup.queues.depth = 11
         await service.look()
-        stage.queues.broken = True
-        stage.clock.advance(60)
+        setup.queues.broken = True
+        setup.clock.advance(60)
         await service.look()
         assert [one.state for one in (await service.listed()).items] == [AlertState.FIRING]
     assert len(hook.posted) == 1
@@ -416,15 +418,15 @@ async def test_two_services_on_one_store_tell_each_thing_once(engine: AsyncEngin
     """One leads, whoever looks first; when it is gone the other does, and knows what was told."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url}
-        stage = _stage(AlertTable(engine), target)
-        first, second = stage.service(), stage.service()
-        stage.queues.depth = 11
+        setup = _set_up(AlertTable(engine), target)
+        first, second = setup.service(), setup.service()
+        setup.queues.depth = 11
         looked = await asyncio.gather(*(each.look() for each in (first, second) * 3))
         assert True in looked
         assert False in looked
         assert len(hook.posted) == 1
-        stage.clock.advance(3600)  # whoever led is not heard of any more
-        stage.queues.depth = 0
+        setup.clock.advance(3600)  # whoever led is not heard of any more
+        setup.queues.depth = 0
         again = await asyncio.gather(first.look(), second.look())
         assert sorted(again) == [False, True]
     assert [len(one["resolved"]) for one in hook.documents] == [0, 1]
@@ -434,7 +436,7 @@ async def test_a_service_that_dies_while_it_tells_loses_nothing(engine: AsyncEng
     """What it was about to send is sent by the next one, under the same id."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url}
-        stage = _stage(AlertTable(engine), target)
+        setup = _set_up(AlertTable(engine), target)
         asked = asyncio.Event()
 
         async def hang() -> None:
@@ -442,15 +444,15 @@ async def test_a_service_that_dies_while_it_tells_loses_nothing(engine: AsyncEng
             await asyncio.Event().wait()
 
         hook.before = hang
-        stage.queues.depth = 11
-        dying = asyncio.create_task(stage.service().look())
+        setup.queues.depth = 11
+        dying = asyncio.create_task(setup.service().look())
         await asked.wait()
         dying.cancel()
         await asyncio.gather(dying, return_exceptions=True)
         hook.before = None
-        successor = stage.service()
+        successor = setup.service()
         assert not await successor.look()
-        stage.clock.advance(3600)
+        setup.clock.advance(3600)
         assert await successor.look()
     assert [one["id"] for one in hook.documents] == [hook.documents[0]["id"]] * 2
 
@@ -499,10 +501,10 @@ def test_settings_that_cannot_be_meant_are_refused(said: dict[str, Any], problem
 async def test_a_target_can_be_tried() -> None:
     """It is told that it is a test; the answer says whether it was taken."""
     async with _hook() as hook:
-        stage = _stage(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
-        assert (await stage.service().test("ops")).delivered
+        setup = _set_up(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        assert (await setup.service().test("ops")).delivered
         hook.status = 403
-        refused = await stage.service().test("ops")
+        refused = await setup.service().test("ops")
     assert not refused.delivered
     assert refused.problem == "it answers 403 no such channel"
     assert hook.documents[0]["isTest"]

@@ -16,33 +16,33 @@ from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.raffle.tables import METADATA, dropped
 from tests.harness.postgres import PostgresNode
 from tests.integration.database import database_url
-from tests.systems.real_stage import on_stage
+from tests.systems.running_system import running_system
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from tests.systems.real_stage import Played
+    from tests.systems.running_system import RunningSystem
 
 __all__ = ["database_url"]
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("systems")]
 
 
-def _found(played: Played, path: str) -> Callable[[], Awaitable[Any]]:
+def _found(system: RunningSystem, path: str) -> Callable[[], Awaitable[Any]]:
     """Whether there is something at a path."""
 
     async def look() -> Any:
-        return await played.json(path)
+        return await system.json(path)
 
     return look
 
 
-def _holds(played: Played, queue: str, count: int) -> Callable[[], Awaitable[bool]]:
+def _holds(system: RunningSystem, queue: str, count: int) -> Callable[[], Awaitable[bool]]:
     """Whether a queue holds so many messages."""
 
     async def look() -> bool:
-        return await played.depth(queue) == count
+        return await system.depth(queue) == count
 
     return look
 
@@ -61,7 +61,7 @@ def _dropped(settings: RaffleSettings) -> Callable[[], Awaitable[Any]]:
 async def test_raffle(amqp_url: str, database_url: str, tmp_path: Path) -> None:
     """Users are inserted, a raffle is drawn; a taken e-mail and malformed JSON end in the DLQ."""
     quick = {"RETRY_TTL_MS": "200", "USERS_BATCH_TIMEOUT_MS": "50"}
-    async with on_stage("raffle", amqp_url, database_url, tmp_path, **quick) as raffle:
+    async with running_system("raffle", amqp_url, database_url, tmp_path, **quick) as raffle:
         created = []
         for name in ("Ana", "Bruno"):
             body = {"name": name, "email": f"{name}@email.com"}
@@ -82,9 +82,9 @@ async def test_raffle(amqp_url: str, database_url: str, tmp_path: Path) -> None:
         assert (await raffle.json(url))["winners"][0]["id"] in created
         await raffle.until(_holds(raffle, "raffle_dlq", 2))
         assert await raffle.depth("raffle_retry_10s") == 0
-        stage = Host(raffle.broker, database_url, tmp_path, "")
+        host = Host(raffle.broker, database_url, tmp_path, "")
         settings = RaffleSettings(database_url, retry_ttl_ms=200, dlq=Batching(500, 50, 1, 1))
-        async with running(stage, dead_letter_consumer(settings)):
+        async with running(host, dead_letter_consumer(settings)):
             await raffle.until(_dropped(settings))
         await raffle.until(_holds(raffle, "raffle_dlq", 1))  # the taken e-mail stays
 
@@ -94,7 +94,7 @@ async def test_raffle_outlives_its_database(amqp_url: str, tmp_path: Path) -> No
     node = PostgresNode().start()
     quick = {"RETRY_TTL_MS": "500", "USERS_BATCH_TIMEOUT_MS": "50", "MAX_RETRIES": "100"}
     try:
-        async with on_stage("raffle", amqp_url, node.url(), tmp_path, **quick) as raffle:
+        async with running_system("raffle", amqp_url, node.url(), tmp_path, **quick) as raffle:
             first = {"name": "Ana", "email": "ana@email.com"}
             answer = await raffle.client.post("/api/v1/users", json=first)
             await raffle.until(_found(raffle, f"/api/v1/users/{answer.json()['id']}"))
@@ -113,7 +113,7 @@ async def test_raffle_outlives_its_database(amqp_url: str, tmp_path: Path) -> No
 
 async def test_event_bus(amqp_url: str, tmp_path: Path) -> None:
     """Both services get an event over real HTTP; the one that fails gets it again, alone."""
-    async with on_stage("event-bus", amqp_url, "sqlite://", tmp_path) as bus:
+    async with running_system("event-bus", amqp_url, "sqlite://", tmp_path) as bus:
         shaky = {"status": 503, "times": 1}
         await bus.client.put("/receiver/wms-orders/behaviour", json=shaky)
         event = {"type": "order.created", "payload": {"order": 1}}
@@ -132,7 +132,7 @@ async def test_event_bus(amqp_url: str, tmp_path: Path) -> None:
 async def test_freeflow(amqp_url: str, database_url: str, tmp_path: Path) -> None:
     """Domains do their work; what is early waits in its tier, what is hopeless is in the DLQ."""
     everything = {"FREEFLOW_AUDIT_KEYS": "#"}
-    async with on_stage("freeflow", amqp_url, database_url, tmp_path, **everything) as system:
+    async with running_system("freeflow", amqp_url, database_url, tmp_path, **everything) as system:
         for key, data in (
             ("workflow.started", {"id": "w1", "owner": "una@example.org", "steps": 1}),
             ("auth.succeeded", {"user": "nobody"}),
@@ -157,7 +157,7 @@ async def test_freeflow(amqp_url: str, database_url: str, tmp_path: Path) -> Non
 async def test_ratatoskr(amqp_url: str, database_url: str, tmp_path: Path) -> None:
     """On quorum queues: a payment before its order waits, an unknown thing is parked, twice is once."""
     quick = {"RATATOSKR_RETRY_DELAY_MS": "300", "RATATOSKR_MAX_RETRIES": "20"}
-    async with on_stage("ratatoskr", amqp_url, database_url, tmp_path, **quick) as shop:
+    async with running_system("ratatoskr", amqp_url, database_url, tmp_path, **quick) as shop:
         paid = {"type": "payment.received", "order": "o1", "cents": 10}
         placed = {"type": "order.placed", "order": "o1", "sku": "acorn", "quantity": 2}
         await shop.client.post("/events", json=paid)

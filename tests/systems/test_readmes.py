@@ -47,11 +47,11 @@ async def _running(name: str, folder: Path) -> AsyncIterator[str]:
     """The system as the demo runs it, with its traffic; the address of its web application."""
     web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
-    stage = Host(EmbeddedBroker(), f"sqlite:///{folder}/{name}.db", folder, url)
-    async with serve_on(web, listening), system.start(stage) as playing:
-        assert playing.web is not None
-        web.add(name, playing.web)
-        traffic = asyncio.create_task(_traffic(system, stage))
+    host = Host(EmbeddedBroker(), f"sqlite:///{folder}/{name}.db", folder, url)
+    async with serve_on(web, listening), system.start(host) as started:
+        assert started.web is not None
+        web.add(name, started.web)
+        traffic = asyncio.create_task(_traffic(system, host))
         try:
             yield url
         finally:
@@ -61,8 +61,8 @@ async def _running(name: str, folder: Path) -> AsyncIterator[str]:
                 await asyncio.wait({traffic}, timeout=1)
 
 
-async def _traffic(system: System, stage: Host) -> None:
-    await system.traffic(stage)
+async def _traffic(system: System, host: Host) -> None:
+    await system.traffic(host)
 
 
 @pytest.mark.parametrize("name", _NAMES)

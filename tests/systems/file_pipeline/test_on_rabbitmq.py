@@ -83,10 +83,10 @@ async def test_the_whole_system_in_one_process(
     amqp_url: str, database: str, tmp_path: Path, hardened: bool
 ) -> None:
     """A picture completes; a broken one fails, is parked, is repaired, re-driven and completes."""
-    stage = Host(RabbitMQ(amqp_url), database, tmp_path, "http://gateway", hardened)
-    async with SYSTEM.start(replace(stage, environment=_SETTINGS)) as playing:
-        transport = httpx.ASGITransport(app=playing.web)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url=stage.url) as http:
+    host = Host(RabbitMQ(amqp_url), database, tmp_path, "http://gateway", hardened)
+    async with SYSTEM.start(replace(host, environment=_SETTINGS)) as started:
+        transport = httpx.ASGITransport(app=started.web)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=host.url) as http:
             client = _Client(http)
             await _play(client, tmp_path)
 

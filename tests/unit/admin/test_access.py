@@ -16,7 +16,7 @@ from hopback.admin.settings import BadSettings, parse_settings
 from hopback.clock import ManualClock
 from hopback.store.database import migrate, open_database
 from hopback.store.keys import KeyTable
-from tests.unit.admin.stage import DLQ, NOW, SECRET, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,8 +59,8 @@ def _unsigned() -> str:
 
 async def test_a_good_token_says_who_comes() -> None:
     """Name, role and end are those of the token."""
-    async with admin(settings=settings()) as stage:
-        me = (await stage.client.get("/admin/me", headers=_bearer(_token()))).json()
+    async with admin(settings=settings()) as service:
+        me = (await service.client.get("/admin/me", headers=_bearer(_token()))).json()
     assert (me["name"], me["role"], me["kind"]) == ("ada", "admin", "token")
 
 
@@ -82,8 +82,8 @@ async def test_a_good_token_says_who_comes() -> None:
 )
 async def test_a_token_that_is_wrong_anywhere_is_not_believed(token: str, words: str) -> None:
     """401 says why and never repeats the token."""
-    async with admin(settings=settings()) as stage:
-        answer = await stage.client.get("/admin/me", headers=_bearer(token))
+    async with admin(settings=settings()) as service:
+        answer = await service.client.get("/admin/me", headers=_bearer(token))
     assert (answer.status_code, words in answer.json()["detail"]) == (401, True), answer.text
     assert not token or token not in answer.text
 
@@ -129,10 +129,10 @@ async def test_a_grant_holds_only_for_its_queues() -> None:
     """A role in the token means what the table says, for the queues it names."""
     grants = [{"claim": "team-orders", "role": "operator", "queues": ["orders*"]}]
     headers = _bearer(_token(roles=["team-orders", "admin"]))
-    async with admin(dead_letter(1), settings=settings(grants=grants)) as stage:
-        own = await stage.client.get(f"/admin/dlq/queues/{DLQ}", headers=headers)
-        other = await stage.client.get("/admin/dlq/queues/payments.dlq", headers=headers)
-        audit = await stage.client.get("/admin/audit", headers=headers)
+    async with admin(dead_letter(1), settings=settings(grants=grants)) as service:
+        own = await service.client.get(f"/admin/dlq/queues/{DLQ}", headers=headers)
+        other = await service.client.get("/admin/dlq/queues/payments.dlq", headers=headers)
+        audit = await service.client.get("/admin/audit", headers=headers)
     assert (own.status_code, other.status_code, audit.status_code) == (200, 403, 403)
 
 
@@ -140,22 +140,22 @@ async def test_a_viewer_sees_no_payload_and_changes_nothing() -> None:
     """403 for looking, jobs and keys; each refused change is in the audit with who and where."""
     viewer, boss = _bearer(_token(roles=["viewer"])), _bearer(_token(sub="boss"))
     order = {"kind": "re-drive", "queue": DLQ, "reason": "x"}
-    async with admin(dead_letter(1), settings=settings()) as stage:
-        assert (await stage.client.get("/admin/dlq/overview", headers=viewer)).status_code == 200
+    async with admin(dead_letter(1), settings=settings()) as service:
+        assert (await service.client.get("/admin/dlq/overview", headers=viewer)).status_code == 200
         for path, body in [
             (f"/admin/dlq/queues/{DLQ}/sessions", {}),
             ("/admin/dlq/jobs", order),
             ("/admin/keys", {"name": "k", "role": "admin"}),
             (f"/admin/dlq/queues/{DLQ}/re-drive", {}),
         ]:
-            answer = await stage.client.post(path, json=body, headers=viewer)
+            answer = await service.client.post(path, json=body, headers=viewer)
             assert answer.status_code == 403, path
-        nobody = await stage.client.post("/admin/dlq/jobs", json=order)
+        nobody = await service.client.post("/admin/dlq/jobs", json=order)
         assert (nobody.status_code, nobody.json()["detail"]) == (
             401,
             "Missing Authorization header.",
         )
-        audit = await stage.client.get("/admin/audit?action=access.denied", headers=boss)
+        audit = await service.client.get("/admin/audit?action=access.denied", headers=boss)
     entries = audit.json()["items"]
     assert [entry["by"] for entry in entries] == ["nobody", "ada", "ada", "ada", "ada"]
     assert {entry["result"] for entry in entries} == {"refused"}
@@ -166,38 +166,40 @@ async def test_an_operator_steers_own_jobs_only() -> None:
     one = _bearer(_token(sub="one", roles=["operator"]))
     two = _bearer(_token(sub="two", roles=["operator"]))
     order = {"kind": "re-drive", "queue": DLQ, "reason": "x", "pace": {"rate": 0.1}}
-    async with admin(dead_letter(1), dead_letter(2), settings=settings()) as stage:
-        job = (await stage.client.post("/admin/dlq/jobs", json=order, headers=one)).json()
-        assert (await stage.client.post(f"{job['url']}/cancel", headers=two)).status_code == 403
+    async with admin(dead_letter(1), dead_letter(2), settings=settings()) as service:
+        job = (await service.client.post("/admin/dlq/jobs", json=order, headers=one)).json()
+        assert (await service.client.post(f"{job['url']}/cancel", headers=two)).status_code == 403
         boss = _bearer(_token())
-        assert (await stage.client.post(f"{job['url']}/pause", headers=boss)).status_code == 200
-        assert (await stage.client.post(f"{job['url']}/cancel", headers=one)).status_code == 200
+        assert (await service.client.post(f"{job['url']}/pause", headers=boss)).status_code == 200
+        assert (await service.client.post(f"{job['url']}/cancel", headers=one)).status_code == 200
 
 
 async def test_a_key_is_shown_once_scoped_and_ends() -> None:
     """The secret is in no list; the key opens for its role until it expires or is taken away."""
     boss = _bearer(_token())
-    async with admin(settings=settings()) as stage:
+    async with admin(settings=settings()) as service:
         body = {"name": "ci", "role": "viewer", "days": 1}
-        made = (await stage.client.post("/admin/keys", json=body, headers=boss)).json()
+        made = (await service.client.post("/admin/keys", json=body, headers=boss)).json()
         secret = made["secret"]
-        listed = await stage.client.get("/admin/keys", headers=boss)
+        listed = await service.client.get("/admin/keys", headers=boss)
         assert secret not in listed.text
         assert "hash" not in listed.text
-        me = await stage.client.get("/admin/me", headers=_bearer(secret))
+        me = await service.client.get("/admin/me", headers=_bearer(secret))
         assert (me.json()["name"], me.json()["role"]) == ("ci", "viewer")
-        assert (await stage.client.get("/admin/audit", headers=_bearer(secret))).status_code == 403
-        stage.clock.advance(86_401)
-        assert (await stage.client.get("/admin/me", headers=_bearer(secret))).status_code == 401
-        gone = await stage.client.delete(f"/admin/keys/{made['key']['id']}", headers=boss)
+        assert (
+            await service.client.get("/admin/audit", headers=_bearer(secret))
+        ).status_code == 403
+        service.clock.advance(86_401)
+        assert (await service.client.get("/admin/me", headers=_bearer(secret))).status_code == 401
+        gone = await service.client.delete(f"/admin/keys/{made['key']['id']}", headers=boss)
         assert gone.status_code == 204
 
 
 async def test_signing_in_gives_a_cookie_that_ends_with_its_key() -> None:
     """HttpOnly and SameSite; when the key is taken away, the session is over at once."""
     boss = _bearer(_token())
-    async with admin(settings=settings()) as stage:
-        client = stage.client
+    async with admin(settings=settings()) as service:
+        client = service.client
         body = {"name": "ops", "role": "admin"}
         made = (await client.post("/admin/keys", json=body, headers=boss)).json()
         away = await client.get("/jobs")
@@ -215,8 +217,8 @@ async def test_signing_in_gives_a_cookie_that_ends_with_its_key() -> None:
 
 async def test_a_cookie_alone_changes_nothing_for_another_site() -> None:
     """Cross-site, unknown and missing origins are refused; the page itself and a token are not."""
-    async with admin(dead_letter(1), link="the-link", settings=settings()) as stage:
-        client = stage.client
+    async with admin(dead_letter(1), link="the-link", settings=settings()) as service:
+        client = service.client
         assert (await client.get("/login?token=the-link")).status_code == 303
         path = f"/admin/dlq/queues/{DLQ}/sessions"
         for headers, status in [
@@ -237,18 +239,18 @@ async def test_a_forged_cookie_is_nobody() -> None:
     """A cookie of another secret, or cut, leads to the login."""
     claims = {"aud": "hopback-page", "exp": 9e9, "sub": "x", "name": "x", "kind": "link"}
     forged = jwt.encode({**claims, "grants": [["admin", "*"]]}, SECRET, algorithm="HS256")
-    async with admin(settings=settings()) as stage:
-        stage.client.cookies.set("hopback_session", forged)
-        assert (await stage.client.get("/")).status_code == 303
+    async with admin(settings=settings()) as service:
+        service.client.cookies.set("hopback_session", forged)
+        assert (await service.client.get("/")).status_code == 303
 
 
 async def test_without_a_sign_in_only_this_machine_is_served() -> None:
     """Another host name is refused, which stops names that are bent to point here."""
-    async with admin() as stage:
-        assert (await stage.client.get("/")).status_code == 200
-        bent = await stage.client.get("/", headers={"Host": "evil.test"})
+    async with admin() as service:
+        assert (await service.client.get("/")).status_code == 200
+        bent = await service.client.get("/", headers={"Host": "evil.test"})
         assert bent.status_code == 421
-        foreign = await stage.client.post(
+        foreign = await service.client.post(
             f"/admin/dlq/queues/{DLQ}/sessions", json={}, headers={"Origin": "https://evil.test"}
         )
         assert foreign.status_code == 403
@@ -257,20 +259,20 @@ async def test_without_a_sign_in_only_this_machine_is_served() -> None:
 async def test_requests_are_limited_in_size_and_number() -> None:
     """413 for a body beyond the limit, 429 with Retry-After for too many."""
     limits = {"limits": {"request_bytes": 1000, "requests_per_second": 1, "burst": 3}}
-    async with admin(settings=parse_settings(limits, {}, "test")) as stage:
-        large = await stage.client.post("/admin/dlq/jobs", content=b" " * 1001)
+    async with admin(settings=parse_settings(limits, {}, "test")) as service:
+        large = await service.client.post("/admin/dlq/jobs", content=b" " * 1001)
         assert (large.status_code, large.json()["code"]) == (413, "too-large")
-        answers = [await stage.client.get("/admin/me") for _ in range(4)]
+        answers = [await service.client.get("/admin/me") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
     assert int(answers[-1].headers["retry-after"]) >= 1
 
 
 async def test_every_answer_has_its_correlation_id_and_is_kept_in_its_frame() -> None:
     """A harmless id is repeated, another replaced; the policy allows nothing inline or foreign."""
-    async with admin() as stage:
-        own = await stage.client.get("/admin/me", headers={"X-Correlation-ID": "abc-1"})
-        odd = await stage.client.get("/admin/me", headers={"X-Correlation-ID": "a\tb<script>"})
-        lost = await stage.client.get("/admin/nothing")
+    async with admin() as service:
+        own = await service.client.get("/admin/me", headers={"X-Correlation-ID": "abc-1"})
+        odd = await service.client.get("/admin/me", headers={"X-Correlation-ID": "a\tb<script>"})
+        lost = await service.client.get("/admin/nothing")
     assert own.headers["x-correlation-id"] == "abc-1"
     assert "<" not in odd.headers["x-correlation-id"]
     assert lost.json()["correlationId"] == lost.headers["x-correlation-id"]

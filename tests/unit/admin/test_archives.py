@@ -18,7 +18,7 @@ from hopback.deadletters.archive import forget_exports
 from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.deadletters.requests import AuditQuery
 from hopback.errors import BadRequest, NoSuch
-from tests.unit.admin.stage import DLQ, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 
 if TYPE_CHECKING:
@@ -31,28 +31,28 @@ _QUEUE = f"/admin/dlq/queues/{DLQ}"
 
 async def test_an_export_is_downloaded_and_imported_again() -> None:
     """By the page: the file of a session and of the queue, and the form that takes it back."""
-    async with admin(dead_letter(1), dead_letter(2, "KeyError")) as stage:
-        whole = await stage.client.post(f"/queues/{DLQ}/export", headers=_SAME)
+    async with admin(dead_letter(1), dead_letter(2, "KeyError")) as service:
+        whole = await service.client.post(f"/queues/{DLQ}/export", headers=_SAME)
         assert whole.headers["content-disposition"] == f'attachment; filename="{DLQ}.ndjson"'
         assert len(whole.text.splitlines()) == 2
-        session = await stage.session()
-        some = await stage.client.get(f"/sessions/{session['id']}/export?filter=error:KeyError")
+        session = await service.session()
+        some = await service.client.get(f"/sessions/{session['id']}/export?filter=error:KeyError")
         (line,) = some.text.splitlines()
         assert json.loads(line)["queue"] == DLQ
-        await stage.operations.release(session["id"])
+        await service.operations.release(session["id"])
         files = {"file": ("export.ndjson", some.content, "application/x-ndjson")}
-        done = await stage.client.post(f"/queues/{DLQ}/import", files=files, headers=_SAME)
+        done = await service.client.post(f"/queues/{DLQ}/import", files=files, headers=_SAME)
         assert "1 message imported" in done.text
-        again = await stage.client.post(f"{_QUEUE}/export")
-        entries = await stage.operations.audit(AuditQuery(queue=DLQ))
+        again = await service.client.post(f"{_QUEUE}/export")
+        entries = await service.operations.audit(AuditQuery(queue=DLQ))
     assert len(again.text.splitlines()) == 3
     assert {one.action for one in entries} >= {"messages.export", "messages.import"}
 
 
 async def test_the_remote_library_exports_and_imports() -> None:
     """The lines are those of the library here; an import names its queue."""
-    async with admin(dead_letter(1)) as stage:
-        transport = stage.client._transport
+    async with admin(dead_letter(1)) as service:
+        transport = service.client._transport
         async with RemoteDeadLetters("http://127.0.0.1", transport=transport) as remote:
             lines = [line async for line in remote.export(DLQ)]
 
@@ -60,7 +60,7 @@ async def test_the_remote_library_exports_and_imports() -> None:
                 for line in lines:
                     yield line
 
-            (own,) = [json.loads(line) async for line in stage.operations.export(DLQ)]
+            (own,) = [json.loads(line) async for line in service.operations.export(DLQ)]
             (found,) = map(json.loads, lines)
             same = ("queue", "routingKey", "properties", "body")
             assert [found[name] for name in same] == [own[name] for name in same]
@@ -73,12 +73,12 @@ async def test_the_remote_library_exports_and_imports() -> None:
 
 async def test_what_cannot_be_imported_says_where() -> None:
     """A line that is none, a form without a file, a body that is no form; nothing is published."""
-    async with admin(dead_letter(1)) as stage:
-        bad = await stage.client.post(f"{_QUEUE}/import", content=b"{}\n")
-        none = await stage.client.post(
+    async with admin(dead_letter(1)) as service:
+        bad = await service.client.post(f"{_QUEUE}/import", content=b"{}\n")
+        none = await service.client.post(
             f"/queues/{DLQ}/import", files={"x": (None, "1")}, headers=_SAME
         )
-        plain = await stage.client.post(f"/queues/{DLQ}/import", data={"a": "b"}, headers=_SAME)
+        plain = await service.client.post(f"/queues/{DLQ}/import", data={"a": "b"}, headers=_SAME)
         assert bad.json()["published"] == 0
     assert "line 1" in bad.json()["problem"]
     assert (none.status_code, plain.status_code) == (400, 415)
@@ -90,8 +90,8 @@ async def test_roles_and_sizes_bind_archives() -> None:
     limited = structs.replace(settings(), limits=sizes)
     viewer = _bearer(_token(roles=["viewer"]))
     boss = _bearer(_token(roles=["admin"]))
-    async with admin(dead_letter(1), settings=limited) as stage:
-        client = stage.client
+    async with admin(dead_letter(1), settings=limited) as service:
+        client = service.client
         answers = [
             await client.post(f"{_QUEUE}/export", headers=viewer),
             await client.post(f"{_QUEUE}/import", content=b"", headers=viewer),
@@ -104,16 +104,16 @@ async def test_roles_and_sizes_bind_archives() -> None:
 
 async def test_the_file_of_a_discard_is_downloaded(tmp_path: Path) -> None:
     """From its job; a file that is not in the folder of exports is not given out."""
-    async with admin(dead_letter(1), exports=tmp_path) as stage:
+    async with admin(dead_letter(1), exports=tmp_path) as service:
         body = {"kind": "discard", "queue": DLQ, "reason": "obsolete", "confirm": DLQ}
-        begun = await stage.client.post("/admin/dlq/jobs", json=body)
+        begun = await service.client.post("/admin/dlq/jobs", json=body)
         assert begun.status_code == 202, begun.text
         job = begun.json()["id"]
-        await stage.operations.wait(job)
-        found = await stage.client.get(f"/jobs/{job}/export")
-        by_api = await stage.client.get(f"/admin/dlq/jobs/{job}/export")
+        await service.operations.wait(job)
+        found = await service.client.get(f"/jobs/{job}/export")
+        by_api = await service.client.get(f"/admin/dlq/jobs/{job}/export")
         (tmp_path / f"{job}.ndjson").unlink()
-        gone = await stage.client.get(f"/admin/dlq/jobs/{job}/export")
+        gone = await service.client.get(f"/admin/dlq/jobs/{job}/export")
     assert len(found.text.splitlines()) == 1
     assert by_api.content == found.content
     assert gone.status_code == 404

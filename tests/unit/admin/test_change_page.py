@@ -12,7 +12,7 @@ import pytest
 from hopback.admin.keys import new_key
 from hopback.admin.roles import Grant, Role
 from hopback.deadletters.archive import read_line
-from tests.unit.admin.stage import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,8 @@ def _hidden(page: str) -> dict[str, str]:
     return {name: html.unescape(value) for name, value in found}
 
 
-def _bodies(stage: Admin, queue: str) -> list[bytes]:
-    return [bytes(one.body) for one in stage.broker.snapshot().queue(queue).ready]
+def _bodies(service: Admin, queue: str) -> list[bytes]:
+    return [bytes(one.body) for one in service.broker.snapshot().queue(queue).ready]
 
 
 def _originals(exports: Path) -> set[bytes]:
@@ -49,9 +49,9 @@ async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
     bodies = [b'{"currency":"EURO","n":%d}' % number for number in range(7)]
     bodies[1] = b"no JSON"
     dead_letters = [dead_letter(number, body=body) for number, body in enumerate(bodies)]
-    async with admin(*dead_letters, editing=True, exports=tmp_path) as stage:
-        assert _FIELD in (await stage.client.post(_ACT, data=_SECOND)).text
-        review = (await stage.client.post(_ACT, data=_review(_PATCH))).text
+    async with admin(*dead_letters, editing=True, exports=tmp_path) as service:
+        assert _FIELD in (await service.client.post(_ACT, data=_SECOND)).text
+        review = (await service.client.post(_ACT, data=_review(_PATCH))).text
         assert review.count('<pre class="diff"') == 4
         assert "<del>-   &#34;currency&#34;: &#34;EURO&#34;,</del>" in review
         assert "<ins>+   &#34;currency&#34;: &#34;EUR&#34;,</ins>" in review
@@ -60,14 +60,14 @@ async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
         assert "It stays where it is: its body is no JSON." in review
         assert f"{tmp_path}/JOB.originals.ndjson" in review
         assert "Re-drive 6 messages" in review
-        again = await stage.client.post(_ACT, data=_hidden(review) | {"step": "2"})
+        again = await service.client.post(_ACT, data=_hidden(review) | {"step": "2"})
         assert html.escape(_PATCH, quote=True).replace("&quot;", "&#34;") in again.text
-        began = await stage.client.post(_ACT, data=_hidden(review) | {"step": "go"})
-        job = await stage.operations.wait(began.headers["location"].rpartition("/")[2])
-        shown = await stage.client.get(began.headers["location"])
+        began = await service.client.post(_ACT, data=_hidden(review) | {"step": "go"})
+        job = await service.operations.wait(began.headers["location"].rpartition("/")[2])
+        shown = await service.client.get(began.headers["location"])
         assert (job.counts.done, "<dt>Originals</dt>" in shown.text) == (6, True)
-        assert {json.loads(body)["currency"] for body in _bodies(stage, MAIN)} == {"EUR"}
-        assert _bodies(stage, DLQ) == [b"no JSON"]
+        assert {json.loads(body)["currency"] for body in _bodies(service, MAIN)} == {"EUR"}
+        assert _bodies(service, DLQ) == [b"no JSON"]
     assert _originals(tmp_path) == {*bodies} - {b"no JSON"}
 
 
@@ -103,9 +103,9 @@ async def test_a_patch_that_cannot_be_read_is_told_at_its_field(
 ) -> None:
     """The form keeps everything that was said, and nothing begins."""
     said = {"rate": "7", "watch": "3", "target": "queue", "target_queue": "elsewhere"}
-    async with admin(dead_letter(1), editing=True, exports=tmp_path) as stage:
+    async with admin(dead_letter(1), editing=True, exports=tmp_path) as service:
         for step in ("3", "go"):
-            answer = await stage.client.post(_ACT, data=_review(change, **said, step=step))
+            answer = await service.client.post(_ACT, data=_review(change, **said, step=step))
             assert answer.status_code == 200
             (trouble,) = re.findall(r'<p class="trouble" id="bad-change".*?</p>', answer.text)
             assert words in trouble
@@ -117,13 +117,13 @@ async def test_a_patch_that_cannot_be_read_is_told_at_its_field(
             assert html.unescape(kept) == change
             for value in ("7", "3", "elsewhere", "wrong currency"):
                 assert f'value="{value}"' in answer.text
-        assert await stage.operations.jobs() == ()
+        assert await service.operations.jobs() == ()
 
 
 async def test_where_no_originals_can_be_kept_nothing_is_changed() -> None:
     """A service without a folder for them says so at the field."""
-    async with admin(dead_letter(1), editing=True) as stage:
-        answer = await stage.client.post(_ACT, data=_review(_PATCH))
+    async with admin(dead_letter(1), editing=True) as service:
+        answer = await service.client.post(_ACT, data=_review(_PATCH))
         (trouble,) = re.findall(r'<p class="trouble" id="bad-change".*?</p>', answer.text)
         assert "folder of exports" in trouble
 
@@ -135,8 +135,8 @@ async def test_a_hostile_body_is_inert_in_the_review(tmp_path: Path) -> None:
     )
     body = json.dumps({"currency": "EURO", "note": evil}, ensure_ascii=False).encode()
     patch = json.dumps([{"op": "replace", "path": "/currency", "value": evil}])
-    async with admin(dead_letter(1, body=body), editing=True, exports=tmp_path) as stage:
-        review = (await stage.client.post(_ACT, data=_review(patch))).text
+    async with admin(dead_letter(1, body=body), editing=True, exports=tmp_path) as service:
+        review = (await service.client.post(_ACT, data=_review(patch))).text
     (shown,) = re.findall(r'<pre class="diff".*?</pre>', review, re.DOTALL)
     assert "onerror=alert(2)" in shown
     assert set(re.findall(r"<(\w+)", shown)) == {"pre", "del", "ins", "span"}
@@ -147,8 +147,8 @@ async def test_a_hostile_body_is_inert_in_the_review(tmp_path: Path) -> None:
 async def test_a_patch_that_changes_nothing_says_so(tmp_path: Path) -> None:
     """A test alone leaves every body as it is."""
     test = '[{"op": "test", "path": "/order/id", "value": 1}]'
-    async with admin(dead_letter(1), editing=True, exports=tmp_path) as stage:
-        review = (await stage.client.post(_ACT, data=_review(test))).text
+    async with admin(dead_letter(1), editing=True, exports=tmp_path) as service:
+        review = (await service.client.post(_ACT, data=_review(test))).text
     assert "Nothing in it changes." in review
 
 
@@ -161,17 +161,17 @@ def _operator() -> tuple[AdminSettings, dict[str, str]]:
 
 async def test_without_the_permission_there_is_no_such_field(tmp_path: Path) -> None:
     """Neither where editing is off nor for an operator; and who sends it all the same is refused."""
-    async with admin(dead_letter(1), exports=tmp_path) as stage:
-        assert _FIELD not in (await stage.client.post(_ACT, data=_SECOND)).text
+    async with admin(dead_letter(1), exports=tmp_path) as service:
+        assert _FIELD not in (await service.client.post(_ACT, data=_SECOND)).text
         for step in ("3", "go"):
-            answer = await stage.client.post(_ACT, data=_review(_PATCH, step=step))
+            answer = await service.client.post(_ACT, data=_review(_PATCH, step=step))
             assert (answer.status_code, "switched off" in answer.text) == (403, True)
     rules, team = _operator()
-    async with admin(dead_letter(1), editing=True, exports=tmp_path, settings=rules) as stage:
-        second = await stage.client.post(_ACT, data=_SECOND, headers=team)
+    async with admin(dead_letter(1), editing=True, exports=tmp_path, settings=rules) as service:
+        second = await service.client.post(_ACT, data=_SECOND, headers=team)
         assert ("Begin carefully" in second.text, _FIELD in second.text) == (True, False)
         for step in ("1", "2", "3", "go"):
             form = _review(_PATCH, step=step)
-            answer = await stage.client.post(_ACT, data=form, headers=team)
+            answer = await service.client.post(_ACT, data=form, headers=team)
             assert (answer.status_code, "role admin" in answer.text) == (403, True)
-        assert _bodies(stage, MAIN) == []
+        assert _bodies(service, MAIN) == []

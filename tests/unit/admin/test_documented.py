@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hopback.headers.names import REDRIVE_JOB
-from tests.unit.admin.stage import DLQ, MAIN, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, MAIN, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 
 _QUEUES = "/admin/dlq/queues"
@@ -16,8 +16,8 @@ _QUEUES = "/admin/dlq/queues"
 
 async def test_the_list_is_as_documented() -> None:
     """`items` sorted by queue, with exactly these fields at least, and `total`."""
-    async with admin(dead_letter(1)) as stage:
-        answer = await stage.client.get(_QUEUES)
+    async with admin(dead_letter(1)) as service:
+        answer = await service.client.get(_QUEUES)
     assert answer.status_code == 200
     assert answer.json() == {
         "items": [
@@ -43,9 +43,9 @@ def _optional(item: dict[str, Any]) -> dict[str, Any]:
 
 async def test_a_peek_is_as_documented() -> None:
     """Twenty by default; the payload is parsed when it is JSON; nothing leaves the queue."""
-    async with admin(dead_letter(1), dead_letter(2, body=b"\xff\x00")) as stage:
-        answer = (await stage.client.get(f"{_QUEUES}/{DLQ}/messages")).json()
-        assert len(stage.broker.snapshot().queue(DLQ).ready) == 2
+    async with admin(dead_letter(1), dead_letter(2, body=b"\xff\x00")) as service:
+        answer = (await service.client.get(f"{_QUEUES}/{DLQ}/messages")).json()
+        assert len(service.broker.snapshot().queue(DLQ).ready) == 2
     head = {name: answer[name] for name in ("queue", "mainQueue", "requested", "returned")}
     assert head == {"queue": DLQ, "mainQueue": MAIN, "requested": 20, "returned": 2}
     first, second = answer["items"]
@@ -59,17 +59,17 @@ async def test_a_peek_parses_a_bounded_part_of_what_it_shows() -> None:
     large = b'{"a": "' + b"x" * 600_000 + b'"}'
     async with admin(
         dead_letter(1, body=large), dead_letter(2, body=large), dead_letter(3)
-    ) as stage:
-        items = (await stage.client.get(f"{_QUEUES}/{DLQ}/messages")).json()["items"]
+    ) as service:
+        items = (await service.client.get(f"{_QUEUES}/{DLQ}/messages")).json()["items"]
     kinds = [type(item["payload"]) for item in items]
     assert kinds == [dict, str, dict]
 
 
 async def test_a_redrive_is_as_documented() -> None:
     """201 with these fields; the message carries who sent it back, and reaches its own queue."""
-    async with admin(dead_letter(1), dead_letter(2)) as stage:
-        answer = await stage.client.post(f"{_QUEUES}/{DLQ}/re-drive", json={"limit": 1})
-        moved = stage.broker.snapshot().queue(MAIN).ready[0]
+    async with admin(dead_letter(1), dead_letter(2)) as service:
+        answer = await service.client.post(f"{_QUEUES}/{DLQ}/re-drive", json={"limit": 1})
+        moved = service.broker.snapshot().queue(MAIN).ready[0]
     found = answer.json()
     assert answer.status_code == 201
     operation = found.pop("operationCorrelationId")
@@ -87,8 +87,8 @@ async def test_a_redrive_is_as_documented() -> None:
 
 async def test_a_redrive_without_a_body_takes_ten() -> None:
     """The body may be absent."""
-    async with admin(*(dead_letter(n) for n in range(12))) as stage:
-        found = (await stage.client.post(f"{_QUEUES}/{DLQ}/re-drive")).json()
+    async with admin(*(dead_letter(n) for n in range(12))) as service:
+        found = (await service.client.post(f"{_QUEUES}/{DLQ}/re-drive")).json()
     assert (found["requested"], found["moved"]) == (10, 10)
 
 
@@ -109,8 +109,8 @@ async def test_what_is_wrong_is_told_in_the_documented_words(
     method: str, path: str, body: Any, message: str
 ) -> None:
     """400 in both forms: the document's own body, and a problem document."""
-    async with admin() as stage:
-        answer = await stage.client.request(method, f"{_QUEUES}/{path}", json=body)
+    async with admin() as service:
+        answer = await service.client.request(method, f"{_QUEUES}/{path}", json=body)
     found = answer.json()
     assert (answer.status_code, found["statusCode"], found["status"]) == (400, 400, 400)
     assert found["error"]["message"].startswith(message)
@@ -124,10 +124,10 @@ async def test_what_is_wrong_is_told_in_the_documented_words(
 
 async def test_who_may_not_is_told_in_the_documented_words() -> None:
     """401 without a token, 403 with a wrong role."""
-    async with admin(settings=settings()) as stage:
-        nobody = await stage.client.get(_QUEUES)
-        viewer = await stage.client.get(_QUEUES, headers=_bearer(_token(roles=["operator"])))
-        boss = await stage.client.get(_QUEUES, headers=_bearer(_token()))
+    async with admin(settings=settings()) as service:
+        nobody = await service.client.get(_QUEUES)
+        viewer = await service.client.get(_QUEUES, headers=_bearer(_token(roles=["operator"])))
+        boss = await service.client.get(_QUEUES, headers=_bearer(_token()))
     assert (nobody.status_code, nobody.json()["error"]["message"]) == (
         401,
         "Missing Authorization header.",

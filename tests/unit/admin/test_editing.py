@@ -13,49 +13,49 @@ from hopback.admin.roles import Grant, Role
 from hopback.broker.embedded import run_virtual
 from hopback.deadletters.actions import COPY_OF
 from hopback.topology.model import Queue, QueueType
-from tests.unit.admin.stage import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
 
 if TYPE_CHECKING:
     from hopback.admin import AdminSettings
 
 
-async def _message(stage: Admin) -> str:
+async def _message(service: Admin) -> str:
     """The URL of the one message of a new session."""
-    session = await stage.session()
-    (found,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
+    session = await service.session()
+    (found,) = (await service.client.get(f"{session['url']}/messages")).json()["items"]
     return f"{session['url']}/messages/{found['id']}"
 
 
-def _sent(stage: Admin) -> list[Any]:
-    return list(stage.broker.snapshot().queue(MAIN).ready)
+def _sent(service: Admin) -> list[Any]:
+    return list(service.broker.snapshot().queue(MAIN).ready)
 
 
-async def _audited(stage: Admin, action: str) -> list[dict[str, Any]]:
-    found = await stage.client.get("/admin/audit", params={"action": action})
+async def _audited(service: Admin, action: str) -> list[dict[str, Any]]:
+    found = await service.client.get("/admin/audit", params={"action": action})
     items: list[dict[str, Any]] = found.json()["items"]
     return items
 
 
 async def test_a_changed_copy_goes_back_by_the_api() -> None:
     """With an id of its own and the id of the original, which stays; written to the audit with its reason."""
-    async with admin(dead_letter(1), editing=True) as stage:
-        message = await _message(stage)
+    async with admin(dead_letter(1), editing=True) as service:
+        message = await _message(service)
         body = base64.b64encode(b'{"order": 7}').decode()
         edit = {"body": body, "headers": {"tenant": "acme"}}
-        answer = await stage.client.post(
+        answer = await service.client.post(
             f"{message}/edit", json={"edit": edit, "reason": "no tenant"}
         )
         assert answer.status_code == 201
-        (sent,) = _sent(stage)
+        (sent,) = _sent(service)
         assert (sent.body, sent.properties.message_id) == (
             b'{"order": 7}',
             answer.json()["messageId"],
         )
         assert sent.properties.headers[COPY_OF] == "m-1"
         assert sent.properties.headers["tenant"] == "acme"
-        (entry,) = await _audited(stage, "message.edit")
+        (entry,) = await _audited(service, "message.edit")
         assert (entry["by"], entry["reason"], entry["queue"]) == ("local", "no tenant", DLQ)
-        assert (await stage.client.get(message)).status_code == 200
+        assert (await service.client.get(message)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -71,20 +71,20 @@ async def test_an_edit_that_cannot_be_carried_out_is_a_422(
     body: dict[str, Any], words: str
 ) -> None:
     """The text names the part that is wrong."""
-    async with admin(dead_letter(1), editing=True) as stage:
-        answer = await stage.client.post(f"{await _message(stage)}/edit", json=body)
+    async with admin(dead_letter(1), editing=True) as service:
+        answer = await service.client.post(f"{await _message(service)}/edit", json=body)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
         assert words in answer.json()["detail"]
-        assert _sent(stage) == []
+        assert _sent(service) == []
 
 
 async def test_editing_is_off_unless_it_is_switched_on() -> None:
     """The API says so, and the page offers nothing."""
-    async with admin(dead_letter(1)) as stage:
-        message = await _message(stage)
-        answer = await stage.client.post(f"{message}/edit", json={"edit": {}, "reason": "x"})
+    async with admin(dead_letter(1)) as service:
+        message = await _message(service)
+        answer = await service.client.post(f"{message}/edit", json={"edit": {}, "reason": "x"})
         page = message.removeprefix("/admin/dlq")
-        shown, edit = await stage.client.get(page), await stage.client.get(f"{page}/edit")
+        shown, edit = await service.client.get(page), await service.client.get(f"{page}/edit")
     assert (answer.status_code, answer.json()["code"]) == (403, "switched-off")
     assert ("Re-drive this message" in shown.text, "Edit and re-drive" in shown.text) == (
         True,
@@ -104,47 +104,47 @@ async def test_a_grant_binds_the_target_of_a_copy() -> None:
     """Neither by the API nor on the page does a copy reach a queue of another team."""
     rules, team = _team()
     elsewhere = Queue("vault", QueueType.QUORUM)
-    async with admin(dead_letter(1), editing=True, settings=rules, extra=(elsewhere,)) as stage:
-        opened = await stage.client.post(f"/admin/dlq/queues/{DLQ}/sessions", headers=team)
+    async with admin(dead_letter(1), editing=True, settings=rules, extra=(elsewhere,)) as service:
+        opened = await service.client.post(f"/admin/dlq/queues/{DLQ}/sessions", headers=team)
         messages = f"{opened.json()['url']}/messages"
-        (found,) = (await stage.client.get(messages, headers=team)).json()["items"]
+        (found,) = (await service.client.get(messages, headers=team)).json()["items"]
         message = f"{messages}/{found['id']}"
         target = {"kind": "queue", "routingKey": "vault"}
         order = {"edit": {"headers": {"a": "b"}}, "reason": "x", "target": target}
-        answer = await stage.client.post(f"{message}/edit", json=order, headers=team)
+        answer = await service.client.post(f"{message}/edit", json=order, headers=team)
         form = {"headers": "a: b", "reason": "x", "target": "queue", "target_queue": "vault"}
         page = f"{message.removeprefix('/admin/dlq')}/edit"
         for step in ("review", "go"):
-            shown = await stage.client.post(page, data=form | {"step": step}, headers=team)
+            shown = await service.client.post(page, data=form | {"step": step}, headers=team)
             assert shown.status_code == 403
         assert answer.status_code == 403
-        assert not stage.broker.snapshot().queue("vault").ready
+        assert not service.broker.snapshot().queue("vault").ready
         order["target"] = {"kind": "design"}
-        fine = await stage.client.post(f"{message}/edit", json=order, headers=team)
+        fine = await service.client.post(f"{message}/edit", json=order, headers=team)
         assert fine.status_code == 201
 
 
 async def test_the_page_shows_a_diff_before_a_copy_is_sent() -> None:
     """Edit, review, send; line ends that a form changes are those of the message again."""
     body = b'{\n "order": {"id": 1},\n "note": "</textarea>"\n}'
-    async with admin(dead_letter(1, body=body), editing=True) as stage:
-        message = (await _message(stage)).removeprefix("/admin/dlq")
-        assert f'href="{message}/edit"' in (await stage.client.get(message)).text
-        first = await stage.client.get(f"{message}/edit")
+    async with admin(dead_letter(1, body=body), editing=True) as service:
+        message = (await _message(service)).removeprefix("/admin/dlq")
+        assert f'href="{message}/edit"' in (await service.client.get(message)).text
+        first = await service.client.get(f"{message}/edit")
         assert "&lt;/textarea&gt;" in first.text
         changed = body.replace(b'"id": 1', b'"id": 2').decode().replace("\n", "\r\n")
         form = {"body": changed, "content_type": "application/json", "headers": "tenant: acme"}
         form |= {"without": "", "reason": "wrong id", "target": "design"}
-        review = await stage.client.post(f"{message}/edit", data=form | {"step": "review"})
+        review = await service.client.post(f"{message}/edit", data=form | {"step": "review"})
         assert '<del>-     "id": 1</del>' in review.text.replace("&#34;", '"')
         assert '<ins>+     "id": 2</ins>' in review.text.replace("&#34;", '"')
         assert "<ins>+ tenant: acme</ins>" in review.text
-        assert _sent(stage) == []
-        back = await stage.client.post(f"{message}/edit", data=form | {"step": "back"})
+        assert _sent(service) == []
+        back = await service.client.post(f"{message}/edit", data=form | {"step": "back"})
         assert "tenant: acme" in back.text
-        sent = await stage.client.post(f"{message}/edit", data=form | {"step": "go"})
+        sent = await service.client.post(f"{message}/edit", data=form | {"step": "go"})
         assert (sent.status_code, sent.headers["location"]) == (303, f"{message}?told=copy-sent")
-        (copy,) = _sent(stage)
+        (copy,) = _sent(service)
         assert copy.body == body.replace(b'"id": 1', b'"id": 2')
         assert copy.properties.headers["tenant"] == "acme"
 
@@ -162,12 +162,12 @@ async def test_a_copy_that_cannot_be_sent_is_told_on_the_form(
     fields: dict[str, str], words: str
 ) -> None:
     """What was said stays in the form."""
-    async with admin(dead_letter(1, body=b"text"), editing=True) as stage:
-        message = (await _message(stage)).removeprefix("/admin/dlq")
+    async with admin(dead_letter(1, body=b"text"), editing=True) as service:
+        message = (await _message(service)).removeprefix("/admin/dlq")
         form = {"body": "text", "content_type": "application/json", "reason": "x", "step": "go"}
-        answer = await stage.client.post(f"{message}/edit", data=form | fields)
+        answer = await service.client.post(f"{message}/edit", data=form | fields)
         assert (answer.status_code, words in answer.text) == (200, True)
-        assert _sent(stage) == []
+        assert _sent(service) == []
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ async def test_a_copy_that_cannot_be_sent_is_told_on_the_form(
 )
 async def test_a_payload_that_a_form_would_change_is_left_alone(body: bytes) -> None:
     """Its headers can be changed on the page; the payload goes as it is."""
-    async with admin(dead_letter(1, body=body), editing=True) as stage:
-        message = (await _message(stage)).removeprefix("/admin/dlq")
-        shown = await stage.client.get(f"{message}/edit")
+    async with admin(dead_letter(1, body=body), editing=True) as service:
+        message = (await _message(service)).removeprefix("/admin/dlq")
+        shown = await service.client.get(f"{message}/edit")
         assert 'name="body"' not in shown.text
         form = {"content_type": "application/json", "headers": "a: b", "reason": "x"}
-        sent = await stage.client.post(f"{message}/edit", data=form | {"step": "go"})
+        sent = await service.client.post(f"{message}/edit", data=form | {"step": "go"})
         assert sent.status_code == 303
-        (copy,) = _sent(stage)
+        (copy,) = _sent(service)
         assert copy.body == body
 
 
@@ -226,22 +226,22 @@ def test_a_lifted_limit_is_restored() -> None:
 
 async def _lifted_and_restored() -> None:
     queue = "/admin/dlq/queues/jobs.dlq"
-    async with admin(extra=_JOBS) as stage:
+    async with admin(extra=_JOBS) as service:
         reason = {"reason": "a look"}
-        lifted = await stage.client.post(f"{queue}/lift-limit", json=reason)
+        lifted = await service.client.post(f"{queue}/lift-limit", json=reason)
         assert (lifted.status_code, "jobs.dlq" in lifted.json()["policy"]) == (200, True)
-        assert (await stage.client.get(queue)).json()["limitLifted"]
-        page = await stage.client.get("/queues/jobs.dlq")
+        assert (await service.client.get(queue)).json()["limitLifted"]
+        page = await service.client.get("/queues/jobs.dlq")
         assert "Restore the delivery limit" in page.text
-        restored = await stage.client.post("/queues/jobs.dlq/restore-limit", data={"reason": "x"})
+        restored = await service.client.post("/queues/jobs.dlq/restore-limit", data={"reason": "x"})
         assert restored.headers["location"] == "/queues/jobs.dlq?told=limit-restored"
-        assert not (await stage.client.get(queue)).json()["limitLifted"]
-        again = await stage.client.post(f"{queue}/restore-limit")
+        assert not (await service.client.get(queue)).json()["limitLifted"]
+        again = await service.client.post(f"{queue}/restore-limit")
         assert again.status_code == 204
-        unknown = await stage.client.post("/admin/dlq/queues/no.such.dlq/restore-limit")
+        unknown = await service.client.post("/admin/dlq/queues/no.such.dlq/restore-limit")
         assert (unknown.status_code, unknown.json()["code"]) == (404, "not-found")
-        assert (await stage.client.post("/queues/no.such.dlq/restore-limit")).status_code == 404
-        audit = await _audited(stage, "limit.restore")
+        assert (await service.client.post("/queues/no.such.dlq/restore-limit")).status_code == 404
+        audit = await _audited(service, "limit.restore")
         assert [entry["reason"] for entry in audit] == ["", "x"]
 
 
@@ -249,8 +249,8 @@ async def test_operators_of_another_queue_lift_and_restore_no_limit() -> None:
     """Neither by the API nor on the page."""
     queue = "/admin/dlq/queues/jobs.dlq"
     rules, team = _team()
-    async with admin(extra=_JOBS, settings=rules) as stage:
+    async with admin(extra=_JOBS, settings=rules) as service:
         for path in (f"{queue}/lift-limit", f"{queue}/restore-limit"):
-            assert (await stage.client.post(path, headers=team)).status_code == 403
-        shown = await stage.client.post("/queues/jobs.dlq/restore-limit", headers=team)
+            assert (await service.client.post(path, headers=team)).status_code == 403
+        shown = await service.client.post("/queues/jobs.dlq/restore-limit", headers=team)
         assert shown.status_code == 403

@@ -10,7 +10,7 @@ from hopback.deadletters.requests import FromHead, RedriveRequest, Target, Targe
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType
 from tests.harness.seeded import publish
-from tests.unit.admin.stage import DLQ, admin, dead_letter
+from tests.unit.admin.admin_service import DLQ, admin, dead_letter
 
 
 async def test_the_first_page_says_what_broke() -> None:
@@ -19,10 +19,10 @@ async def test_the_first_page_says_what_broke() -> None:
         replace(dead_letter(n, "KeyError" if n % 3 else "LookupError"), routing_key="mail.dlq")
         for n in range(9)
     ]
-    async with admin(*dead_letters, extra=(Queue("mail"), Queue("mail.dlq"))) as stage:
-        before = await stage.client.get("/")
-        asked = await stage.client.post("/errors/survey")
-        after = await stage.client.get(asked.headers["location"])
+    async with admin(*dead_letters, extra=(Queue("mail"), Queue("mail.dlq"))) as service:
+        before = await service.client.get("/")
+        asked = await service.client.post("/errors/survey")
+        after = await service.client.get(asked.headers["location"])
     assert "What broke" not in before.text
     found = re.findall(r'<b class="num">(\d+)</b>.*?class="error">(\w+)<', after.text, re.DOTALL)
     assert found == [("6", "KeyError"), ("3", "LookupError")]
@@ -32,14 +32,14 @@ async def test_the_first_page_says_what_broke() -> None:
 async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
     """Added, it stands in the list; ignored, it is asked about no more; both can be taken back."""
     resting = Message("", "leftovers", b"{}", Properties())
-    async with admin(resting, extra=(Queue("leftovers"),)) as stage:
-        asked = await stage.client.get("/")
-        await stage.client.post("/candidates", data={"queue": "leftovers", "answer": "add"})
-        added = await stage.client.get("/")
-        await stage.client.post("/candidates", data={"queue": "leftovers", "answer": "forget"})
-        await stage.client.post("/candidates", data={"queue": "leftovers", "answer": "ignore"})
-        ignored = await stage.client.get("/")
-        wrong = await stage.client.post("/candidates", data={"queue": "leftovers", "answer": "?"})
+    async with admin(resting, extra=(Queue("leftovers"),)) as service:
+        asked = await service.client.get("/")
+        await service.client.post("/candidates", data={"queue": "leftovers", "answer": "add"})
+        added = await service.client.get("/")
+        await service.client.post("/candidates", data={"queue": "leftovers", "answer": "forget"})
+        await service.client.post("/candidates", data={"queue": "leftovers", "answer": "ignore"})
+        ignored = await service.client.get("/")
+        wrong = await service.client.post("/candidates", data={"queue": "leftovers", "answer": "?"})
     assert "1 queue has messages and no consumer: does it hold dead letters?" in asked.text
     assert 'href="/queues/leftovers"' not in asked.text
     assert 'href="/queues/leftovers"' in added.text
@@ -51,30 +51,30 @@ async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
 
 async def test_the_list_draws_the_last_day_from_the_store() -> None:
     """Depth and arrivals since before the service began: what fell meanwhile does not hide what came."""
-    async with admin(*(dead_letter(n) for n in range(5))) as stage:
-        surveys = stage.operations.surveys
+    async with admin(*(dead_letter(n) for n in range(5))) as service:
+        surveys = service.operations.surveys
         for count in (4, 0, 3):
             await surveys.sample()
-            stage.clock.advance(3600)
-            await publish(stage.broker, *(dead_letter(n) for n in range(count)))
-        connection = await stage.broker.connect("somebody")
+            service.clock.advance(3600)
+            await publish(service.broker, *(dead_letter(n) for n in range(count)))
+        connection = await service.broker.connect("somebody")
         await (await connection.open_channel()).purge_queue(DLQ)
-        await publish(stage.broker, dead_letter(1))
+        await publish(service.broker, dead_letter(1))
         await surveys.sample()
         surveys.recent.clear()  # as in a process that has just begun
         await surveys.sample()
-        page = (await stage.client.get("/")).text
+        page = (await service.client.get("/")).text
     assert "<polyline points=" in page
     assert "-4 in the last 3 h; 4 came" in page
 
 
 async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:
     """A queue that an operator added is drawn as one of dead letters; one that is ignored is not."""
-    async with admin(extra=(Queue("leftovers"),)) as stage:
+    async with admin(extra=(Queue("leftovers"),)) as service:
         for queue, answer in (("leftovers", "add"), (DLQ, "ignore")):
-            await stage.client.post("/candidates", data={"queue": queue, "answer": answer})
-        page = (await stage.client.get("/topology")).text
-        graph = (await stage.client.get("/topology/graph.json")).json()["elements"]
+            await service.client.post("/candidates", data={"queue": queue, "answer": answer})
+        page = (await service.client.get("/topology")).text
+        graph = (await service.client.get("/topology/graph.json")).json()["elements"]
     kinds = {item["data"].get("name"): item["data"].get("kind") for item in graph}
     assert (kinds["leftovers"], kinds[DLQ]) == ("dead-letter", "plain")
     assert 'href="/queues/leftovers"' in page
@@ -85,14 +85,14 @@ async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:
 async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
     """The events tell the place; a session that begins there holds that message."""
     dead_letters = [dead_letter(n, body=json.dumps({"c": f"C-{n:05}"}).encode()) for n in range(30)]
-    async with admin(*dead_letters) as stage:
-        page = await stage.client.get("/search", params={"find": "C-00027"})
-        events = await stage.client.get("/search/events", params={"find": "C-00027", "in": DLQ})
+    async with admin(*dead_letters) as service:
+        page = await service.client.get("/search", params={"find": "C-00027"})
+        events = await service.client.get("/search/events", params={"find": "C-00027", "in": DLQ})
         told = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
         (hit,) = [one for each in told for one in each["hits"]]
         look = {"how": "plain", "limit": "1", "skip": str(hit["letter"]["place"] - 1)}
-        opened = await stage.client.post(f"/queues/{DLQ}/look", data=look)
-        held = await stage.client.get(opened.headers["location"])
+        opened = await service.client.post(f"/queues/{DLQ}/look", data=look)
+        held = await service.client.get(opened.headers["location"])
     assert f'<option value="{DLQ}"' in page.text
     assert told[-1]["isOver"]
     assert "C-00027" in hit["excerpt"]
@@ -103,18 +103,18 @@ async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
 async def test_what_came_back_is_searched_for_in_a_queue_that_no_session_holds_at_once() -> None:
     """The messages with their error as they are found, then their groups; the job keeps the number."""
     dead_letters = [dead_letter(n, "KeyError" if n % 3 else "LookupError") for n in range(2100)]
-    async with admin(*dead_letters) as stage:
-        job = await stage.operations.start(RedriveRequest(
+    async with admin(*dead_letters) as service:
+        job = await service.operations.start(RedriveRequest(
             queue=DLQ, selection=FromHead(30), reason="x",
             target=Target(TargetKind.QUEUE, routing_key=DLQ),
         ))  # fmt: skip
-        await stage.operations.wait(job.id)
-        asked = await stage.client.post(f"/jobs/{job.id}/came-back")
-        page = await stage.client.get(asked.headers["location"])
+        await service.operations.wait(job.id)
+        asked = await service.client.post(f"/jobs/{job.id}/came-back")
+        page = await service.client.get(asked.headers["location"])
         (path,) = re.findall(r'data-events="([^"]+)"', page.text)
-        events = await stage.client.get(path)
+        events = await service.client.get(path)
         told = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
-        after = (await stage.client.get(f"/jobs/{job.id}")).text
+        after = (await service.client.get(f"/jobs/{job.id}")).text
     assert asked.headers["location"] == f"/jobs/{job.id}/came-back"
     hits = [hit["letter"] for each in told for hit in each["hits"]]
     assert (len(hits), {hit["redriveJob"] for hit in hits}) == (30, {job.id})
@@ -126,9 +126,9 @@ async def test_what_came_back_is_searched_for_in_a_queue_that_no_session_holds_a
 async def test_a_search_that_is_refused_says_why_on_the_page() -> None:
     """A script cannot read the body of a refused stream."""
     limited = Queue("old.dlq", QueueType.QUORUM, arguments={"x-delivery-limit": 5})
-    async with admin(extra=(Queue("old"), limited), version="4.0") as stage:
+    async with admin(extra=(Queue("old"), limited), version="4.0") as service:
         asked = {"find": "C-1", "in": "old.dlq"}
-        events = await stage.client.get("/search/events", params=asked)
+        events = await service.client.get("/search/events", params=asked)
     (told,) = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
     assert told["isOver"]
     assert "removes a message when it has come back 6 times" in told["skipped"][0]["reason"]
@@ -141,11 +141,11 @@ async def test_groups_and_the_button_follow_the_filter() -> None:
             **one.properties.headers, "x-tenant": "acme" if n % 2 else "globex"}))
         for n in range(6) for one in [dead_letter(n, "KeyError" if n < 2 else "LookupError")]
     ]  # fmt: skip
-    async with admin(*dead_letters) as stage:
-        session = (await stage.session())["id"]
+    async with admin(*dead_letters) as service:
+        session = (await service.session())["id"]
         asked = {"filter": "error:LookupError", "by": "header.x-tenant"}
-        page = (await stage.client.get(f"/sessions/{session}", params=asked)).text
-        bad = (await stage.client.get(f"/sessions/{session}", params={"by": "colour"})).text
+        page = (await service.client.get(f"/sessions/{session}", params=asked)).text
+        bad = (await service.client.get(f"/sessions/{session}", params={"by": "colour"})).text
     assert "Re-drive all 4 that match" in page
     assert page.count("Re-drive 2…") == 2
     assert "header.x-tenant" in page

@@ -10,7 +10,7 @@ from hopback.deadletters.notes import NewFilter, NewNote
 from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.deadletters.requests import AuditQuery, Who
 from hopback.errors import BadFilter, BadRequest, NoSuch
-from tests.unit.admin.stage import DLQ, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 
 if TYPE_CHECKING:
@@ -22,19 +22,19 @@ _QUEUE = f"/admin/dlq/queues/{DLQ}"
 
 async def test_a_note_is_read_by_others_and_audited() -> None:
     """The newest first, of one group or of all; taken away, it stays in the audit."""
-    async with admin(dead_letter(1)) as stage:
-        ann = stage.operations.acting_as(Who("u-1", "Ann")).notes
+    async with admin(dead_letter(1)) as service:
+        ann = service.operations.acting_as(Who("u-1", "Ann")).notes
         first = await ann.add(DLQ, NewNote("abcd1234", "known, fixed in 2.3"))
-        stage.clock.advance(1)
+        service.clock.advance(1)
         await ann.add(DLQ, NewNote("ffff0000", "ask the warehouse"))
-        other = stage.operations.acting_as(Who("u-2", "Ben")).notes
+        other = service.operations.acting_as(Who("u-2", "Ben")).notes
         assert [one.text for one in await other.of(DLQ)] == ["ask the warehouse", first.text]
         assert [one.by for one in await other.of(DLQ, "abcd")] == ["Ann"]
         assert await other.of("another.dlq") == ()
         await other.remove(DLQ, first.id)
         with pytest.raises(NoSuch):
             await other.remove(DLQ, first.id)
-        entries = await stage.operations.audit(AuditQuery(queue=DLQ))
+        entries = await service.operations.audit(AuditQuery(queue=DLQ))
     assert [(one.action, one.by) for one in entries] == [
         ("note.remove", "Ben"),
         ("note.add", "Ann"),
@@ -45,8 +45,8 @@ async def test_a_note_is_read_by_others_and_audited() -> None:
 
 async def test_notes_and_filters_have_bounds() -> None:
     """So many of one queue; an empty note and a filter that cannot be read are refused."""
-    async with admin() as stage:
-        notes = stage.operations.notes
+    async with admin() as service:
+        notes = service.operations.notes
         with pytest.raises(BadRequest):
             await notes.add(DLQ, NewNote("abcd", "  "))
         with pytest.raises(BadFilter):
@@ -64,9 +64,9 @@ async def test_notes_and_filters_have_bounds() -> None:
 
 async def test_a_group_remembers_what_was_done_to_it() -> None:
     """A job that selected it by its fingerprint, and its notes; not what was done to another group."""
-    async with admin(dead_letter(1), dead_letter(2, "KeyError")) as stage:
-        session = await stage.session()
-        groups = (await stage.operations.groups(session["id"])).items
+    async with admin(dead_letter(1), dead_letter(2, "KeyError")) as service:
+        session = await service.session()
+        groups = (await service.operations.groups(session["id"])).items
         chosen = groups[0].key
         body = {
             "kind": "re-drive",
@@ -74,12 +74,12 @@ async def test_a_group_remembers_what_was_done_to_it() -> None:
             "reason": "repaired",
             "selection": {"session": session["id"], "filter": f"group:{chosen}"},
         }
-        begun = await stage.client.post("/admin/dlq/jobs", json=body)
+        begun = await service.client.post("/admin/dlq/jobs", json=body)
         assert begun.status_code == 202, begun.text
-        await stage.operations.wait(begun.json()["id"])
-        await stage.operations.notes.add(DLQ, NewNote(chosen, "repaired in 2.3"))
-        found = await stage.client.get(f"{_QUEUE}/history", params={"group": chosen})
-        other = await stage.client.get(f"{_QUEUE}/history", params={"group": groups[1].key})
+        await service.operations.wait(begun.json()["id"])
+        await service.operations.notes.add(DLQ, NewNote(chosen, "repaired in 2.3"))
+        found = await service.client.get(f"{_QUEUE}/history", params={"group": chosen})
+        other = await service.client.get(f"{_QUEUE}/history", params={"group": groups[1].key})
     done = [(one["action"], one["reason"]) for one in found.json()["items"]]
     assert ("note.add", "") in done
     assert ("job.start", "repaired") in done
@@ -88,8 +88,8 @@ async def test_a_group_remembers_what_was_done_to_it() -> None:
 
 async def test_the_server_does_what_the_library_does() -> None:
     """The same operations by HTTP."""
-    async with admin(dead_letter(1)) as stage:
-        transport = stage.client._transport
+    async with admin(dead_letter(1)) as service:
+        transport = service.client._transport
         async with RemoteDeadLetters("http://127.0.0.1", transport=transport) as remote:
             made = await remote.notes.add(DLQ, NewNote("abcd1234", "known"))
             assert await remote.notes.of(DLQ) == (made,)
@@ -110,8 +110,8 @@ def _as(name: str, role: str) -> dict[str, str]:
 
 async def test_roles_bind_notes() -> None:
     """A viewer reads and does not write; an operator takes away only what is their own, an admin anything."""
-    async with admin(settings=settings()) as stage:
-        client, said = stage.client, {"group": "abcd1234", "text": "known"}
+    async with admin(settings=settings()) as service:
+        client, said = service.client, {"group": "abcd1234", "text": "known"}
         viewer, ann, ben, boss = (
             _as("vera", "viewer"),
             _as("ann", "operator"),
@@ -131,16 +131,16 @@ async def test_roles_bind_notes() -> None:
 
 async def test_the_page_of_a_group_can_be_shared() -> None:
     """Its address names queue and fingerprint, no session; notes show beside the group and on the queue."""
-    async with admin(dead_letter(1)) as stage:
-        session = await stage.session()
-        (group,) = (await stage.operations.groups(session["id"])).items
+    async with admin(dead_letter(1)) as service:
+        session = await service.session()
+        (group,) = (await service.operations.groups(session["id"])).items
         page = f"/queues/{DLQ}/groups/{group.key}"
-        await stage.client.post(f"{page}/notes", data={"text": "known <b>bug</b>"}, headers=_SAME)
+        await service.client.post(f"{page}/notes", data={"text": "known <b>bug</b>"}, headers=_SAME)
         data = {"name": "old ones", "filter": "age>2h"}
-        await stage.client.post(f"/queues/{DLQ}/filters", data=data, headers=_SAME)
-        shared = await stage.client.get(page)
-        looking = await stage.client.get(f"/sessions/{session['id']}?queue={DLQ}")
-        queue = await stage.client.get(f"/queues/{DLQ}")
+        await service.client.post(f"/queues/{DLQ}/filters", data=data, headers=_SAME)
+        shared = await service.client.get(page)
+        looking = await service.client.get(f"/sessions/{session['id']}?queue={DLQ}")
+        queue = await service.client.get(f"/queues/{DLQ}")
     for answer in (shared, looking, queue):
         assert "known &lt;b&gt;bug&lt;/b&gt;" in answer.text
     assert "old ones" in looking.text

@@ -11,7 +11,7 @@ import pytest
 
 from hopback.admin.app import ENDPOINTS
 from tests.architecture.source import ROOT
-from tests.unit.admin.stage import admin
+from tests.unit.admin.admin_service import admin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +24,8 @@ _VENDORED = (
 
 async def test_the_document_names_every_endpoint_and_resolves() -> None:
     """Every row and the three documented ones are in it; every reference leads somewhere."""
-    async with admin() as stage:
-        document = (await stage.client.get("/openapi.json")).json()
+    async with admin() as service:
+        document = (await service.client.get("/openapi.json")).json()
     listed = {(method.upper(), path) for path, row in document["paths"].items() for method in row}
     assert {(row.method, row.path) for row in ENDPOINTS} <= listed
     assert ("GET", "/admin/dlq/queues") in listed
@@ -40,9 +40,9 @@ async def test_the_document_names_every_endpoint_and_resolves() -> None:
 
 async def test_no_answer_has_a_field_that_the_document_does_not_know() -> None:
     """The schemas are closed enough to be believed: a sample answer holds exactly their fields."""
-    async with admin() as stage:
-        document = (await stage.client.get("/openapi.json")).json()
-        me = (await stage.client.get("/admin/me")).json()
+    async with admin() as service:
+        document = (await service.client.get("/openapi.json")).json()
+        me = (await service.client.get("/admin/me")).json()
     schema: dict[str, Any] = document["components"]["schemas"]["MeAnswer"]
     assert set(me) == set(schema["properties"])
 

@@ -24,7 +24,7 @@ from hopback.message import Message, Properties, Received
 from hopback.policy.delays import delay
 from hopback.topology.delays import delay_topology
 from tests.harness.seeded import publish
-from tests.unit.admin.stage import DLQ, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, admin, dead_letter, settings
 
 _SAME = {"Sec-Fetch-Site": "same-origin"}
 _EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'>"
@@ -58,19 +58,19 @@ def _tags(html: str) -> _Tags:
 
 async def test_every_page_is_whole_without_scripts_and_loads_nothing_foreign() -> None:
     """Each page has one heading, nothing inline, and no address of another host."""
-    async with admin(dead_letter(1)) as stage:
-        await stage.client.post(
+    async with admin(dead_letter(1)) as service:
+        await service.client.post(
             "/admin/dlq/jobs", json={"kind": "re-drive", "queue": DLQ, "reason": "x"}
         )
-        job = (await stage.client.get("/admin/dlq/jobs")).json()["items"][0]["id"]
-        await stage.operations.wait(job)
+        job = (await service.client.get("/admin/dlq/jobs")).json()["items"][0]["id"]
+        await service.operations.wait(job)
         paths = [
             "/", f"/queues/{DLQ}", "/jobs", f"/jobs/{job}", "/topology", "/checks", "/audit", "/you",
             f"/queues/{DLQ}/re-drive", f"/queues/{DLQ}/discard",
             "/topology?exchange=shop.events&key=order.x&ask=1",
         ]  # fmt: skip
         for path in paths:
-            answer = await stage.client.get(path)
+            answer = await service.client.get(path)
             found = _tags(answer.text)
             assert (answer.status_code, found.tags.count("h1")) == (200, 1), path
             assert (found.inline, found.foreign) == ([], []), path
@@ -78,11 +78,11 @@ async def test_every_page_is_whole_without_scripts_and_loads_nothing_foreign() -
 
 async def test_the_map_answers_who_gets_a_routing_key() -> None:
     """By the routing rules of the simulator; nobody is said to be nobody."""
-    async with admin() as stage:
-        some = await stage.client.get("/topology?exchange=shop.events&key=order.created&ask=1")
-        none = await stage.client.get("/topology?exchange=shop.events&key=invoice&ask=1")
-        graph = (await stage.client.get("/topology/graph.json")).json()["elements"]
-        route = await stage.client.get(
+    async with admin() as service:
+        some = await service.client.get("/topology?exchange=shop.events&key=order.created&ask=1")
+        none = await service.client.get("/topology?exchange=shop.events&key=invoice&ask=1")
+        graph = (await service.client.get("/topology/graph.json")).json()["elements"]
+        route = await service.client.get(
             "/admin/topology/route", params={"exchange": "shop.events", "routingKey": "order.a.b"}
         )
     assert "1 queue would get it" in some.text
@@ -99,13 +99,13 @@ async def test_the_map_answers_who_gets_a_routing_key() -> None:
 
 async def test_the_map_shows_what_waits_to_be_sent_later_as_one() -> None:
     """A node for all queues of delays, with what they hold; the queues themselves are in the table."""
-    async with admin() as stage:
-        connection = await stage.broker.connect("declaring")
+    async with admin() as service:
+        connection = await service.broker.connect("declaring")
         await declare(connection, delay_topology("1h"))
-        await publish(stage.broker, delay(dead_letter(7), 9_000, 9_000))
+        await publish(service.broker, delay(dead_letter(7), 9_000, 9_000))
         await connection.close()
-        page = (await stage.client.get("/topology")).text
-        graph = (await stage.client.get("/topology/graph.json")).json()["elements"]
+        page = (await service.client.get("/topology")).text
+        graph = (await service.client.get("/topology/graph.json")).json()["elements"]
     assert "1 message to be sent later waits in 12 queues of delays, for up to 1h8m15s" in page
     assert "hopback.delay.level-03" in page
     names = {item["data"].get("name") for item in graph}
@@ -117,8 +117,8 @@ async def test_the_map_shows_what_waits_to_be_sent_later_as_one() -> None:
 
 async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
     """Look, choose, three steps, a job: without any script."""
-    async with admin(*(dead_letter(n) for n in range(3))) as stage:
-        client = stage.client
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        client = service.client
         opened = await client.post(f"/queues/{DLQ}/look", data={"limit": "10", "how": "plain"})
         url = opened.headers["location"]
         page = (await client.get(url)).text
@@ -139,7 +139,7 @@ async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
         began = await client.post(act, data={**fields, "step": "go"})
         assert began.status_code == 303
         job = began.headers["location"].rpartition("/")[2]
-        ended = await stage.operations.wait(job)
+        ended = await service.operations.wait(job)
         again = await client.post(act, data={**fields, "step": "go"})
         assert again.headers["location"] == began.headers["location"]
     assert ended.counts.done == 3
@@ -147,26 +147,26 @@ async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
 
 async def test_a_discard_is_begun_only_by_the_queues_name() -> None:
     """The wrong name shows the review again; nothing is gone."""
-    async with admin(dead_letter(1)) as stage:
+    async with admin(dead_letter(1)) as service:
         fields = {"on": "3", "step": "go", "reason": "x", "export": "0", "confirm": "orders"}
-        answer = await stage.client.post(f"/queues/{DLQ}/discard", data=fields)
-        assert len(stage.broker.snapshot().queue(DLQ).ready) == 1
+        answer = await service.client.post(f"/queues/{DLQ}/discard", data=fields)
+        assert len(service.broker.snapshot().queue(DLQ).ready) == 1
         assert "type the queue" in answer.text
-        good = await stage.client.post(f"/queues/{DLQ}/discard", data={**fields, "confirm": DLQ})
-        await stage.operations.wait(good.headers["location"].rpartition("/")[2])
-        assert stage.broker.snapshot().queue(DLQ).ready == ()
+        good = await service.client.post(f"/queues/{DLQ}/discard", data={**fields, "confirm": DLQ})
+        await service.operations.wait(good.headers["location"].rpartition("/")[2])
+        assert service.broker.snapshot().queue(DLQ).ready == ()
 
 
 async def test_a_problem_is_a_page_with_a_way_on() -> None:
     """404 and 403 are pages; what was tried is not repeated as HTML."""
-    async with admin(dead_letter(1), settings=settings(), link="open") as stage:
-        await stage.client.get("/login?token=open")
-        lost = await stage.client.get("/queues/%3Cscript%3E")
+    async with admin(dead_letter(1), settings=settings(), link="open") as service:
+        await service.client.get("/login?token=open")
+        lost = await service.client.get("/queues/%3Cscript%3E")
         assert (lost.status_code, "<script>alert" in lost.text) == (404, False)
         assert "There is no such thing" in lost.text
-        told = await stage.client.get("/jobs?told=%3Cb%3Esigned-out")
+        told = await service.client.get("/jobs?told=%3Cb%3Esigned-out")
         assert "signed-out" not in told.text
-        foreign = await stage.client.post(f"/queues/{DLQ}/look", headers={"Origin": "http://x"})
+        foreign = await service.client.post(f"/queues/{DLQ}/look", headers={"Origin": "http://x"})
         assert foreign.status_code == 403
 
 
@@ -199,17 +199,17 @@ def _hostile(body: bytes, **properties: str) -> Message:
 )  # fmt: skip
 async def test_hostile_content_is_shown_and_does_nothing(hostile: Message) -> None:
     """In every form the page stays a page: no tag, no control, no turned text, bounded in size."""
-    async with admin(hostile) as stage:
-        session = await stage.session()
-        item = (await stage.client.get(f"{session['url']}/messages")).json()["items"][0]
+    async with admin(hostile) as service:
+        session = await service.session()
+        item = (await service.client.get(f"{session['url']}/messages")).json()["items"][0]
         page = f"/sessions/{session['id']}"
-        listed = await stage.client.get(page)
+        listed = await service.client.get(page)
         shown = [
-            await stage.client.get(f"{page}/messages/{item['id']}?form={form}")
+            await service.client.get(f"{page}/messages/{item['id']}?form={form}")
             for form in ("pretty", "raw", "hex")
         ]
-        api = await stage.client.get(f"{session['url']}/messages/{item['id']}")
-        raw = await stage.client.get(f"{session['url']}/messages/{item['id']}/body")
+        api = await service.client.get(f"{session['url']}/messages/{item['id']}")
+        raw = await service.client.get(f"{session['url']}/messages/{item['id']}/body")
     assert raw.content == hostile.body
     assert (raw.headers["content-type"], api.status_code) == ("application/octet-stream", 200)
     for answer in (listed, *shown):
@@ -258,36 +258,36 @@ async def test_thousands_of_headers_make_no_large_page() -> None:
         dead_letter(1).properties,
         headers={**{f"{n:x}": None for n in range(20_000)}, **dead_letter(1).properties.headers},
     )
-    async with admin(replace(dead_letter(1), properties=many)) as stage:
-        session = await stage.session()
-        (item,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
-        page = await stage.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
+    async with admin(replace(dead_letter(1), properties=many)) as service:
+        session = await service.session()
+        (item,) = (await service.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await service.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
         assert "and 19,505 more" in page.text
         assert "hopback-failure" in page.text
         assert len(page.text) < 300_000
-        found = (await stage.client.get(f"{session['url']}/messages/{item['id']}")).json()
+        found = (await service.client.get(f"{session['url']}/messages/{item['id']}")).json()
         assert (len(found["headers"]), found["moreHeaders"]) == (500, 19_505)
 
 
 async def test_thousands_of_groups_make_no_large_page() -> None:
     """The largest are shown and the rest is counted; so in the API."""
     messages = (dead_letter(n, error=f"Error{n}") for n in range(1100))
-    async with admin(*messages) as stage:
-        session = await stage.session(limit=1100)
-        page = await stage.client.get(f"/sessions/{session['id']}?by=error")
+    async with admin(*messages) as service:
+        session = await service.session(limit=1100)
+        page = await service.client.get(f"/sessions/{session['id']}?by=error")
         assert "and 1,000 smaller groups" in page.text
-        found = (await stage.client.get(f"{session['url']}/groups?by=error")).json()
+        found = (await service.client.get(f"{session['url']}/groups?by=error")).json()
         assert (len(found["items"]), found["more"], found["matching"]) == (1000, 100, 1100)
 
 
 async def test_the_page_says_what_a_filter_could_not_look_into() -> None:
     """A body of more than a mebibyte is not silently one that does not match."""
     body = b'{"a": "' + b"x" * (1024 * 1024) + b'"}'
-    async with admin(dead_letter(1, body=body)) as stage:
-        session = await stage.session()
-        page = await stage.client.get(f"/sessions/{session['id']}?filter=payload.a:x*")
+    async with admin(dead_letter(1, body=body)) as service:
+        session = await service.session()
+        page = await service.client.get(f"/sessions/{session['id']}?filter=payload.a:x*")
         assert "1 not looked into" in page.text
-        found = (await stage.client.get(f"{session['url']}/messages?filter=payload.a:x*")).json()
+        found = (await service.client.get(f"{session['url']}/messages?filter=payload.a:x*")).json()
         assert (found["matching"], found["notLookedInto"]) == (0, 1)
 
 
@@ -323,10 +323,10 @@ async def test_every_design_is_shown_without_a_management_api(path: str) -> None
 
 async def test_the_review_says_that_nobody_consumes_where_messages_go() -> None:
     """On the page, and in the answer of a dry run by HTTP."""
-    async with admin(dead_letter(1)) as stage:
+    async with admin(dead_letter(1)) as service:
         form = {"step": "3", "reason": "repaired", "target": "", "on": "2"}
-        review = await stage.client.post(f"/queues/{DLQ}/re-drive", data=form, headers=_SAME)
+        review = await service.client.post(f"/queues/{DLQ}/re-drive", data=form, headers=_SAME)
         assert "orders has 0 consumers: what is sent there waits" in review.text
         asked = {"kind": "re-drive", "queue": DLQ, "reason": "repaired", "dryRun": True}
-        plan = (await stage.client.post("/admin/dlq/jobs", json=asked)).json()
+        plan = (await service.client.post("/admin/dlq/jobs", json=asked)).json()
         assert plan["reaches"] == [{"queue": "orders", "consumers": 0, "messages": 0}]

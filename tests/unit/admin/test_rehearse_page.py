@@ -6,19 +6,19 @@ import re
 
 import pytest
 
-from tests.unit.admin.stage import DLQ, MAIN, admin
+from tests.unit.admin.admin_service import DLQ, MAIN, admin
 
 _ASKED = {"queue": MAIN, "rate": "50/s", "outage": "20m", "ask": "1"}
 
 
 async def test_the_map_leads_from_a_queue_to_its_rehearsal() -> None:
     """Only queues with a plan have the link; the form is filled in, a rate only where one is known."""
-    async with admin() as stage:
-        rows = (await stage.client.get("/topology")).text
+    async with admin() as service:
+        rows = (await service.client.get("/topology")).text
         assert re.findall(r'href="(/topology/rehearse[^"]*)"', rows) == [
             f"/topology/rehearse?queue={MAIN}"
         ]
-        form = (await stage.client.get("/topology/rehearse", params={"queue": MAIN})).text
+        form = (await service.client.get("/topology/rehearse", params={"queue": MAIN})).text
     assert "statistics hold no rate" in form
     assert 'name="outage" value="20m"' in form
     assert 'name="consumers" value="1×10"' in form
@@ -27,8 +27,8 @@ async def test_the_map_leads_from_a_queue_to_its_rehearsal() -> None:
 
 async def test_an_outage_is_answered_with_facts_findings_and_charts() -> None:
     """Two attempts and one wait of 30 s: twenty minutes at 50/s park nearly all that came."""
-    async with admin() as stage:
-        answer = await stage.client.get("/topology/rehearse", params=_ASKED)
+    async with admin() as service:
+        answer = await service.client.get("/topology/rehearse", params=_ASKED)
     assert answer.status_code == 200
     parked = re.search(r"<dt>Dead letters</dt><dd>([\d,]+)</dd>", answer.text)
     assert parked is not None
@@ -56,8 +56,8 @@ async def test_what_cannot_be_rehearsed_is_refused(
     change: dict[str, str], status: int, words: str
 ) -> None:
     """With what was expected, as the command says it; what was said stays in the form, to be corrected."""
-    async with admin() as stage:
-        answer = await stage.client.get("/topology/rehearse", params=_ASKED | change)
+    async with admin() as service:
+        answer = await service.client.get("/topology/rehearse", params=_ASKED | change)
     assert answer.status_code == status
     assert words.lower() in answer.text.lower()
     if status == 400:

@@ -25,7 +25,7 @@ from hopback.deadletters.named_brokers import BadBrokers, name_brokers
 from hopback.deadletters.service import Operations, journal_name
 from hopback.errors import ConnectionFailed, NoSuch
 from tests.harness.seeded import publish
-from tests.unit.admin.stage import DLQ, NOW, dead_letter, topology
+from tests.unit.admin.admin_service import DLQ, NOW, dead_letter, topology
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -14,7 +14,7 @@ from hopback.deadletters.requests import AuditQuery
 from hopback.errors import ConnectionFailed
 from hopback.store.database import migrate, open_database
 from hopback.store.keys import EndedSessionTable
-from tests.unit.admin.stage import DLQ, NOW, SECRET, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ async def _key(client: httpx.AsyncClient) -> str:
 
 async def test_a_login_link_is_used_once() -> None:
     """It opens one session; the second time it is refused, as a link, in the form and as a bearer."""
-    async with admin(link="the-link", settings=settings()) as stage:
-        client = stage.client
+    async with admin(link="the-link", settings=settings()) as service:
+        client = service.client
         assert (await client.get("/login?token=the-link")).status_code == 303
         assert (await client.get("/you")).status_code == 200
         client.cookies.clear()
@@ -49,17 +49,17 @@ async def test_a_login_link_is_used_once() -> None:
 
 async def test_a_login_link_is_no_bearer() -> None:
     """It is worth a session of the page and nothing else, and trying does not use it up."""
-    async with admin(link="the-link", settings=settings()) as stage:
-        bearer = await stage.client.get("/admin/me", headers=_bearer("the-link"))
-        opened = await stage.client.get("/login?token=the-link")
+    async with admin(link="the-link", settings=settings()) as service:
+        bearer = await service.client.get("/admin/me", headers=_bearer("the-link"))
+        opened = await service.client.get("/login?token=the-link")
     assert (bearer.status_code, opened.status_code) == (401, 303)
 
 
 async def test_a_key_in_a_link_signs_nobody_in() -> None:
     """A key or a token works in the form and as a bearer, never in an address."""
-    async with admin(link="the-link", settings=settings()) as stage:
-        for shown in (await _key(stage.client), _token()):
-            answer = await stage.client.get(f"/login?token={shown}")
+    async with admin(link="the-link", settings=settings()) as service:
+        for shown in (await _key(service.client), _token()):
+            answer = await service.client.get(f"/login?token={shown}")
             assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
             assert shown not in answer.text
 
@@ -78,17 +78,17 @@ async def test_a_key_in_a_link_signs_nobody_in() -> None:
 )
 async def test_another_site_cannot_use_a_login_link(headers: dict[str, str], status: int) -> None:
     """Only a navigation of the person or of our own page; what is refused does not use it up."""
-    async with admin(link="the-link", settings=settings()) as stage:
-        answer = await stage.client.get("/login?token=the-link", headers=headers)
+    async with admin(link="the-link", settings=settings()) as service:
+        answer = await service.client.get("/login?token=the-link", headers=headers)
         assert answer.status_code == status
         if status == 403:
-            assert (await stage.client.get("/login?token=the-link")).status_code == 303
+            assert (await service.client.get("/login?token=the-link")).status_code == 303
 
 
 async def test_signing_out_ends_the_session() -> None:
     """The old cookie opens nothing any more; another session of the same key goes on."""
-    async with admin(settings=settings()) as stage:
-        client, form = stage.client, {"secret": await _key(stage.client)}
+    async with admin(settings=settings()) as service:
+        client, form = service.client, {"secret": await _key(service.client)}
         await client.post("/login", data=form, headers=_SAME)
         other = client.cookies[_COOKIE]
         await client.post("/login", data=form, headers=_SAME)
@@ -101,7 +101,7 @@ async def test_signing_out_ends_the_session() -> None:
         client.cookies.clear()
         client.cookies.set(_COOKIE, other)
         assert (await client.get("/jobs")).status_code == 200
-        entries = await stage.operations.audit(AuditQuery(action="access.sign-out"))
+        entries = await service.operations.audit(AuditQuery(action="access.sign-out"))
         assert [(entry.by, entry.details["address"]) for entry in entries] == [("ops", "127.0.0.1")]
 
 
@@ -140,13 +140,13 @@ async def test_signing_out_ends_the_session_in_other_processes_too(tmp_path: Pat
 async def test_a_token_without_any_role_opens_no_page() -> None:
     """403 on every page and stream, as the API answers; only who one is may be asked."""
     nothing = _bearer(_token(roles=["guest"]))
-    async with admin(settings=settings()) as stage:
+    async with admin(settings=settings()) as service:
         statuses = {
-            path: (await stage.client.get(path, headers=nothing)).status_code
+            path: (await service.client.get(path, headers=nothing)).status_code
             for path in ("/", "/jobs", "/live", "/topology", "/checks", "/admin/dlq/jobs")
         }
-        me = await stage.client.get("/admin/me", headers=nothing)
-        you = await stage.client.get("/you", headers=nothing)
+        me = await service.client.get("/admin/me", headers=nothing)
+        you = await service.client.get("/you", headers=nothing)
     assert set(statuses.values()) == {403}, statuses
     assert (me.status_code, you.status_code) == (200, 200)
 
@@ -155,12 +155,14 @@ async def test_a_token_without_any_role_opens_no_page() -> None:
 async def test_a_key_has_a_name_that_can_be_printed(name: str) -> None:
     """By the API and on the page: 400 or 422, and no key is made."""
     boss = _bearer(_token())
-    async with admin(settings=settings()) as stage:
-        made = await stage.client.post(
+    async with admin(settings=settings()) as service:
+        made = await service.client.post(
             "/admin/keys", json={"name": name, "role": "viewer"}, headers=boss
         )
-        form = await stage.client.post("/keys", data={"name": name, "role": "viewer"}, headers=boss)
-        keys = await stage.client.get("/admin/keys", headers=boss)
+        form = await service.client.post(
+            "/keys", data={"name": name, "role": "viewer"}, headers=boss
+        )
+        keys = await service.client.get("/admin/keys", headers=boss)
     assert {made.status_code, form.status_code} <= {400, 422}, (made.text, form.status_code)
     assert keys.json()["total"] == 0
     key = {"name": name, "hash": "sha256:" + "0" * 64, "role": "viewer"}
@@ -175,13 +177,13 @@ async def test_readiness_tells_strangers_only_whether(monkeypatch: pytest.Monkey
     async def away(_broker: EmbeddedBroker, _name: str = "") -> None:
         raise ConnectionFailed("mq.internal:5672 refused the connection")
 
-    async with admin(settings=settings()) as stage:
-        good = await stage.client.get("/readyz")
+    async with admin(settings=settings()) as service:
+        good = await service.client.get("/readyz")
         monkeypatch.setattr(EmbeddedBroker, "connect", away)
         monkeypatch.setattr(EmbeddedManagement, "queues", away)
-        stage.clock.advance(60)
-        bad = await stage.client.get("/readyz")
-        known = await stage.client.get("/readyz", headers=_bearer(_token()))
+        service.clock.advance(60)
+        bad = await service.client.get("/readyz")
+        known = await service.client.get("/readyz", headers=_bearer(_token()))
     assert (good.status_code, good.json()["ready"], good.json()["broker"]) == (200, True, "")
     assert (bad.status_code, bad.json()["ready"], bad.json()["broker"]) == (503, False, "")
     assert "mq.internal" not in bad.text
@@ -192,10 +194,10 @@ async def test_a_viewer_of_some_queues_sees_the_map_and_only_their_depths() -> N
     """Names and paths are of the whole broker; how full a queue is, is for who may see the queue."""
     grants = [{"claim": "payments", "role": "viewer", "queues": ["payments*"]}]
     some = _bearer(_token(roles=["payments"]))
-    async with admin(dead_letter(1), settings=settings(grants=grants)) as stage:
-        graph = (await stage.client.get("/topology/graph.json", headers=some)).text
-    async with admin(dead_letter(1), settings=settings()) as stage:
-        whole = (await stage.client.get("/topology/graph.json", headers=_bearer(_token()))).text
+    async with admin(dead_letter(1), settings=settings(grants=grants)) as service:
+        graph = (await service.client.get("/topology/graph.json", headers=some)).text
+    async with admin(dead_letter(1), settings=settings()) as service:
+        whole = (await service.client.get("/topology/graph.json", headers=_bearer(_token()))).text
     assert DLQ in graph
     assert graph != whole
     assert '"messages":1' in whole.replace(" ", "")

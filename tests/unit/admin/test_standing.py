@@ -12,38 +12,38 @@ from hopback.deadletters.contract import AuditEntry, Moment
 from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
 from hopback.message import Properties
 from hopback.topology.model import Queue
-from tests.unit.admin.stage import DLQ, NOW, admin, dead_letter
+from tests.unit.admin.admin_service import DLQ, NOW, admin, dead_letter
 
 
 async def test_a_page_that_stands_open_learns_what_no_longer_holds() -> None:
     """Its session is held until it is released; a session nobody knows is not."""
-    async with admin(dead_letter(1)) as stage:
-        session = (await stage.session())["id"]
-        held = (await stage.client.get("/alive", params={"session": session})).json()
-        await stage.operations.release(session)
-        over = (await stage.client.get("/alive", params={"session": session})).json()
+    async with admin(dead_letter(1)) as service:
+        session = (await service.session())["id"]
+        held = (await service.client.get("/alive", params={"session": session})).json()
+        await service.operations.release(session)
+        over = (await service.client.get("/alive", params={"session": session})).json()
     assert (held["held"], over["held"]) == (True, False)
     assert held["broker"] == ""
 
 
 async def test_a_lost_session_leads_back_to_its_queue() -> None:
     """The address names the queue, so that a page opened again after a restart can offer it."""
-    async with admin(dead_letter(1)) as stage:
-        opened = await stage.client.post(f"/queues/{DLQ}/look", data={"how": "plain"})
+    async with admin(dead_letter(1)) as service:
+        opened = await service.client.post(f"/queues/{DLQ}/look", data={"how": "plain"})
         address = opened.headers["location"]
-        await stage.operations.release(address.partition("?")[0].rpartition("/")[2])
-        lost = await stage.client.get(address)
+        await service.operations.release(address.partition("?")[0].rpartition("/")[2])
+        lost = await service.client.get(address)
     assert lost.status_code == 404
     assert f'href="/queues/{DLQ}#look">Look at {DLQ} again' in lost.text
 
 
 async def test_the_notice_of_no_sign_in_is_read_once() -> None:
     """It stands until somebody says so, by a form, and leads back to the page it was read on."""
-    async with admin() as stage:
-        before = await stage.client.get("/jobs")
-        read = await stage.client.post("/notice/read", data={"next": "/jobs"})
-        after = await stage.client.get("/jobs")
-        foreign = await stage.client.post("/notice/read", data={"next": "//evil.example/"})
+    async with admin() as service:
+        before = await service.client.get("/jobs")
+        read = await service.client.post("/notice/read", data={"next": "/jobs"})
+        after = await service.client.get("/jobs")
+        foreign = await service.client.post("/notice/read", data={"next": "//evil.example/"})
     assert "No sign-in is configured" in before.text
     assert read.headers["location"] == "/jobs"
     assert "No sign-in is configured" not in after.text
@@ -52,11 +52,11 @@ async def test_the_notice_of_no_sign_in_is_read_once() -> None:
 
 async def test_a_job_in_the_way_is_said_at_the_first_step() -> None:
     """With a link to it, and without a way on: nobody walks three steps for nothing."""
-    async with admin(*(dead_letter(n) for n in range(3))) as stage:
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
         slow = RedriveRequest(queue=DLQ, selection=FromHead(), reason="x", pace=Pace(0.001))
-        job = await stage.operations.start(slow)
-        first = await stage.client.get(f"/queues/{DLQ}/discard")
-        await stage.operations.cancel(job.id)
+        job = await service.operations.start(slow)
+        first = await service.client.get(f"/queues/{DLQ}/discard")
+        await service.operations.cancel(job.id)
     assert "has an active job" in first.text
     assert f"/jobs/{job.id}" in first.text
     assert re.search(r'value="2" disabled', first.text)
@@ -67,12 +67,12 @@ async def test_a_foreign_queue_is_named_where_no_design_is_known() -> None:
     foreign = (Queue("mail"), Queue("mail.dlq"))
     properties = Properties(headers={"x-exception-message": "no"})
     message = replace(dead_letter(1), routing_key="mail.dlq", properties=properties)
-    async with admin(message, extra=foreign) as stage:
+    async with admin(message, extra=foreign) as service:
         act = "/queues/mail.dlq/re-drive"
         pages = [
-            await stage.client.get("/queues/mail.dlq"),
-            await stage.client.post(act, data={"step": "2", "on": "1"}),
-            await stage.client.post(act, data={"step": "3", "on": "2", "reason": "x"}),
+            await service.client.get("/queues/mail.dlq"),
+            await service.client.post(act, data={"step": "2", "on": "1"}),
+            await service.client.post(act, data={"step": "3", "on": "2", "reason": "x"}),
         ]
     for page in pages:
         assert page.status_code == 200
@@ -85,10 +85,10 @@ async def test_a_stack_of_another_framework_is_a_stack() -> None:
     """As Spring wrote it, in lines, with the frame that it names."""
     stack = "org.spring.Wrapper: no\n\tat org.spring.Adapter.invoke(Adapter.java:1)\nCaused by: x"
     properties = Properties(headers={"x-exception-message": "no", "x-exception-stacktrace": stack})
-    async with admin(replace(dead_letter(1), properties=properties)) as stage:
-        session = await stage.session()
-        (item,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
-        page = await stage.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
+    async with admin(replace(dead_letter(1), properties=properties)) as service:
+        session = await service.session()
+        (item,) = (await service.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await service.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
     shown = re.search(r'<pre class="trace"[^>]*>(.*?)</pre>', page.text, re.DOTALL)
     assert shown is not None
     assert shown.group(1).count("\n") == 2
@@ -103,10 +103,10 @@ async def test_moments_say_their_zone_and_are_exact_on_hover() -> None:
     assert moment(NOW, NOW + 400 * 86_400) == "14 Nov 2023, 22:13:20 UTC"
     message = dead_letter(1)
     stamped = replace(message.properties, timestamp=1_700_000_000)
-    async with admin(replace(message, properties=stamped)) as stage:
-        session = await stage.session()
-        (item,) = (await stage.client.get(f"{session['url']}/messages")).json()["items"]
-        page = await stage.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
+    async with admin(replace(message, properties=stamped)) as service:
+        session = await service.session()
+        (item,) = (await service.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await service.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
     assert "2023-11-14 22:13:20 UTC (1700000000)" in page.text
 
 

@@ -11,7 +11,7 @@ from hopback.admin.auth import TurnKeeper
 from hopback.admin.settings import BadSettings, parse_settings
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.deadletters.requests import AuditQuery
-from tests.unit.admin.stage import DLQ, SECRET, admin, dead_letter, settings
+from tests.unit.admin.admin_service import DLQ, SECRET, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ def _limited(**limits: int) -> AdminSettings:
 
 async def test_wrong_credentials_are_refused_without_being_checked_after_a_while() -> None:
     """So many 401 for an address, then 429 with Retry-After; who has a good token still comes in."""
-    async with admin(settings=_limited(failures_per_minute=10)) as stage:
+    async with admin(settings=_limited(failures_per_minute=10)) as service:
         wrong = [
-            await stage.client.get("/admin/me", headers=_bearer(f"hbk_{n}")) for n in range(30)
+            await service.client.get("/admin/me", headers=_bearer(f"hbk_{n}")) for n in range(30)
         ]
-        good = await stage.client.get("/admin/me", headers=_bearer(_token()))
-        stage.clock.advance(6)
-        later = await stage.client.get("/admin/me", headers=_bearer("hbk_again"))
+        good = await service.client.get("/admin/me", headers=_bearer(_token()))
+        service.clock.advance(6)
+        later = await service.client.get("/admin/me", headers=_bearer("hbk_again"))
     statuses = [answer.status_code for answer in wrong]
     assert statuses == [401] * 10 + [429] * 20
     assert int(wrong[-1].headers["retry-after"]) >= 1
@@ -44,8 +44,8 @@ async def test_wrong_credentials_are_refused_without_being_checked_after_a_while
 
 async def test_what_a_stranger_makes_us_check_is_limited_before_it_is_checked() -> None:
     """An address has its turns like a caller: behind them nothing is verified, good or wrong."""
-    async with admin(settings=_limited(requests_per_second=1, burst=3)) as stage:
-        answers = [await stage.client.get("/admin/me", headers=_bearer("no")) for _ in range(4)]
+    async with admin(settings=_limited(requests_per_second=1, burst=3)) as service:
+        answers = [await service.client.get("/admin/me", headers=_bearer("no")) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 401, 429]
 
 
@@ -60,12 +60,14 @@ async def test_repeated_refusals_are_one_row_and_a_count(way: str) -> None:
         headers = _bearer("hbk_wrong") if way == "bearer" else {}
         return int((await client.post("/admin/dlq/jobs", json={}, headers=headers)).status_code)
 
-    async with admin(settings=_limited(failures_per_minute=500, sign_ins_per_minute=500)) as stage:
-        statuses = [await ask(stage.client) for _ in range(600)]
-        during = await stage.operations.audit(_DENIED)
-        stage.clock.advance(61)
-        await ask(stage.client)
-        after = await stage.operations.audit(_DENIED)
+    async with admin(
+        settings=_limited(failures_per_minute=500, sign_ins_per_minute=500)
+    ) as service:
+        statuses = [await ask(service.client) for _ in range(600)]
+        during = await service.operations.audit(_DENIED)
+        service.clock.advance(61)
+        await ask(service.client)
+        after = await service.operations.audit(_DENIED)
     refused = statuses.count(401)
     assert refused >= 500
     assert len(during) == 1
@@ -75,12 +77,12 @@ async def test_repeated_refusals_are_one_row_and_a_count(way: str) -> None:
 
 async def test_too_many_tries_are_not_written_down() -> None:
     """What is refused with 429 leaves no row, and is not counted in one."""
-    async with admin(settings=_limited(sign_ins_per_minute=1)) as stage:
+    async with admin(settings=_limited(sign_ins_per_minute=1)) as service:
         form = {"secret": "hbk_wrong"}
-        answers = [await stage.client.post("/login", data=form, headers=_SAME) for _ in range(50)]
-        stage.clock.advance(30)
-        await stage.client.post("/login", data=form, headers=_SAME)
-        entries = await stage.operations.audit(_DENIED)
+        answers = [await service.client.post("/login", data=form, headers=_SAME) for _ in range(50)]
+        service.clock.advance(30)
+        await service.client.post("/login", data=form, headers=_SAME)
+        entries = await service.operations.audit(_DENIED)
     assert [answer.status_code for answer in answers] == [401] + [429] * 49
     assert [entry.details["code"] for entry in entries] == ["unauthorized"]
 
@@ -88,14 +90,14 @@ async def test_too_many_tries_are_not_written_down() -> None:
 async def test_somebody_known_cannot_flood_the_audit_either() -> None:
     """A viewer's refused changes are rows up to a number, then a count."""
     viewer = _bearer(_token(roles=["viewer"]))
-    async with admin(settings=settings()) as stage:
+    async with admin(settings=settings()) as service:
         for number in range(100):
-            await stage.client.post(
+            await service.client.post(
                 f"/admin/dlq/queues/q{number}/sessions", json={}, headers=viewer
             )
-        stage.clock.advance(61)
-        await stage.client.post("/admin/dlq/queues/last/sessions", json={}, headers=viewer)
-        entries = await stage.operations.audit(_DENIED)
+        service.clock.advance(61)
+        await service.client.post("/admin/dlq/queues/last/sessions", json={}, headers=viewer)
+        entries = await service.operations.audit(_DENIED)
     counted = [int(str(entry.details.get("times", 1))) for entry in entries]
     assert (len(entries), sum(counted)) == (22, 101)
 
@@ -127,8 +129,8 @@ _DIGITS = "9" * 5000
 )
 async def test_a_number_of_5000_digits_is_a_bad_request(method: str, path: str) -> None:
     """400 on the page and by the API, and the answer does not repeat all of it."""
-    async with admin(dead_letter(1), raising=False) as stage:
-        answer = await stage.client.request(method, path, headers=_SAME)
+    async with admin(dead_letter(1), raising=False) as service:
+        answer = await service.client.request(method, path, headers=_SAME)
     assert answer.status_code in {400, 422}, answer.status_code
     assert _DIGITS not in answer.text
 
@@ -139,16 +141,16 @@ async def test_a_number_of_5000_digits_is_a_bad_request(method: str, path: str) 
 )
 async def test_a_token_with_an_odd_time_is_not_believed(claim: str, value: Any) -> None:
     """401, whichever time it is and however it is odd."""
-    async with admin(settings=settings(), raising=False) as stage:
+    async with admin(settings=settings(), raising=False) as service:
         token = _token(**{claim: value})
-        answer = await stage.client.get("/admin/me", headers=_bearer(token))
+        answer = await service.client.get("/admin/me", headers=_bearer(token))
     assert answer.status_code == 401, answer.text
 
 
 async def test_a_content_length_of_5000_digits_is_a_bad_request() -> None:
     """The number is bounded before it is read."""
-    async with admin(raising=False) as stage:
-        answer = await stage.client.get("/admin/me", headers={"Content-Length": _DIGITS})
+    async with admin(raising=False) as service:
+        answer = await service.client.get("/admin/me", headers={"Content-Length": _DIGITS})
     assert answer.status_code in {400, 413}
 
 
@@ -169,14 +171,14 @@ async def test_the_last_resort_is_ours_and_carries_the_id_of_the_log(
     def address(_broker: object) -> str:
         raise ZeroDivisionError("nobody expected this")
 
-    async with admin(raising=False) as stage:
+    async with admin(raising=False) as service:
         if path == "/you":
             monkeypatch.setattr(EmbeddedBroker, "address", property(address))
         else:
             monkeypatch.setattr("hopback.admin.auth.LOCAL", 7)
         headers = {"X-Correlation-ID": "findme-1", "Accept": accept}
         with caplog.at_level(logging.ERROR, logger="hopback.admin"):
-            answer = await stage.client.get(path, headers=headers)
+            answer = await service.client.get(path, headers=headers)
     assert answer.status_code == 500
     assert answer.headers["content-type"].partition(";")[0] == media
     assert "findme-1" in answer.text

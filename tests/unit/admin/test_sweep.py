@@ -17,7 +17,7 @@ from hopback.clock import ManualClock
 from hopback.deadletters.contract import Depth, Moment, QueueSummary
 from hopback.errors import ConnectionFailed, StoreUnavailable
 from hopback.store.database import store_errors
-from tests.unit.admin.stage import DLQ, NOW, admin, dead_letter
+from tests.unit.admin.admin_service import DLQ, NOW, admin, dead_letter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,10 +109,10 @@ def test_a_database_that_does_not_answer_is_a_503() -> None:
 
 async def test_a_job_is_followed_on_the_page_until_it_ends() -> None:
     """The line says change and end; the page fetches the rest itself."""
-    async with admin(dead_letter(1)) as stage:
+    async with admin(dead_letter(1)) as service:
         order = {"kind": "re-drive", "queue": DLQ, "reason": "x"}
-        job = (await stage.client.post("/admin/dlq/jobs", json=order)).json()["id"]
-        answer = await stage.client.get(f"/jobs/{job}/live")
+        job = (await service.client.post("/admin/dlq/jobs", json=order)).json()["id"]
+        answer = await service.client.get(f"/jobs/{job}/live")
     assert answer.text.startswith("event: change")
     assert answer.text.endswith("event: end\ndata: {}\n\n")
 
@@ -134,19 +134,19 @@ async def test_what_changed_before_the_line_stood_is_told() -> None:
 
 async def test_a_queue_refreshes_itself_as_the_list_does() -> None:
     """Both follow the same line, from the moment of what they show."""
-    async with admin(dead_letter(1)) as stage:
+    async with admin(dead_letter(1)) as service:
         for path in ("/", f"/queues/{DLQ}"):
-            shown = (await stage.client.get(path)).text
+            shown = (await service.client.get(path)).text
             assert f'data-live="/live?at={NOW:.3f}" hx-get="{path}"' in shown
 
 
 async def test_sessions_that_are_kept_or_ended_are_audited() -> None:
     """Who renewed and who released stands in the audit."""
-    async with admin(dead_letter(1)) as stage:
-        session = await stage.session(ttlSeconds=10)
-        renewed = await stage.client.post(f"{session['url']}/renew", json={"ttlSeconds": 60})
-        await stage.client.delete(session["url"])
-        audit = (await stage.client.get("/admin/audit")).json()["items"]
+    async with admin(dead_letter(1)) as service:
+        session = await service.session(ttlSeconds=10)
+        renewed = await service.client.post(f"{session['url']}/renew", json={"ttlSeconds": 60})
+        await service.client.delete(session["url"])
+        audit = (await service.client.get("/admin/audit")).json()["items"]
     assert renewed.json()["expiresAt"] > session["expiresAt"]
     assert [entry["action"] for entry in audit] == [
         "session.release",

@@ -6,7 +6,7 @@ import pytest
 
 from hopback.broker.embedded import EventKind, Loss
 from hopback.topology.model import Policy
-from tests.unit.embedded.stage import EVERY_VERSION, START, Client, Stage, deaths, to
+from tests.unit.embedded.node_setup import EVERY_VERSION, START, Client, Setup, deaths, to
 
 _SAFE = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
 
@@ -14,37 +14,37 @@ _SAFE = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
 @pytest.mark.parametrize("version", EVERY_VERSION)
 def test_a_dead_letter_waits_unseen_until_its_target_exists(version: str) -> None:
     """Tried again every 180 seconds; its time of death stays that of the death."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.quorum("q", to("dead", message_ttl=1000, **_SAFE))
     client.put("q")
-    client.stage.wait(2)
-    assert (client.stage.ready("q"), len(client.stage.queue("q").held)) == ([], 1)
+    client.setup.wait(2)
+    assert (client.setup.ready("q"), len(client.setup.queue("q").held)) == ([], 1)
     client.classic("dead")
-    client.stage.wait(170)
-    assert client.stage.ready("dead") == []
-    client.stage.wait(10)
+    client.setup.wait(170)
+    assert client.setup.ready("dead") == []
+    client.setup.wait(10)
     assert deaths(client.get("dead"))[0]["time"] == START + 1
-    assert client.stage.queue("q").messages == ()
-    assert client.stage.lost() == []
+    assert client.setup.queue("q").messages == ()
+    assert client.setup.lost() == []
 
 
 def test_a_full_target_keeps_the_dead_letter_in_its_source() -> None:
     """Refused, it is tried again and taken when there is room."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("dead", {"x-max-length": 1, "x-overflow": "reject-publish"})
     client.quorum("q", to("dead", **_SAFE))
     client.put("q", "1", "2")
     for _ in range(2):
         client.channel.nack(client.get("q").tag, requeue=False)
-    assert (client.stage.ready("dead"), len(client.stage.queue("q").held)) == (["1"], 1)
+    assert (client.setup.ready("dead"), len(client.setup.queue("q").held)) == (["1"], 1)
     client.drain("dead")
-    client.stage.wait(180)
-    assert (client.stage.ready("dead"), len(client.stage.queue("q").held)) == (["2"], 0)
+    client.setup.wait(180)
+    assert (client.setup.ready("dead"), len(client.setup.queue("q").held)) == (["2"], 0)
 
 
 def test_a_target_that_has_taken_it_is_not_asked_again() -> None:
     """Of two targets one was full: only that one gets it later."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.exchange("dlx", "fanout")
     client.classic("open")
     client.classic("full", {"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -56,23 +56,23 @@ def test_a_target_that_has_taken_it_is_not_asked_again() -> None:
     client.put("q", "m")
     client.channel.nack(client.get("q").tag, requeue=False)
     client.drain("full")
-    client.stage.wait(180)
-    assert (client.stage.ready("open"), client.stage.ready("full")) == (["m"], ["m"])
+    client.setup.wait(180)
+    assert (client.setup.ready("open"), client.setup.ready("full")) == (["m"], ["m"])
 
 
 def test_a_cycle_is_stuck_for_ever_and_counts_towards_the_length() -> None:
     """The jam of RabbitMQ: nothing is lost, nothing moves, and the queue fills up."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.quorum("q", to("q", message_ttl=10, max_length=1, **_SAFE))
     assert client.put("q", "1", "2") == [EventKind.ENQUEUED, EventKind.ENQUEUED]
-    client.stage.wait(3600)
-    assert len(client.stage.queue("q").held) == 2
+    client.setup.wait(3600)
+    assert len(client.setup.queue("q").held) == 2
     assert client.put("q", "3") == [EventKind.REFUSED]
 
 
 def test_only_thirty_two_dead_letters_are_under_way_at_once() -> None:
     """Behind as many stuck ones, even a letter that has a home must wait."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.exchange("dlx")
     client.classic("dead")
     client.bind("dlx", "dead", "good")
@@ -83,30 +83,30 @@ def test_only_thirty_two_dead_letters_are_under_way_at_once() -> None:
     for key in ["bad"] * 32 + ["good"]:
         client.put(key, exchange="in")
         client.channel.nack(client.get("q").tag, requeue=False)
-    assert (client.stage.ready("dead"), len(client.stage.queue("q").held)) == ([], 33)
+    assert (client.setup.ready("dead"), len(client.setup.queue("q").held)) == ([], 33)
     client.classic("rescue")
     client.bind("dlx", "rescue", "bad")
-    client.stage.wait(180)
-    assert (len(client.stage.ready("rescue")), client.stage.ready("dead")) == (32, ["m"])
+    client.setup.wait(180)
+    assert (len(client.setup.ready("rescue")), client.setup.ready("dead")) == (32, ["m"])
 
 
 def test_without_reject_publish_it_is_at_most_once_after_all() -> None:
     """The strategy falls back in silence, as in RabbitMQ."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.quorum("q", to("missing", dead_letter_strategy="at-least-once"))
     client.put("q")
     client.channel.nack(client.get("q").tag, requeue=False)
-    assert client.stage.lost() == [Loss.UNROUTABLE_DEAD_LETTER]
+    assert client.setup.lost() == [Loss.UNROUTABLE_DEAD_LETTER]
 
 
 def test_changing_the_strategy_by_policy_deletes_what_is_kept() -> None:
     """The argument is silent about overflow, so the policy decides and can be taken away."""
-    client = Client(Stage())
-    client.stage.node.policies.put(Policy("p", "^q$", {"overflow": "reject-publish"}))
+    client = Client(Setup())
+    client.setup.node.policies.put(Policy("p", "^q$", {"overflow": "reject-publish"}))
     client.quorum("q", to("missing", dead_letter_strategy="at-least-once"))
     client.put("q")
     client.channel.nack(client.get("q").tag, requeue=False)
-    assert len(client.stage.queue("q").held) == 1
-    client.stage.node.policies.remove("p")
-    assert client.stage.queue("q").held == ()
-    assert client.stage.lost() == [Loss.STRATEGY_CHANGED]
+    assert len(client.setup.queue("q").held) == 1
+    client.setup.node.policies.remove("p")
+    assert client.setup.queue("q").held == ()
+    assert client.setup.lost() == [Loss.STRATEGY_CHANGED]

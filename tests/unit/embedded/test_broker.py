@@ -20,7 +20,7 @@ from hopback.errors import (
 from hopback.message import Message, Properties
 from hopback.topology.model import Exchange, Policy, Queue, QueueType
 from hopback.version import BrokerVersion
-from tests.unit.embedded.stage import pass_time, to
+from tests.unit.embedded.node_setup import pass_time, to
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker

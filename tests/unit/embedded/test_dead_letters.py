@@ -8,7 +8,7 @@ from hopback.broker.embedded import EventKind, Loss, Refusal
 from hopback.fields import Headers, Timestamp
 from hopback.message import Properties
 from hopback.topology.model import Queue, QueueType
-from tests.unit.embedded.stage import EVERY_VERSION, START, Client, Stage, deaths, to
+from tests.unit.embedded.node_setup import EVERY_VERSION, START, Client, Setup, deaths, to
 
 _SCRAMBLING = ("3.10.8", "3.12")
 
@@ -20,7 +20,7 @@ def _reject(client: Client, queue: str) -> None:
 @pytest.mark.parametrize("version", EVERY_VERSION)
 def test_the_first_death_is_recorded_in_exact_form(version: str) -> None:
     """The table has these fields with these types, and the names of the first death stand apart."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.exchange("in")
     client.classic("dead")
     client.classic("q", to("dead"))
@@ -52,7 +52,7 @@ def test_the_first_death_is_recorded_in_exact_form(version: str) -> None:
 
 def test_a_dead_letter_keeps_everything_but_its_expiration() -> None:
     """Exchange and key are those of the dead-lettering, redelivered is false again."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.exchange("dlx", "fanout")
     client.classic("dead")
     client.classic("q", {"x-dead-letter-exchange": "dlx"})
@@ -75,13 +75,13 @@ def test_a_dead_letter_keeps_everything_but_its_expiration() -> None:
 @pytest.mark.parametrize("version", EVERY_VERSION)
 def test_a_further_death_of_the_same_kind_only_counts(version: str) -> None:
     """Laps of reject and expiry: two entries, counts growing, times those of the first deaths."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("main", to("wait"))
     client.classic("wait", to("main", message_ttl=1000))
     client.put("main")
     for _ in range(25):
         _reject(client, "main")
-        client.stage.wait(1)
+        client.setup.wait(1)
     found = {(death["queue"], death["reason"]): death for death in deaths(client.get("main"))}
     assert {key: death["count"] for key, death in found.items()} == {
         ("main", "rejected"): 25,
@@ -93,12 +93,12 @@ def test_a_further_death_of_the_same_kind_only_counts(version: str) -> None:
 @pytest.mark.parametrize("version", EVERY_VERSION)
 def test_the_order_of_deaths_is_scrambled_before_3_13(version: str) -> None:
     """a → b → c → d: the newest first, then the others backwards or in order."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     for name, target in (("a", "b"), ("b", "c"), ("c", "d")):
         client.classic(name, to(target, message_ttl=10))
     client.classic("d")
     client.put("a")
-    client.stage.wait(1)
+    client.setup.wait(1)
     expected = ["c", "a", "b"] if version in _SCRAMBLING else ["c", "b", "a"]
     assert [death["queue"] for death in deaths(client.get("d"))] == expected
 
@@ -106,36 +106,36 @@ def test_the_order_of_deaths_is_scrambled_before_3_13(version: str) -> None:
 @pytest.mark.parametrize("version", EVERY_VERSION)
 def test_a_cycle_without_rejection_is_dropped(version: str) -> None:
     """Expired, overlong or over the limit: back where it was, it is gone."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("a", to("b", message_ttl=10))
     client.classic("b", to("a", message_ttl=10))
     client.classic("self", to("self", message_ttl=10))
     client.put("a")
     client.put("self")
-    client.stage.wait(1)
-    assert client.stage.lost() == [Loss.CYCLE, Loss.CYCLE]
+    client.setup.wait(1)
+    assert client.setup.lost() == [Loss.CYCLE, Loss.CYCLE]
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
 def test_two_waits_in_a_row_lose_the_message_on_the_second_lap_before_3_13(version: str) -> None:
     """The scrambled order hides the rejection from the detection of cycles."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("main", to("one"))
     client.classic("one", to("two", message_ttl=10))
     client.classic("two", to("main", message_ttl=10))
     client.put("main", "m")
     for _ in range(2):
         _reject(client, "main")
-        client.stage.wait(1)
+        client.setup.wait(1)
     scrambles = version in _SCRAMBLING
-    assert client.stage.ready("main") == ([] if scrambles else ["m"])
-    assert client.stage.lost() == ([Loss.CYCLE] if scrambles else [])
+    assert client.setup.ready("main") == ([] if scrambles else ["m"])
+    assert client.setup.lost() == ([Loss.CYCLE] if scrambles else [])
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
 def test_a_published_x_death_counts_only_on_some_versions(version: str) -> None:
     """Republish with the headers kept, die again: the count goes on, or begins anew."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("q", to("dead"))
     client.classic("dead")
     client.put("q")
@@ -151,7 +151,7 @@ def test_a_published_x_death_counts_only_on_some_versions(version: str) -> None:
 @pytest.mark.parametrize("version", ["4.0.5", "4.3.6"])
 def test_a_published_x_death_is_delivered_unchanged_until_the_next_death(version: str) -> None:
     """Then it is replaced as a whole, with the names of the first death."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("q", to("dead"))
     client.classic("dead")
     foreign: Headers = {
@@ -172,7 +172,7 @@ def test_a_published_x_death_is_delivered_unchanged_until_the_next_death(version
 )
 def test_a_malformed_x_death_crashes_an_old_classic_queue(broken: list[object]) -> None:
     """Consumers are cancelled, what is durable comes back with the poison, the rest is lost."""
-    client = Client(Stage("3.10.8"))
+    client = Client(Setup("3.10.8"))
     client.classic("q", to("dead"))
     client.classic("dead")
     client.put("q", "poison", headers={"x-death": broken}, delivery_mode=2)  # type: ignore[dict-item]
@@ -181,20 +181,20 @@ def test_a_malformed_x_death_crashes_an_old_classic_queue(broken: list[object]) 
     tag = client.channel.consume("q")
     client.channel.nack(1, requeue=False)
     assert client.cancellations == [tag]
-    assert client.stage.ready("q") == ["poison", "durable"]
-    assert all(message.redelivered for message in client.stage.queue("q").ready)
-    assert client.stage.lost() == [Loss.CRASH]
+    assert client.setup.ready("q") == ["poison", "durable"]
+    assert all(message.redelivered for message in client.setup.queue("q").ready)
+    assert client.setup.lost() == [Loss.CRASH]
     client.channel.ack(2)
-    assert client.stage.ready("q") == ["poison", "durable"]
+    assert client.setup.ready("q") == ["poison", "durable"]
 
 
 def test_a_queue_that_crashes_again_and_again_is_given_up() -> None:
     """A poison that has expired as well: it dies at every start, until the supervisor gives up."""
-    client = Client(Stage("3.10.8"))
+    client = Client(Setup("3.10.8"))
     client.classic("q", to("dead", message_ttl=0))
     client.put("q", headers={"x-death": ["broken"]}, delivery_mode=2)
-    client.stage.wait(3600)
-    assert client.stage.ready("q") == ["m"]
+    client.setup.wait(3600)
+    assert client.setup.ready("q") == ["m"]
     assert client.put("q") == [EventKind.REFUSED]
     with pytest.raises(Refusal, match="process is stopped by supervisor"):
         client.get("q")
@@ -202,20 +202,20 @@ def test_a_queue_that_crashes_again_and_again_is_given_up() -> None:
 
 def test_a_malformed_x_death_is_lost_from_an_old_quorum_queue() -> None:
     """Only that message is gone."""
-    client = Client(Stage("3.10.8"))
+    client = Client(Setup("3.10.8"))
     client.quorum("q", to("dead"))
     client.classic("dead")
     client.put("q", "poison", headers={"x-death": ["a"]})
     client.put("q", "other")
     _reject(client, "q")
-    assert (client.stage.ready("q"), client.stage.ready("dead")) == (["other"], [])
-    assert client.stage.lost() == [Loss.CRASH]
+    assert (client.setup.ready("q"), client.setup.ready("dead")) == (["other"], [])
+    assert client.setup.lost() == [Loss.CRASH]
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
 def test_an_x_death_that_is_no_array_is_begun_anew(version: str) -> None:
     """A string in its place harms nobody."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("q", to("dead"))
     client.classic("dead")
     client.put("q", headers={"x-death": "nonsense"})
@@ -226,12 +226,12 @@ def test_an_x_death_that_is_no_array_is_begun_anew(version: str) -> None:
 @pytest.mark.parametrize(("version", "kept"), [("3.10.8", False), ("4.0.5", True), ("4.3.6", True)])
 def test_a_dead_letter_key_takes_cc_away_only_on_old_versions(version: str, kept: bool) -> None:
     """Without such a key the letter goes to all its keys; BCC is never seen."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("q", to("dead"))
     for name in ("copy", "blind", "dead"):
         client.classic(name)
     client.put("q", headers={"CC": ["copy"], "BCC": ["blind"]})
-    assert [len(client.stage.ready(name)) for name in ("q", "copy", "blind")] == [1, 1, 1]
+    assert [len(client.setup.ready(name)) for name in ("q", "copy", "blind")] == [1, 1, 1]
     assert "BCC" not in client.get("blind").properties.headers
     _reject(client, "q")
     dead_letter = client.get("dead")
@@ -241,7 +241,7 @@ def test_a_dead_letter_key_takes_cc_away_only_on_old_versions(version: str, kept
 
 def test_without_a_dead_letter_key_all_original_keys_are_used() -> None:
     """The letter goes where the message went, blind copies too."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.exchange("dlx")
     client.classic("q", {"x-dead-letter-exchange": "dlx"})
     for name in ("copy", "blind"):
@@ -250,7 +250,7 @@ def test_without_a_dead_letter_key_all_original_keys_are_used() -> None:
         client.bind("dlx", f"dead.{name}", name)
     client.put("q", headers={"CC": ["copy"], "BCC": ["blind"]})
     _reject(client, "q")
-    assert client.stage.ready("dead.copy") == client.stage.ready("dead.blind") == ["m"]
+    assert client.setup.ready("dead.copy") == client.setup.ready("dead.blind") == ["m"]
 
 
 @pytest.mark.parametrize(
@@ -265,16 +265,16 @@ def test_dead_letters_without_a_home_are_lost_in_silence(
     arguments: dict[str, str], loss: Loss
 ) -> None:
     """At most once means just that."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q", arguments)
     client.put("q")
     _reject(client, "q")
-    assert client.stage.lost() == [loss]
+    assert client.setup.lost() == [loss]
 
 
 def test_an_alternate_exchange_catches_unroutable_dead_letters() -> None:
     """It is honoured on the dead-letter exchange as on any other."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.exchange("spare", "fanout")
     client.exchange("dlx", "direct", {"alternate-exchange": "spare"})
     client.classic("caught")
@@ -282,12 +282,12 @@ def test_an_alternate_exchange_catches_unroutable_dead_letters() -> None:
     client.classic("q", {"x-dead-letter-exchange": "dlx"})
     client.put("q")
     _reject(client, "q")
-    assert client.stage.ready("caught") == ["m"]
+    assert client.setup.ready("caught") == ["m"]
 
 
 def test_a_full_classic_target_discards_dead_letters_and_a_quorum_one_does_not() -> None:
     """`reject-publish` has nobody to refuse them to."""
-    client = Client(Stage())
+    client = Client(Setup())
     limit: Headers = {"x-max-length": 1, "x-overflow": "reject-publish"}
     client.classic("classic", limit)
     client.quorum("quorum", limit)
@@ -296,15 +296,15 @@ def test_a_full_classic_target_discards_dead_letters_and_a_quorum_one_does_not()
         client.put(f"from.{target}", "1", "2", "3")
         for _ in range(3):
             _reject(client, f"from.{target}")
-    assert client.stage.ready("classic") == ["1"]
-    assert client.stage.ready("quorum") == ["1", "2", "3"]
-    assert client.stage.lost() == [Loss.FULL, Loss.FULL]
+    assert client.setup.ready("classic") == ["1"]
+    assert client.setup.ready("quorum") == ["1", "2", "3"]
+    assert client.setup.lost() == [Loss.FULL, Loss.FULL]
 
 
 @pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
 def test_a_long_chain_of_queues_is_no_deep_recursion(kind: QueueType) -> None:
     """Each dead letter is moved from the same depth, kept ones too."""
-    client = Client(Stage())
+    client = Client(Setup())
     length = 400
     kept = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
     more = kept if kind is QueueType.QUORUM else {}
@@ -313,17 +313,17 @@ def test_a_long_chain_of_queues_is_no_deep_recursion(kind: QueueType) -> None:
         client.declare(Queue(f"q{number}", kind, arguments=arguments))
     client.classic(f"q{length}")
     client.put("q0")
-    assert client.stage.ready(f"q{length}") == ["m"]
-    died = [event for event in client.stage.events if event.kind is EventKind.DIED]
+    assert client.setup.ready(f"q{length}") == ["m"]
+    died = [event for event in client.setup.events if event.kind is EventKind.DIED]
     assert len(died) == length
 
 
 def test_a_dead_letter_that_an_old_broker_sends_round_for_ever_lets_others_live() -> None:
     """The scrambled order hides the cycle: here as there the letter goes round, but time goes on."""
-    client = Client(Stage("3.10.8"))
+    client = Client(Setup("3.10.8"))
     client.classic("a", to("b", message_ttl=0))
     client.classic("b", to("a", message_ttl=0))
     death: Headers = {"queue": "a", "reason": "rejected", "count": 1}
     client.put("a", headers={"x-death": [death]})
-    client.stage.wait(60)
-    assert len(client.stage.queue("a").messages + client.stage.queue("b").messages) == 1
+    client.setup.wait(60)
+    assert len(client.setup.queue("a").messages + client.setup.queue("b").messages) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from hopback.broker.embedded import Loss, Refusal
 from hopback.topology.model import Policy, Queue, QueueType
-from tests.unit.embedded.stage import Client, Stage, deaths, to
+from tests.unit.embedded.node_setup import Client, Setup, deaths, to
 
 _BOTH = pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
 
@@ -16,7 +16,7 @@ def _declare(client: Client, kind: QueueType, name: str, **arguments: object) ->
 
 
 def _client(kind: QueueType, **arguments: object) -> Client:
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("dead")
     _declare(client, kind, "q", **arguments)
     return client
@@ -28,10 +28,10 @@ def test_only_the_head_expires(kind: QueueType) -> None:
     client = _client(kind)
     client.put("q", "long", expiration="8000")
     client.put("q", "short", expiration="1000")
-    client.stage.wait(7.9)
-    assert client.stage.ready("dead") == []
-    client.stage.wait(0.1)
-    assert client.stage.ready("dead") == ["long", "short"]
+    client.setup.wait(7.9)
+    assert client.setup.ready("dead") == []
+    client.setup.wait(0.1)
+    assert client.setup.ready("dead") == ["long", "short"]
 
 
 @_BOTH
@@ -40,10 +40,10 @@ def test_the_head_that_is_taken_uncovers_an_expired_one(kind: QueueType) -> None
     client = _client(kind)
     client.put("q", "long", expiration="8000")
     client.put("q", "short", expiration="1000")
-    client.stage.wait(2)
+    client.setup.wait(2)
     client.get("q")
     assert client.channel.get("q") is None
-    assert client.stage.ready("dead") == ["short"]
+    assert client.setup.ready("dead") == ["short"]
 
 
 @_BOTH
@@ -51,10 +51,10 @@ def test_the_smaller_of_both_times_holds(kind: QueueType) -> None:
     """The record names the message's own even when the queue's was smaller."""
     client = _client(kind, message_ttl=1000)
     client.put("q", "queue's", expiration="5000")
-    client.stage.wait(1)
+    client.setup.wait(1)
     client.put("q", "own", expiration="200")
-    client.stage.wait(0.2)
-    assert client.stage.ready("dead") == ["queue's", "own"]
+    client.setup.wait(0.2)
+    assert client.setup.ready("dead") == ["queue's", "own"]
     found = [deaths(taken)[0]["original-expiration"] for taken in client.drain("dead")]
     assert found == ["5000", "200"]
 
@@ -64,7 +64,7 @@ def test_a_time_of_zero_dies_unless_a_consumer_waits(kind: QueueType) -> None:
     """Handed over at once, it lives."""
     client = _client(kind, message_ttl=0)
     client.put("q", "dies")
-    assert client.stage.ready("dead") == ["dies"]
+    assert client.setup.ready("dead") == ["dies"]
     client.channel.consume("q")
     client.put("q", "lives")
     assert client.bodies == ["lives"]
@@ -76,36 +76,36 @@ def test_what_is_held_does_not_expire_but_dies_when_it_comes_back(kind: QueueTyp
     client = _client(kind, message_ttl=1000)
     client.put("q")
     taken = client.get("q")
-    client.stage.wait(10)
-    assert client.stage.ready("dead") == []
+    client.setup.wait(10)
+    assert client.setup.ready("dead") == []
     client.channel.nack(taken.tag, requeue=True)
-    assert client.stage.ready("dead") == ["m"]
+    assert client.setup.ready("dead") == ["m"]
 
 
 @_BOTH
 def test_the_time_is_stamped_when_the_message_arrives(kind: QueueType) -> None:
     """A shorter time by policy does not touch what is there, and waits behind it."""
     client = _client(kind)
-    policies = client.stage.node.policies
+    policies = client.setup.node.policies
     policies.put(Policy("ttl", "^q$", {"message-ttl": 10_000}))
     client.put("q", "old")
     policies.put(Policy("ttl", "^q$", {"message-ttl": 100}))
     client.put("q", "new")
-    client.stage.wait(9.9)
-    assert client.stage.ready("dead") == []
-    client.stage.wait(0.1)
-    assert client.stage.ready("dead") == ["old", "new"]
+    client.setup.wait(9.9)
+    assert client.setup.ready("dead") == []
+    client.setup.wait(0.1)
+    assert client.setup.ready("dead") == ["old", "new"]
 
 
 def test_on_4_3_each_priority_has_a_head_of_its_own() -> None:
     """The scan looks at every level; within a level the head still blocks."""
-    client = Client(Stage("4.3.6"))
+    client = Client(Setup("4.3.6"))
     client.classic("dead")
     client.quorum("q", to("dead"))
     client.put("q", "high", priority=9, expiration="60000")
     client.put("q", "low", priority=1, expiration="1000")
-    client.stage.wait(1)
-    assert client.stage.ready("dead") == ["low"]
+    client.setup.wait(1)
+    assert client.setup.ready("dead") == ["low"]
 
 
 @pytest.mark.parametrize(
@@ -137,40 +137,40 @@ def test_expirations_the_broker_takes(text: str) -> None:
 
 def test_an_unused_classic_queue_is_gone_on_time() -> None:
     """Declaring it again and getting from it renew its lease; its messages are not dead-lettered."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("dead")
     client.classic("q", to("dead", expires=1000))
     client.put("q")
     for renew in (lambda: client.classic("q", to("dead", expires=1000)), lambda: client.get("q")):
-        client.stage.wait(0.9)
+        client.setup.wait(0.9)
         renew()
     client.channel.recover()
-    client.stage.wait(0.99)
-    assert "q" in client.stage.node.queues
-    client.stage.wait(0.01)
-    assert "q" not in client.stage.node.queues
-    assert client.stage.ready("dead") == []
-    assert client.stage.lost() == [Loss.QUEUE_EXPIRED]
+    client.setup.wait(0.99)
+    assert "q" in client.setup.node.queues
+    client.setup.wait(0.01)
+    assert "q" not in client.setup.node.queues
+    assert client.setup.ready("dead") == []
+    assert client.setup.lost() == [Loss.QUEUE_EXPIRED]
 
 
 def test_a_consumer_keeps_the_queue_alive() -> None:
     """The lease begins when the last consumer leaves."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q", {"x-expires": 1000})
     tag = client.channel.consume("q")
-    client.stage.wait(60)
+    client.setup.wait(60)
     client.channel.cancel(tag)
-    client.stage.wait(0.9)
-    assert "q" in client.stage.node.queues
-    client.stage.wait(0.1)
-    assert "q" not in client.stage.node.queues
+    client.setup.wait(0.9)
+    assert "q" in client.setup.node.queues
+    client.setup.wait(0.1)
+    assert "q" not in client.setup.node.queues
 
 
 def test_a_quorum_queue_looks_every_five_seconds() -> None:
     """One second of lease lasts five, and declaring again does not renew it."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.quorum("q", {"x-expires": 1000})
-    client.stage.wait(4.9)
+    client.setup.wait(4.9)
     client.quorum("q", {"x-expires": 1000})
-    client.stage.wait(0.1)
-    assert "q" not in client.stage.node.queues
+    client.setup.wait(0.1)
+    assert "q" not in client.setup.node.queues

@@ -17,7 +17,7 @@ from hopback.errors import (
 )
 from hopback.message import Message
 from hopback.topology.model import Queue
-from tests.unit.embedded.stage import pass_time
+from tests.unit.embedded.node_setup import pass_time
 
 _MESSAGE = Message("", "q", b"m")
 

@@ -8,7 +8,7 @@ import pytest
 
 from hopback.broker.embedded import Loss
 from hopback.topology.model import Policy, QueueType
-from tests.unit.embedded.stage import Client, Stage
+from tests.unit.embedded.node_setup import Client, Setup
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
 
 def test_a_policy_moves_the_dead_letters_of_what_is_there() -> None:
     """Set, replaced and removed, it holds at once."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.classic("dead")
     client.put("q", "1", "2")
-    policies = client.stage.node.policies
+    policies = client.setup.node.policies
     definition = {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
     policies.put(Policy("p", "^q$", definition, apply_to="queues"))
     client.channel.nack(client.get("q").tag, requeue=False)
     policies.remove("p")
     client.channel.nack(client.get("q").tag, requeue=False)
-    assert client.stage.ready("dead") == ["1"]
-    assert client.stage.lost() == [Loss.NO_DEAD_LETTER_EXCHANGE]
+    assert client.setup.ready("dead") == ["1"]
+    assert client.setup.lost() == [Loss.NO_DEAD_LETTER_EXCHANGE]
 
 
 def test_only_the_policy_of_highest_priority_applies() -> None:
     """Policies do not merge; an operator's comes on top, with the smaller value."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
-    policies = client.stage.node.policies
+    policies = client.setup.node.policies
     policies.put(Policy("low", ".*", {"max-length": 5, "message-ttl": 1000}, priority=1))
     policies.put(Policy("high", "q", {"max-length": 9}, priority=2))
     policies.put(Policy("others", "^x", {"max-length": 1}, priority=3))
     policies.put(Policy("exchanges", "q", {"max-length": 1}, priority=3, apply_to="exchanges"))
-    settings = client.stage.node.queues["q"].settings
+    settings = client.setup.node.queues["q"].settings
     assert (settings.max_length, settings.ttl) == (9, None)
     policies.put(Policy("operator", "q", {"max-length": 7}), operator=True)
-    assert client.stage.node.queues["q"].settings.max_length == 7
+    assert client.setup.node.queues["q"].settings.max_length == 7
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ def test_argument_against_policy(
     kind: QueueType, argument: FieldValue, policy: FieldValue, name: str, expected: object
 ) -> None:
     """The argument wins, or the smaller one, and for a quorum queue's overflow the policy."""
-    client = Client(Stage("4.0.5"))
+    client = Client(Setup("4.0.5"))
     getattr(client, kind)("q", {f"x-{name}": argument})
-    client.stage.node.policies.put(Policy("p", "q", {name: policy}))
+    client.setup.node.policies.put(Policy("p", "q", {name: policy}))
     attribute = {"message-ttl": "ttl"}.get(name, name.replace("-", "_"))
-    assert getattr(client.stage.node.queues["q"].settings, attribute) == expected
+    assert getattr(client.setup.node.queues["q"].settings, attribute) == expected
 
 
 def test_the_policy_decides_when_an_old_quorum_queue_expires() -> None:
     """On 3.10, whichever is smaller."""
-    client = Client(Stage("3.10.8"))
+    client = Client(Setup("3.10.8"))
     client.quorum("q", {"x-expires": 500})
-    client.stage.node.policies.put(Policy("p", "q", {"expires": 1000}))
-    assert client.stage.node.queues["q"].settings.expires == 1.0
+    client.setup.node.policies.put(Policy("p", "q", {"expires": 1000}))
+    assert client.setup.node.queues["q"].settings.expires == 1.0
 
 
 @pytest.mark.parametrize(
@@ -88,25 +88,25 @@ def test_the_policy_decides_when_an_old_quorum_queue_expires() -> None:
 def test_policies_that_the_broker_refuses(version: str, policy: Policy, problem: str) -> None:
     """Unknown keys, and what an old version does not know."""
     with pytest.raises(ValueError, match=problem):
-        Stage(version).node.policies.put(policy)
-    Stage("4.0.5").node.policies.put(
+        Setup(version).node.policies.put(policy)
+    Setup("4.0.5").node.policies.put(
         Policy("p", "q", {"delivery-limit": -1}, apply_to="quorum_queues")
     )
 
 
 def test_a_shorter_length_drops_what_is_too_much() -> None:
     """At once, from the head."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.put("q", *"1234")
-    client.stage.node.policies.put(Policy("p", "q", {"max-length": 2}))
-    assert client.stage.ready("q") == ["3", "4"]
+    client.setup.node.policies.put(Policy("p", "q", {"max-length": 2}))
+    assert client.setup.ready("q") == ["3", "4"]
 
 
 def test_a_restart_keeps_what_is_durable() -> None:
     """Queues, messages and exchanges; quorum queues keep everything."""
-    stage = Stage()
-    client = Client(stage)
+    setup = Setup()
+    client = Client(setup)
     client.classic("durable")
     client.quorum("quorum")
     client.classic("transient", durable=False)
@@ -114,7 +114,7 @@ def test_a_restart_keeps_what_is_durable() -> None:
         client.put(name, "1", delivery_mode=2)
         client.put(name, "2", delivery_mode=1)
     client.get("durable")
-    stage.node.restart()
-    assert (stage.ready("durable"), stage.ready("quorum")) == (["1"], ["1", "2"])
-    assert "transient" not in stage.node.queues
-    assert set(stage.lost()) == {Loss.RESTART}
+    setup.node.restart()
+    assert (setup.ready("durable"), setup.ready("quorum")) == (["1"], ["1", "2"])
+    assert "transient" not in setup.node.queues
+    assert set(setup.lost()) == {Loss.RESTART}

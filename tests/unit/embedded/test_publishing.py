@@ -7,7 +7,7 @@ import pytest
 from hopback.broker.embedded import EventKind, Refusal
 from hopback.fields import FieldValue, Headers, Int8, Timestamp
 from hopback.message import Message, Properties
-from tests.unit.embedded.stage import Client, Stage
+from tests.unit.embedded.node_setup import Client, Setup
 
 
 def _refused(client: Client, headers: Headers | None = None, **properties: FieldValue) -> Refusal:
@@ -19,7 +19,7 @@ def _refused(client: Client, headers: Headers | None = None, **properties: Field
 
 def test_a_foreign_user_id_is_refused() -> None:
     """Only one's own may be claimed."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.put("q", user_id="guest")
     assert _refused(client, user_id="alice").text == (
@@ -30,7 +30,7 @@ def test_a_foreign_user_id_is_refused() -> None:
 @pytest.mark.parametrize(("version", "refused"), [("3.10.8", True), ("4.0.5", False)])
 def test_an_unknown_delivery_mode_is_refused_before_4_0(version: str, refused: bool) -> None:
     """Later any number is taken."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("q")
     if refused:
         assert _refused(client, delivery_mode=3).text == (
@@ -43,10 +43,10 @@ def test_an_unknown_delivery_mode_is_refused_before_4_0(version: str, refused: b
 @pytest.mark.parametrize(("version", "mib"), [("3.10.8", 128), ("4.0.5", 16)])
 def test_a_body_may_be_so_large_and_no_larger(version: str, mib: int) -> None:
     """128 MiB before 4.0, 16 since."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("q")
     limit = mib * 1024 * 1024
-    assert client.stage.node.profile.max_body_bytes == limit
+    assert client.setup.node.profile.max_body_bytes == limit
     if mib == 16:
         client.channel.publish(Message("", "q", bytes(limit)))
         with pytest.raises(Refusal, match=f"message size {limit + 1} is larger than") as caught:
@@ -56,7 +56,7 @@ def test_a_body_may_be_so_large_and_no_larger(version: str, mib: int) -> None:
 
 def test_headers_and_properties_must_fit_one_frame() -> None:
     """To the byte; more closes the connection."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     # 14 bytes before the properties, 4 for the table's length, 2 for the key, 5 for the string.
     room = 131_064 - 14 - 4 - 2 - 5
@@ -70,7 +70,7 @@ def test_headers_and_properties_must_fit_one_frame() -> None:
 
 def test_a_cc_header_must_be_an_array() -> None:
     """Keys that are no strings are passed over."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.put("q", headers={"CC": [1, "q"]})
     assert _refused(client, headers={"CC": "q"}).text == (
@@ -81,7 +81,7 @@ def test_a_cc_header_must_be_an_array() -> None:
 @pytest.mark.parametrize(("version", "order"), [("3.10.8", "bca"), ("4.0.5", "abc")])
 def test_headers_are_sorted_from_4_0_on(version: str, order: str) -> None:
     """Before they keep their order."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.classic("q")
     client.put("q", headers={"b": 1, "c": 2, "a": 3})
     assert "".join(client.get("q").properties.headers) == order
@@ -89,7 +89,7 @@ def test_headers_are_sorted_from_4_0_on(version: str, order: str) -> None:
 
 def test_every_property_and_type_survives() -> None:
     """What was published is what is handed out."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     properties = Properties(
         content_type="text/plain",
@@ -113,7 +113,7 @@ def test_every_property_and_type_survives() -> None:
 
 def test_nobody_can_change_what_is_inside_the_broker() -> None:
     """Neither who published nor who received a copy."""
-    client = Client(Stage())
+    client = Client(Setup())
     for name in ("one", "two"):
         client.classic(name)
         client.bind("amq.fanout", name)
@@ -133,7 +133,7 @@ def test_nobody_can_change_what_is_inside_the_broker() -> None:
 )
 def test_priorities_of_quorum_queues(version: str, order: str) -> None:
     """Ignored; two classes, two high ones before each normal one; strict."""
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     client.quorum("q")
     for priority in (None, 0, 9, 5, 1):
         client.put("q", "none" if priority is None else str(priority), priority=priority)
@@ -142,7 +142,7 @@ def test_priorities_of_quorum_queues(version: str, order: str) -> None:
 
 def test_two_high_ones_go_before_each_normal_one_on_4_0() -> None:
     """Normal ones do not starve."""
-    client = Client(Stage("4.0.5"))
+    client = Client(Setup("4.0.5"))
     client.quorum("q")
     client.put("q", *"nnn", priority=4)
     client.put("q", *"hhhhh", priority=5)
@@ -151,7 +151,7 @@ def test_two_high_ones_go_before_each_normal_one_on_4_0() -> None:
 
 def test_priorities_of_classic_queues() -> None:
     """Only with the argument; none is 0, more than the highest is the highest."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q", {"x-max-priority": 5})
     for priority in (None, 0, 1, 9, 5, 3):
         client.put("q", str(priority), priority=priority)

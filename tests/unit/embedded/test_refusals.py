@@ -9,7 +9,7 @@ import pytest
 from hopback.broker.embedded import Refusal, SessionChannel
 from hopback.fields import FieldValue, Int32
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
-from tests.unit.embedded.stage import Client, Stage
+from tests.unit.embedded.node_setup import Client, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,14 +54,14 @@ def test_a_wrong_argument_is_named_with_what_is_wrong(
 ) -> None:
     """A declaration with a value that the broker does not take is refused with 406."""
     name = next(iter(arguments))
-    text = _refusal(Client(Stage("3.10.8")), Queue("q", arguments=arguments))
+    text = _refusal(Client(Setup("3.10.8")), Queue("q", arguments=arguments))
     assert text == f"PRECONDITION_FAILED - invalid arg '{name}' {_PLACE}: {problem}"
 
 
 def test_a_dead_letter_exchange_must_be_a_string() -> None:
     """The broker has another sentence for this one."""
     queue = Queue("q", arguments={"x-dead-letter-exchange": Int32(1)})
-    assert _refusal(Client(Stage()), queue) == (
+    assert _refusal(Client(Setup()), queue) == (
         "PRECONDITION_FAILED - invalid type 'signedint' for arg 'x-dead-letter-exchange'"
         " in queue 'q' in vhost '/'"
     )
@@ -77,7 +77,7 @@ def test_a_dead_letter_exchange_must_be_a_string() -> None:
 )
 def test_quorum_queues_are_durable_shared_and_permanent(queue: Queue, text: str) -> None:
     """Anything else is refused."""
-    assert _refusal(Client(Stage()), queue) == f"PRECONDITION_FAILED - {text} {_PLACE}"
+    assert _refusal(Client(Setup()), queue) == f"PRECONDITION_FAILED - {text} {_PLACE}"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_arguments_of_the_other_queue_type_are_refused(kind: QueueType, name: st
         "x-max-priority": 3,
         "x-queue-mode": "lazy",
     }
-    text = _refusal(Client(Stage()), Queue("q", kind, arguments={name: values[name]}))
+    text = _refusal(Client(Setup()), Queue("q", kind, arguments={name: values[name]}))
     assert text == (
         f"PRECONDITION_FAILED - invalid arg '{name}' {_PLACE} of queue type rabbit_{kind}_queue"
     )
@@ -105,7 +105,7 @@ def test_arguments_of_the_other_queue_type_are_refused(kind: QueueType, name: st
 
 def test_unknown_arguments_are_accepted_and_not_compared() -> None:
     """A typo is accepted in silence."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q", {"x-mesage-ttl": 5})
     client.classic("q", {"x-foo": 7})
     assert client.channel.is_open
@@ -145,7 +145,7 @@ def test_a_redeclaration_that_differs_names_the_first_difference(
     again: Queue, difference: str
 ) -> None:
     """What exists stays, and the channel is closed with 406."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q", {"x-message-ttl": 1000})
     expected = f"PRECONDITION_FAILED - inequivalent {difference.format(_PLACE)}"
     assert _refusal(client, again) == expected
@@ -153,7 +153,7 @@ def test_a_redeclaration_that_differs_names_the_first_difference(
 
 def test_the_same_declaration_is_no_error() -> None:
     """Integers of other widths are the same, and an explicit classic type is none."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q", {"x-message-ttl": 1000})
     client.classic("q", {"x-message-ttl": Int32(1000), "x-queue-type": "classic"})
     assert client.channel.is_open
@@ -161,7 +161,7 @@ def test_the_same_declaration_is_no_error() -> None:
 
 def test_an_exclusive_queue_is_locked_for_others_and_gone_with_its_connection() -> None:
     """405 for everyone else, whatever they want with it."""
-    owner = Client(Stage())
+    owner = Client(Setup())
     owner.declare(Queue("q", durable=False, exclusive=True))
     for attempt in ("get", "purge_queue", "delete_queue"):
         other = owner.again()
@@ -170,12 +170,12 @@ def test_an_exclusive_queue_is_locked_for_others_and_gone_with_its_connection() 
         assert (caught.value.code, caught.value.text) == (405, _LOCKED)
     assert _refusal(owner, Queue("q", durable=False)) == _LOCKED
     owner.session.close()
-    assert owner.stage.node.queues == {}
+    assert owner.setup.node.queues == {}
 
 
 def test_what_is_missing_is_named() -> None:
     """404 with the kind and the name."""
-    stage = Stage()
+    setup = Setup()
     attempts: dict[str, list[Callable[[SessionChannel], object]]] = {
         "no queue 'none' in vhost '/'": [
             lambda channel: channel.declare_queue(Queue("none"), passive=True),
@@ -193,13 +193,13 @@ def test_what_is_missing_is_named() -> None:
     for text, calls in attempts.items():
         for call in calls:
             with pytest.raises(Refusal) as caught:
-                call(Client(stage).channel)
+                call(Client(setup).channel)
             assert (caught.value.code, caught.value.text) == (404, f"NOT_FOUND - {text}")
 
 
 def test_deleting_or_unbinding_what_is_missing_is_no_error() -> None:
     """Only purge insists on the queue."""
-    client = Client(Stage())
+    client = Client(Setup())
     assert client.channel.delete_queue("none") == 0
     client.channel.delete_exchange("none")
     client.channel.unbind(Binding("none", "none"))
@@ -222,7 +222,7 @@ def test_deleting_or_unbinding_what_is_missing_is_no_error() -> None:
 )
 def test_exchanges_that_cannot_be_declared(exchange: Exchange, code: int, text: str) -> None:
     """The channel ends; the connection stays."""
-    client = Client(Stage())
+    client = Client(Setup())
     with pytest.raises(Refusal) as caught:
         client.channel.declare_exchange(exchange)
     assert (caught.value.code, caught.value.text.partition(" - ")[2]) == (code, text)
@@ -231,7 +231,7 @@ def test_exchanges_that_cannot_be_declared(exchange: Exchange, code: int, text: 
 
 def test_an_unknown_exchange_type_ended_the_connection_before() -> None:
     """Up to 3.13."""
-    client = Client(Stage("3.13"))
+    client = Client(Setup("3.13"))
     with pytest.raises(Refusal, match="unknown exchange type 'x-no'") as caught:
         client.channel.declare_exchange(Exchange("x", "x-no"))
     assert caught.value.code == 503
@@ -240,8 +240,8 @@ def test_an_unknown_exchange_type_ended_the_connection_before() -> None:
 
 def test_deletions_with_conditions() -> None:
     """A queue in use or not empty, an exchange in use: 406, and they stay."""
-    stage = Stage()
-    client = Client(stage)
+    setup = Setup()
+    client = Client(setup)
     client.classic("q")
     client.exchange("x")
     client.bind("x", "q")
@@ -269,7 +269,7 @@ def test_deletions_with_conditions() -> None:
 
 def test_a_tag_that_is_unknown_closes_the_channel_and_gives_everything_back() -> None:
     """Settling twice is as bad as settling what never was."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.put("q", "1", "2", "3")
     for _ in range(2):
@@ -279,18 +279,18 @@ def test_a_tag_that_is_unknown_closes_the_channel_and_gives_everything_back() ->
         client.channel.ack(1)
     assert caught.value.text == "PRECONDITION_FAILED - unknown delivery tag 1"
     assert client.refusal is caught.value
-    assert client.stage.ready("q") == ["2", "3"]
+    assert client.setup.ready("q") == ["2", "3"]
 
 
 def test_streams_are_refused_with_a_clear_word() -> None:
     """The embedded broker does not pretend to have them."""
-    text = _refusal(Client(Stage()), Queue("q", QueueType.STREAM))
+    text = _refusal(Client(Setup()), Queue("q", QueueType.STREAM))
     assert text == "NOT_IMPLEMENTED - the embedded broker has no streams"
 
 
 def test_server_named_queues_are_the_same_for_the_same_seed() -> None:
     """Names look like the broker's own, and a run can be repeated."""
-    names = [Client(Stage()).declare(Queue("", durable=False, exclusive=True)) for _ in range(2)]
+    names = [Client(Setup()).declare(Queue("", durable=False, exclusive=True)) for _ in range(2)]
     assert names[0] == names[1]
     assert names[0].startswith("amq.gen-")
     assert len(names[0]) == len("amq.gen-11CssgufYOMcMdUiDKjgGA")

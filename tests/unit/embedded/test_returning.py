@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.topology.model import Queue, QueueType
-from tests.unit.embedded.stage import Client, Stage, to
+from tests.unit.embedded.node_setup import Client, Setup, to
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -16,7 +16,7 @@ _KEPT, _TAIL = "123456", "456123"
 
 
 def _order(version: str, kind: QueueType, how: str, limit: int | None = None) -> str:
-    client = Client(Stage(version))
+    client = Client(Setup(version))
     arguments = {} if limit is None else {"x-delivery-limit": limit}
     client.declare(Queue("q", kind, arguments=arguments))
     client.put("q", *"123456")
@@ -34,7 +34,7 @@ def _order(version: str, kind: QueueType, how: str, limit: int | None = None) ->
             client.channel.recover()
         case "close":
             client.channel.close()
-    return "".join(client.stage.ready("q"))
+    return "".join(client.setup.ready("q"))
 
 
 @pytest.mark.parametrize("version", ["3.10.8", "4.0.5", "4.3.6"])
@@ -73,7 +73,7 @@ def test_a_limit_brings_returned_messages_to_the_head_on_3_10() -> None:
 
 def test_returned_messages_are_marked() -> None:
     """Redelivered, those that were handed out, and no others."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.put("q", "1", "2")
     client.channel.nack(client.get("q").tag, requeue=True)
@@ -82,7 +82,7 @@ def test_returned_messages_are_marked() -> None:
 
 def test_a_close_gives_back_before_others_are_served() -> None:
     """Another consumer gets what was returned, oldest first."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.put("q", *"1234")
     client.channel.qos(2)
@@ -98,7 +98,7 @@ def test_a_close_gives_back_before_others_are_served() -> None:
 
 def test_multiple_settles_everything_up_to_a_tag() -> None:
     """What was settled before is left alone; 0 means all."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.put("q", *"123456")
     tags = [client.get("q").tag for _ in range(6)]
@@ -106,25 +106,25 @@ def test_multiple_settles_everything_up_to_a_tag() -> None:
     client.channel.ack(tags[2], multiple=True)
     assert sorted(client.channel.unacked) == tags[3:]
     client.channel.nack(0, requeue=True, multiple=True)
-    assert client.stage.ready("q") == ["4", "5", "6"]
+    assert client.setup.ready("q") == ["4", "5", "6"]
 
 
 def test_multiple_rejection_dead_letters_in_order() -> None:
     """From several queues at once, each to its own place."""
-    client = Client(Stage())
+    client = Client(Setup())
     for name in ("one", "two"):
         client.classic(f"dead.{name}")
         client.classic(name, to(f"dead.{name}"))
         client.put(name, f"{name}.1", f"{name}.2")
     tags = [client.get(name).tag for name in ("one", "two", "one", "two")]
     client.channel.nack(tags[-1], requeue=False, multiple=True)
-    assert client.stage.ready("dead.one") == ["one.1", "one.2"]
-    assert client.stage.ready("dead.two") == ["two.1", "two.2"]
+    assert client.setup.ready("dead.one") == ["one.1", "one.2"]
+    assert client.setup.ready("dead.two") == ["two.1", "two.2"]
 
 
 def test_settling_what_a_deleted_queue_had_handed_out_means_nothing() -> None:
     """The channel survives it."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.put("q", "1", "2")
     tags = [client.get("q").tag for _ in range(2)]
@@ -132,7 +132,7 @@ def test_settling_what_a_deleted_queue_had_handed_out_means_nothing() -> None:
     client.channel.ack(tags[0])
     client.channel.nack(tags[1], requeue=True)
     assert client.channel.is_open
-    assert client.stage.node.queues == {}
+    assert client.setup.node.queues == {}
 
 
 def test_delayed_retry_of_4_3_waits_longer_with_each_failure() -> None:
@@ -142,16 +142,16 @@ def test_delayed_retry_of_4_3_waits_longer_with_each_failure() -> None:
         "x-delayed-retry-min": 300,
         "x-delayed-retry-max": 700,
     }
-    client = Client(Stage("4.3.6"))
+    client = Client(Setup("4.3.6"))
     client.quorum("q", arguments)
     client.put("q", "1", "2")
     for settle, delay in (("reject", 0.3), ("reject", 0.6), ("reject", 0.7), ("nack", 0.7)):
         getattr(client.channel, settle)(client.get("q").tag, requeue=True)
-        assert client.stage.ready("q") == ["2"]
-        client.stage.wait(delay - 0.01)
-        assert client.stage.ready("q") == ["2"]
-        client.stage.wait(0.02)
-        assert client.stage.ready("q") == ["1", "2"]
+        assert client.setup.ready("q") == ["2"]
+        client.setup.wait(delay - 0.01)
+        assert client.setup.ready("q") == ["2"]
+        client.setup.wait(0.02)
+        assert client.setup.ready("q") == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_delayed_retry_of_4_3_waits_longer_with_each_failure() -> None:
 def test_delayed_retry_for_one_kind_of_return(kind: str, nack: bool, reject: bool) -> None:
     """Failed or returned, as the queue is told; the argument is unknown before 4.3."""
     for version in ("4.0.5", "4.3.6"):
-        client = Client(Stage(version))
+        client = Client(Setup(version))
         client.quorum("q", {"x-delayed-retry-type": kind, "x-delayed-retry-min": 300})
         client.put("q")
         for settle, delayed in (("nack", nack), ("reject", reject)):
             getattr(client.channel, settle)(client.get("q").tag, requeue=True)
-            held = len(client.stage.queue("q").delayed)
+            held = len(client.setup.queue("q").delayed)
             assert held == int(delayed and version == "4.3.6")
-            client.stage.wait(1)
+            client.setup.wait(1)

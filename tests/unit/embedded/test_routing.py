@@ -6,12 +6,12 @@ import pytest
 
 from hopback.broker.embedded import EventKind, Refusal
 from hopback.topology.model import Binding, Exchange, Policy
-from tests.unit.embedded.stage import Client, Stage
+from tests.unit.embedded.node_setup import Client, Setup
 
 
 def test_each_queue_gets_one_copy_however_many_ways_lead_to_it() -> None:
     """Through two bindings and through another exchange."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.exchange("topic", "topic")
     client.exchange("next", "fanout")
@@ -20,12 +20,12 @@ def test_each_queue_gets_one_copy_however_many_ways_lead_to_it() -> None:
     client.bind("next", "q")
     client.channel.bind(Binding("topic", "next", "#", to_exchange=True))
     client.put("a.b", exchange="topic")
-    assert client.stage.ready("q") == ["m"]
+    assert client.setup.ready("q") == ["m"]
 
 
 def test_an_alternate_exchange_satisfies_mandatory_if_it_routes() -> None:
     """By argument or by policy; without a queue behind it the message is returned."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.exchange("spare", "fanout")
     client.exchange("x", "direct", {"alternate-exchange": "spare"})
@@ -34,7 +34,7 @@ def test_an_alternate_exchange_satisfies_mandatory_if_it_routes() -> None:
     client.bind("spare", "q")
     assert client.put("none", exchange="x") == [EventKind.ENQUEUED]
     assert client.put("none", exchange="y") == [EventKind.RETURNED]
-    client.stage.node.policies.put(
+    client.setup.node.policies.put(
         Policy("p", "^y$", {"alternate-exchange": "spare"}, apply_to="exchanges")
     )
     assert client.put("none", exchange="y") == [EventKind.ENQUEUED]
@@ -42,15 +42,15 @@ def test_an_alternate_exchange_satisfies_mandatory_if_it_routes() -> None:
 
 def test_unroutable_without_mandatory_is_dropped_and_confirmed() -> None:
     """As if nothing had happened."""
-    client = Client(Stage())
+    client = Client(Setup())
     assert client.put("none", mandatory=False) == [EventKind.DROPPED]
     assert client.put("none") == [EventKind.RETURNED]
-    assert client.stage.lost() == ["unroutable"]
+    assert client.setup.lost() == ["unroutable"]
 
 
 def test_an_internal_exchange_takes_no_publishes() -> None:
     """Only other exchanges may lead to it."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.channel.declare_exchange(Exchange("inside", "fanout", internal=True))
     client.classic("q")
     client.bind("inside", "q")
@@ -65,19 +65,19 @@ def test_an_internal_exchange_takes_no_publishes() -> None:
 
 def test_an_auto_delete_exchange_goes_with_its_last_binding() -> None:
     """Also when the queue at its other end goes; a chain of them falls together."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     for name in ("first", "second"):
         client.channel.declare_exchange(Exchange(name, "fanout", auto_delete=True))
     client.channel.bind(Binding("first", "second", to_exchange=True))
     client.bind("second", "q")
     client.channel.delete_queue("q")
-    assert not {"first", "second"} & client.stage.node.routing.exchanges.keys()
+    assert not {"first", "second"} & client.setup.node.routing.exchanges.keys()
 
 
 def test_bindings_differ_by_their_arguments() -> None:
     """Removing one leaves the other."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     one = Binding("amq.headers", "q", arguments={"x-match": "all", "a": 1})
     two = Binding("amq.headers", "q", arguments={"x-match": "all", "a": 2})
@@ -90,7 +90,7 @@ def test_bindings_differ_by_their_arguments() -> None:
 
 def test_a_wrong_x_match_is_refused() -> None:
     """In the broker's words."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     with pytest.raises(Refusal) as caught:
         client.channel.bind(Binding("amq.headers", "q", arguments={"x-match": "some"}))
@@ -102,7 +102,7 @@ def test_a_wrong_x_match_is_refused() -> None:
 
 def test_a_queue_that_is_deleted_and_declared_again_has_no_bindings() -> None:
     """They went with the old one."""
-    client = Client(Stage())
+    client = Client(Setup())
     client.classic("q")
     client.bind("amq.fanout", "q")
     client.channel.delete_queue("q")

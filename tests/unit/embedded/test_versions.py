@@ -9,7 +9,7 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedChannel, profile_for
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
-from tests.unit.embedded.stage import deaths, pass_time, to
+from tests.unit.embedded.node_setup import deaths, pass_time, to
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Taken

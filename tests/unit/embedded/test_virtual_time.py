@@ -12,7 +12,7 @@ import pytest
 
 from hopback.broker.embedded import NothingCanHappen, VirtualTimeLoop, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
-from tests.unit.embedded.stage import START, pass_time
+from tests.unit.embedded.node_setup import START, pass_time
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from benchmarks.workload import RETRY_TTL_MS, Job, Scenario
 if TYPE_CHECKING:
     from benchmarks.contestants import Contestant
 
-__all__ = ["CountsDiffer", "Stage"]
+__all__ = ["BrokerSetup", "CountsDiffer"]
 
 _FILLED = (
     Scenario.CONSUME,
@@ -41,7 +41,7 @@ class CountsDiffer(RuntimeError):
 
 
 @dataclass(slots=True)
-class Stage:
+class BrokerSetup:
     """One virtual host on one private node; every run finds it freshly made."""
 
     host: str
@@ -127,13 +127,13 @@ class _OpenChannel:
     """A channel for a few calls."""
 
     def __init__(self, host: str, port: int, vhost: str) -> None:
-        self._line = pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost))
+        self._connection = pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost))
 
     def __enter__(self) -> Any:
-        return self._line.channel()
+        return self._connection.channel()
 
     def __exit__(self, *_: object) -> None:
-        self._line.close()
+        self._connection.close()
 
 
 def _leads_to(queue: str) -> dict[str, object]:

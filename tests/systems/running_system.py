@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from hopback import Message
 
-__all__ = ["Played", "on_stage"]
+__all__ = ["RunningSystem", "running_system"]
 
 _PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class RunningSystem:
     """A system at work: a client of its web application, and a look at its queues."""
 
     client: httpx.AsyncClient
@@ -61,16 +61,16 @@ class Played:
 
 
 @asynccontextmanager
-async def on_stage(
+async def running_system(
     name: str, amqp_url: str, database: str, folder: Path, **environment: str
-) -> AsyncIterator[Played]:
+) -> AsyncIterator[RunningSystem]:
     """Start the system and its web server."""
     web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
     broker = RabbitMQ(amqp_url)
-    stage = Host(broker, database, folder, url, environment=environment)
-    async with serve_on(web, listening), system.start(stage) as playing:
-        assert playing.web is not None
-        web.add(name, playing.web)
+    host = Host(broker, database, folder, url, environment=environment)
+    async with serve_on(web, listening), system.start(host) as started:
+        assert started.web is not None
+        web.add(name, started.web)
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-            yield Played(client, broker)
+            yield RunningSystem(client, broker)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Taken
     from hopback.fields import FieldValue, Headers
 
-__all__ = ["EVERY_VERSION", "START", "Client", "Stage", "deaths", "pass_time", "to"]
+__all__ = ["EVERY_VERSION", "START", "Client", "Setup", "deaths", "pass_time", "to"]
 
 START = 1_700_000_000.0
 EVERY_VERSION = ("3.10.8", "3.12", "3.13", "3.13.3", "4.0.5", "4.3.6")
 
 
-class Stage:
+class Setup:
     """A node of one version, its clock and its journal."""
 
     def __init__(self, version: str = "4.0.5", *, consumer_timeout: float | None = 1800.0) -> None:
@@ -53,9 +53,9 @@ class Stage:
 class Client:
     """One connection with one channel; it notes deliveries, cancellations and the end."""
 
-    def __init__(self, stage: Stage, *, user: str = "guest") -> None:
-        self.stage = stage
-        self.session = stage.node.connect("test", user)
+    def __init__(self, setup: Setup, *, user: str = "guest") -> None:
+        self.setup = setup
+        self.session = setup.node.connect("test", user)
         self.deliveries: list[Taken] = []
         self.cancellations: list[str] = []
         self.refusal: Refusal | None = None
@@ -132,7 +132,7 @@ class Client:
 
     def again(self) -> Client:
         """Another connection to the same node."""
-        return Client(self.stage)
+        return Client(self.setup)
 
 
 def to(queue: str, **more: FieldValue) -> dict[str, FieldValue]:
