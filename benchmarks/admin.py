@@ -116,14 +116,14 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path:
     return (time.perf_counter() - begun) * 1000
 
 
-async def _one_by_one(port: int, pid: int, paths: Sequence[str], times: int) -> list[Measured]:
+async def one_by_one(port: int, pid: int, paths: Sequence[str], times: int) -> list[Measured]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found = []
     for path in paths:
         await _ask(reader, writer, path)  # templates are compiled at their first use
-        before = _cpu_s(pid)
+        before = cpu_s(pid)
         spent = tuple([await _ask(reader, writer, path) for _ in range(times)])
-        found.append(Measured(path, spent, (_cpu_s(pid) - before) * 1000 / times))
+        found.append(Measured(path, spent, (cpu_s(pid) - before) * 1000 / times))
     writer.close()
     return found
 
@@ -131,7 +131,7 @@ async def _one_by_one(port: int, pid: int, paths: Sequence[str], times: int) -> 
 async def _steadily(port: int, pid: int, rate: float, seconds: float) -> Measured:
     """Read endpoints in turn at that rate; a late answer delays only its own line."""
     times: list[float] = []
-    begin, before = time.perf_counter(), _cpu_s(pid)
+    begin, before = time.perf_counter(), cpu_s(pid)
 
     async def line(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -144,11 +144,11 @@ async def _steadily(port: int, pid: int, rate: float, seconds: float) -> Measure
 
     await asyncio.gather(*(line(number) for number in range(_LINES)))
     spent = time.perf_counter() - begin
-    cpu_ms = (_cpu_s(pid) - before) * 1000 / len(times)
+    cpu_ms = (cpu_s(pid) - before) * 1000 / len(times)
     return Measured(f"{len(times) / spent:.0f} reads a second", tuple(times), cpu_ms)
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """The processor time that a process has used."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
@@ -199,10 +199,10 @@ def _several(vhosts: int, queues: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         definitions, config = Path(folder) / "definitions.json", Path(folder) / "hopback.toml"
         definitions.write_text(json.dumps(_definitions(vhosts, queues // vhosts)))
-        broker = stack.enter_context(_command("broker", "--port", "0", "--http", "0",
+        broker = stack.enter_context(command("broker", "--port", "0", "--http", "0",
                                               "--definitions", str(definitions)))  # fmt: skip
-        amqp = _told(broker, r"amqp://\S*?:(\d+)")
-        http = _told(broker, r"http://\S*?:(\d+)")
+        amqp = told(broker, r"amqp://\S*?:(\d+)")
+        http = told(broker, r"http://\S*?:(\d+)")
         asyncio.run(_fill_vhosts(int(amqp), vhosts, queues // vhosts))
         listed = ", ".join(f'"vhost-{number:02}"' for number in range(vhosts))
         config.write_text(
@@ -210,15 +210,15 @@ def _several(vhosts: int, queues: int) -> list[str]:
             f'management = "http://127.0.0.1:{http}"\nvhosts = [{listed}]\n'
         )
         service = stack.enter_context(
-            _command("serve", "--config", str(config), "--http", "0", "--store", "memory")
+            command("serve", "--config", str(config), "--http", "0", "--store", "memory")
         )
-        port = int(_told(service, r"Serving http://\S*?:(\d+)/"))
+        port = int(told(service, r"Serving http://\S*?:(\d+)/"))
         time.sleep(_WATCHED_S)  # until every virtual host was read
         paths = [*_OVER_ALL, *(f"/brokers/bench:vhost-07{path}" for path in _OF_ONE)]
-        before = _cpu_s(service.pid)
+        before = cpu_s(service.pid)
         time.sleep(_WATCHED_S)
-        idle = (_cpu_s(service.pid) - before) / _WATCHED_S
-        pages = asyncio.run(_one_by_one(port, service.pid, paths, 30))
+        idle = (cpu_s(service.pid) - before) / _WATCHED_S
+        pages = asyncio.run(one_by_one(port, service.pid, paths, 30))
         resident = _resident(service.pid)
     slow = [each.what for each in pages if each.cpu_ms > _GOAL_MS]
     return [
@@ -233,7 +233,7 @@ def _several(vhosts: int, queues: int) -> list[str]:
 
 
 @contextmanager
-def _command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A command of ours as a process; what it says is read by `_told`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hopback", *arguments],
@@ -249,7 +249,7 @@ def _command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def _told(process: subprocess.Popen[str], pattern: str) -> str:
+def told(process: subprocess.Popen[str], pattern: str) -> str:
     """What the first line says that matches; the lines that were read are kept for the next question."""
     said: list[str] = process.__dict__.setdefault("said", [])
     while True:
@@ -269,7 +269,7 @@ def main() -> int:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admin", description=__doc__)
     parser.add_argument("--queues", type=int, default=None)
-    parser.add_argument("--letters", type=int, default=100_000)
+    parser.add_argument("--letters", dest="dead_letters", type=int, default=100_000)
     parser.add_argument("--rate", type=float, default=500.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--vhosts", type=int, default=0)
@@ -282,22 +282,23 @@ def main() -> int:
     print("\n".join(lines))
     if chosen.write:
         title = "Several brokers" if chosen.vhosts else "One broker"
-        _write(title, lines)
+        write_section(title, lines)
     return 0 if lines[-1].endswith(": none") else 1
 
 
-def _write(title: str, lines: list[str]) -> None:
+def write_section(title: str, lines: list[str]) -> None:
     """Put the lines into the report, in place of what stood under the same title."""
     text = _REPORT.read_text() if _REPORT.exists() else "# The admin service\n"
     parts = re.split(r"(?m)^## ", text)
     kept = [part for part in parts[1:] if not part.startswith(f"{title}\n")]
     own = f"{title}\n\n" + "\n".join(lines) + "\n"
-    command = (
-        "Written by `python -m benchmarks.admin --write`, with and without `--vhosts 50`. CPU is what the"
-        " service itself\nspent on a request; the times depend on who else used the machine."
+    written = (
+        "Written by `python -m benchmarks.admin --write`, with and without `--vhosts 50`, and by"
+        " `python -m\nbenchmarks.admin_scale --write`. CPU is what the service itself spent; the times"
+        " depend on who else used the\nmachine."
     )
     _REPORT.write_text(
-        f"# The admin service\n\n{command}\n\n"
+        f"# The admin service\n\n{written}\n\n"
         + "\n".join(f"## {part.rstrip()}\n" for part in sorted([*kept, own]))
     )
 
@@ -311,7 +312,7 @@ def _one_broker(queues: int, dead_letters: int, rate: float, seconds: float) -> 
     port = ours.recv()
     try:
         pid = server.pid or 0
-        pages = asyncio.run(_one_by_one(port, pid, _PAGES, 30))
+        pages = asyncio.run(one_by_one(port, pid, _PAGES, 30))
         before = _resident(pid)
         steady = asyncio.run(_steadily(port, pid, rate, seconds))
         after = _resident(pid)

@@ -1,46 +1,101 @@
-"""`python -m benchmarks.admin_scale --write`: searching and grouping a deep dead-letter queue of RabbitMQ.
+"""`python -m benchmarks.admin_scale --write`: one service, and a dead-letter queue of a million messages.
 
-A private node holds the dead letters, of 1 KiB, with `x-death` as a broker writes it and a record of the
-failure. Each thing is done in a process of its own, whose processor time and largest memory are told:
-those hold whoever else uses the machine.
+A private RabbitMQ holds dead letters of 1 KiB in a classic queue, with `x-death` as a broker writes it and a
+home-made header of the failure. `hopback serve` runs as a process of its own, with its jobs in a SQLite
+file, and is asked by HTTP, as page and command ask it. Its processor time and its largest memory are read
+from the system: those hold whoever else uses the machine. `--write` puts each part into a section of
+benchmarks/ADMIN.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
-import resource
+import statistics
+import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.harness.rabbitmq import RabbitNode
 
+from benchmarks.admin import command, cpu_s, one_by_one, told, write_section
+from benchmarks.contestants import CClient
+from benchmarks.environment import build_c_client
+from benchmarks.workload import BODY_BYTES, Job, Scenario
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
+    from collections.abc import Callable, Coroutine
+    from typing import Any
 
-_PAGE = Path(__file__).with_name("DEEP.md")
-_BODY_BYTES = 1024
-_QUEUES = ("orders", "orders.dlq")
+    from hopback.deadletters.remote import RemoteDeadLetters
+
+_DLQ = "orders.dlq"
+_LIST_GOAL_MS, _LOOK_GOAL_S = 50.0, 0.2
+_WHOLE_GOAL, _REDRIVE_GOAL, _MEMORY_GOAL_MB = 10_000, 0.8, 250.0
+_LOOKS = 10
+_ROUNDS = 30
+_COUNTED_S = 8.0  # the management API counts every 5 s
 
 
-class Row(NamedTuple):
-    """What one thing took."""
+class Taken(NamedTuple):
+    """What something took, by the clock and of the service's processor time."""
 
-    what: str
     messages: int
     seconds: float
-    cpu_s: float
-    memory_mb: float
+    cpu_seconds: float
 
-    def text(self) -> str:
-        """A row of the table."""
-        rate = self.messages / self.seconds
-        by_cpu = self.messages / self.cpu_s
-        return f"| {self.what} | {self.messages:,} | {rate:,.0f} | {by_cpu:,.0f} | {self.memory_mb:.0f} |"
+    def row(self, what: str) -> str:
+        """A row of a table."""
+        return (
+            f"| {what} | {self.messages:,} | {self.messages / self.seconds:,.0f} |"
+            f" {self.messages / max(self.cpu_seconds, 0.01):,.0f} |"
+        )
+
+
+_RATES = (
+    "| | messages | a second, by the clock | a second of the service's processor time |\n"
+    "|---|---|---|---|"
+)
+
+
+class _Site:
+    """The node, the service on it, and a client of the service."""
+
+    def __init__(self, node: RabbitNode, pid: int, port: int, count: int) -> None:
+        self.node = node
+        self.pid = pid
+        self.port = port
+        self.count = count
+
+    def taken(self, work: Callable[[RemoteDeadLetters], Coroutine[Any, Any, int]]) -> Taken:
+        """What one piece of work took; it tells how many messages it saw."""
+        from hopback.deadletters.remote import RemoteDeadLetters
+
+        async def timed() -> Taken:
+            async with RemoteDeadLetters(f"http://127.0.0.1:{self.port}") as server:
+                begun, cpu = time.perf_counter(), cpu_s(self.pid)
+                seen = await work(server)
+                return Taken(seen, time.perf_counter() - begun, cpu_s(self.pid) - cpu)
+
+        return asyncio.run(timed())
+
+    def section(self, title: str, lines: list[str], goal: str, *, reached: bool) -> _Section:
+        """A part of the report; its last line says whether the goal was reached."""
+        about = (
+            f"{self.count:,} dead letters of 1 KiB in a classic queue of a private RabbitMQ; load average"
+            f" {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, shared with the broker.\n"
+        )
+        verdict = f"\nGoal: {goal}: {'reached' if reached else 'not reached'}."
+        return _Section(f"Deep queue: {title}", [about, *lines, verdict], reached)
+
+
+class _Section(NamedTuple):
+    title: str
+    lines: list[str]
+    reached: bool
 
 
 async def _fill(url: str, count: int) -> None:
@@ -50,8 +105,8 @@ async def _fill(url: str, count: int) -> None:
     from hopback.message import Message, Properties
     from hopback.topology.model import Queue, Topology
 
-    rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dlq"}
-    queues = (Queue("orders", arguments=rests), Queue("orders.dlq"))
+    rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": _DLQ}
+    queues = (Queue("orders", arguments=rests), Queue(_DLQ), Queue("bare"), Queue("bare.target"))
     connection = await RabbitMQ(url).connect("fill")
     await declare(connection, Topology("bench", queues=queues))
     channel = await connection.open_channel()
@@ -62,9 +117,9 @@ async def _fill(url: str, count: int) -> None:
     for number in range(count):
         headers = {"x-death": [death], "x-last-error": f"TimeoutError: {number % 7} did not answer"}
         body = b'{"customer": "C-%07d", "text": "' % number
-        body += b"x" * (_BODY_BYTES - len(body) - 2) + b'"}'
+        body += b"x" * (BODY_BYTES - len(body) - 2) + b'"}'
         said = Properties(delivery_mode=2, message_id=f"m-{number}", headers=headers)
-        fate = channel.publish(Message("", "orders.dlq", body, said))
+        fate = channel.publish(Message("", _DLQ, body, said))
         await channel.room()
         if number % 2000 == 0:
             await fate
@@ -72,101 +127,176 @@ async def _fill(url: str, count: int) -> None:
     await connection.close()
 
 
-async def _search(url: str, count: int) -> int:
-    from hopback.broker.rabbitmq import RabbitMQ
-    from hopback.deadletters.search import SearchRequest
-    from hopback.deadletters.service import Operations
-
-    async with Operations(RabbitMQ(url), overrides=(_known(),)) as operations:
-        request = SearchRequest(f"C-{count - 1:07d}", ("orders.dlq",))
-        async for progress in operations.search(request):
-            last = progress
-    if last.matching != 1:
-        raise RuntimeError(f"expected one message to match, got {last.matching}")
-    return last.seen
+def _list_page(site: _Site) -> _Section:
+    found = asyncio.run(one_by_one(site.port, site.pid, ("/", f"/queues/{_DLQ}"), _ROUNDS))
+    head = "| | median ms | 99 % ms | server CPU ms |\n|---|---|---|---|"
+    lines = [head, *(each.row() for each in found)]
+    goal = f"the list costs at most {_LIST_GOAL_MS:.0f} ms of processor time"
+    return site.section("the list", lines, goal, reached=found[0].cpu_ms <= _LIST_GOAL_MS)
 
 
-async def _group(url: str, count: int) -> int:
-    from hopback.broker.rabbitmq import RabbitMQ
-    from hopback.deadletters.service import Operations
-
-    async with Operations(RabbitMQ(url), overrides=(_known(),)) as operations:
-        found = await operations.survey("orders.dlq")
-    if sum(group.count for group in found.groups) != count:
-        raise RuntimeError(f"expected {count} messages in groups, got {found.seen}")
-    return found.seen
-
-
-async def _open(url: str, count: int) -> int:
-    from hopback.broker.rabbitmq import RabbitMQ
+def _first_look(site: _Site) -> _Section:
     from hopback.deadletters.requests import Window
-    from hopback.deadletters.service import Operations
 
-    async with Operations(RabbitMQ(url), overrides=(_known(),)) as operations:
-        session = await operations.open_session("orders.dlq", Window(limit=20, skip=count - 20))
-        await operations.release(session.id)
-    return session.skipped + session.held
+    async def look(server: RemoteDeadLetters) -> int:
+        session = await server.open_session(_DLQ, Window(limit=100))
+        shown = await server.messages(session.id, size=50)
+        await server.groups(session.id)
+        await server.release(session.id)
+        return len(shown.dead_letters)
+
+    looks = [site.taken(look) for _ in range(_LOOKS)]
+    middle = statistics.median(each.seconds for each in looks)
+    lines = [
+        "Hold the first 100, show 50 of them and their groups, release:"
+        f" {middle:.3f} s by the clock (median of {_LOOKS}),"
+        f" {sum(each.cpu_seconds for each in looks) / _LOOKS:.3f} s of processor time."
+    ]
+    goal = f"the first look takes at most {_LOOK_GOAL_S} s"
+    return site.section("the first look", lines, goal, reached=middle <= _LOOK_GOAL_S)
 
 
-def _known() -> object:
-    from hopback.deadletters.discovery import Override
+def _search(site: _Site) -> _Section:
+    from hopback.deadletters.requests import Window
+    from hopback.deadletters.search import SearchRequest
 
-    return Override("orders.dlq", main_queue="orders")
+    async def search(server: RemoteDeadLetters) -> int:
+        request = SearchRequest(f"C-{site.count - 1:07d}", (_DLQ,))
+        async for progress in server.search(request):
+            last = progress
+        if last.matching != 1:
+            raise RuntimeError(f"expected one message to match, got {last.matching}")
+        return last.seen
+
+    async def open_last(server: RemoteDeadLetters) -> int:
+        session = await server.open_session(_DLQ, Window(limit=20, skip=site.count - 20))
+        await server.release(session.id)
+        return session.skipped + session.held
+
+    found, opened = site.taken(search), site.taken(open_last)
+    rows = [
+        _RATES,
+        found.row("search for a word that the last message has"),
+        opened.row("open the last 20 messages"),
+    ]
+    goal = f"{_WHOLE_GOAL:,} messages a second"
+    return site.section(
+        "search the whole", rows, goal, reached=found.messages / found.seconds >= _WHOLE_GOAL
+    )
 
 
-_THINGS: tuple[tuple[str, Callable[[str, int], object]], ...] = (
-    ("search for a word, whole depth", _search),
-    ("group by fingerprint, whole depth", _group),
-    ("open the last 20 messages", _open),
+def _group(site: _Site) -> _Section:
+    async def group(server: RemoteDeadLetters) -> int:
+        found = await server.survey(_DLQ)
+        if sum(each.count for each in found.groups) != site.count:
+            raise RuntimeError(f"expected {site.count} messages in groups, got {found.seen}")
+        return found.seen
+
+    found = site.taken(group)
+    lines = [_RATES, found.row("group by fingerprint")]
+    goal = f"{_WHOLE_GOAL:,} messages a second"
+    return site.section(
+        "group the whole", lines, goal, reached=found.messages / found.seconds >= _WHOLE_GOAL
+    )
+
+
+def _redrive(site: _Site) -> _Section:
+    from hopback.deadletters.contract import JobState
+    from hopback.deadletters.requests import FromHead, RedriveRequest
+
+    async def redrive(server: RemoteDeadLetters) -> int:
+        asked = RedriveRequest(queue=_DLQ, selection=FromHead(), reason="the cause is repaired")
+        job = await server.start(asked)
+        while job.counts.done < site.count and job.state is JobState.RUNNING:
+            await asyncio.sleep(0.1)
+            job = await server.job(job.id)
+        return job.counts.done
+
+    program = build_c_client()
+    if program is None:
+        lines = ["There is no C compiler or no librabbitmq here, so nothing was compared."]
+        return site.section("re-drive", lines, f"{_REDRIVE_GOAL} of the C client", reached=False)
+    c_client = CClient("C client", program)
+    bare = _c_move(c_client, site)
+    ours = site.taken(redrive)
+    if ours.messages != site.count:
+        raise RuntimeError(f"expected {site.count} messages re-driven, got {ours.messages}")
+    share = ours.messages / ours.seconds / (bare.messages / bare.seconds)
+    lines = [
+        _RATES.replace("the service's", "its"),
+        ours.row("re-drive job of the service: marked, watched, kept in a journal"),
+        bare.row("C client, bare move of as many messages without headers"),
+        f"\nThe job moves {share:.2f} of what the C client moves, in one run of each.",
+    ]
+    goal = f"at least {_REDRIVE_GOAL} of the C client's bare move"
+    return site.section("re-drive", lines, goal, reached=share >= _REDRIVE_GOAL)
+
+
+def _c_move(c_client: CClient, site: _Site) -> Taken:
+    """Fill a queue of its own, and move it."""
+    for scenario, target in ((Scenario.FILL, ""), (Scenario.MOVE, "bare.target")):
+        job = Job(
+            scenario, "127.0.0.1", site.node.amqp_port, "/", "bare", target, site.count
+        )  # fmt: skip
+        found = c_client.run(job)
+    return Taken(found.count, found.seconds, found.cpu_seconds)
+
+
+def _memory(site: _Site) -> _Section:
+    with open(f"/proc/{site.pid}/status") as file:
+        (peak_kib,) = (int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    peak_mb = peak_kib * 1024 / 1e6
+    lines = [f"The service held {peak_mb:.0f} MB at most, from its start through all of the above."]
+    goal = f"at most {_MEMORY_GOAL_MB:.0f} MB throughout"
+    return site.section("memory", lines, goal, reached=peak_mb <= _MEMORY_GOAL_MB)
+
+
+_PARTS: tuple[Callable[[_Site], _Section], ...] = (
+    _list_page,
+    _first_look,
+    _search,
+    _group,
+    _redrive,
+    _memory,
 )
 
 
-def _measured(number: int, url: str, count: int, line: Connection) -> None:
-    import uvloop
-
-    what, thing = _THINGS[number]
-    begun, cpu = time.perf_counter(), time.process_time()
-    seen = uvloop.run(thing(url, count))  # type: ignore[arg-type]
-    seconds, spent = time.perf_counter() - begun, time.process_time() - cpu
-    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    line.send(Row(what, seen, seconds, spent, memory_mb))
-
-
 def main() -> int:
-    """Measure, print a table, and write it down if that is wanted."""
+    """Measure, print each part, and write it down if that is wanted."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admin_scale", description=__doc__)
-    parser.add_argument("--letters", type=int, default=200_000)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/DEEP.md")
+    parser.add_argument("--letters", dest="dead_letters", type=int, default=1_000_000)
+    parser.add_argument(
+        "--write", action="store_true", help="write the sections of benchmarks/ADMIN.md"
+    )
     chosen = parser.parse_args()
-    spawning, rows = multiprocessing.get_context("spawn"), list[Row]()
-    with RabbitNode() as node:
+    found: list[_Section] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        node = stack.enter_context(RabbitNode())
         asyncio.run(_fill(node.url, chosen.dead_letters))
-        for number in range(len(_THINGS)):
-            ours, theirs = multiprocessing.Pipe()
-            child = spawning.Process(
-                target=_measured, args=(number, node.url, chosen.dead_letters, theirs)
+        service = stack.enter_context(
+            command(
+                *(
+                    "serve",
+                    "--http",
+                    "0",
+                    "--broker",
+                    node.url,
+                    "--management",
+                    node.management_url,
+                ),
+                *("--store", f"sqlite:///{Path(folder)}/jobs.db"),
             )
-            child.start()
-            rows.append(ours.recv())
-            child.join()
-    load = os.getloadavg()[0]
-    lines = [
-        "# Deep dead-letter queues",
-        "",
-        f"`python -m benchmarks.admin_scale --write`: {chosen.letters:,} dead letters of 1 KiB in a classic",
-        "queue of a private RabbitMQ, each thing in a process of its own. The rate by the clock depends on",
-        f"who else uses the machine (load average {load:.1f} at the end, two cores, shared with the broker);",
-        "processor time and memory do not.",
-        "",
-        "| | messages | a second, by the clock | a second of processor time | largest memory, MB |",
-        "|---|---|---|---|---|",
-        *(row.text() for row in rows),
-        "",
-    ]
-    print("\n".join(lines))
-    if chosen.write:
-        _PAGE.write_text("\n".join(lines))
-    return 0
+        )
+        port = int(told(service, r"Serving http://\S*?:(\d+)/"))
+        time.sleep(_COUNTED_S)
+        site = _Site(node, service.pid, port, chosen.dead_letters)
+        for measure in _PARTS:
+            section = measure(site)
+            found.append(section)
+            print(f"## {section.title}\n\n" + "\n".join(section.lines) + "\n", flush=True)
+            if chosen.write:
+                write_section(section.title, section.lines)
+    return 0 if all(section.reached for section in found) else 1
 
 
 if __name__ == "__main__":

@@ -384,9 +384,10 @@ def _lifespan(services: Services) -> Any:
         try:
             yield
         finally:
-            for task in tasks:
+            surveys = [task for each in services.brokers for task in each.surveying]
+            for task in (*tasks, *surveys):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *surveys, return_exceptions=True)
             for each in services.brokers:
                 await each.denials.flush(everything=True)
 

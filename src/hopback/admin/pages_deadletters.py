@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -44,10 +46,12 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Group, QueueSummary, SessionView
     from hopback.deadletters.discovery import CandidateList
     from hopback.deadletters.notes import GroupNote
-    from hopback.deadletters.surveys import ErrorGroup
+    from hopback.deadletters.surveys import ErrorGroup, ErrorOverview
     from hopback.message import Delivery
 
 __all__ = ["DEADLETTER_PAGES", "BoardBroker", "BoardRow", "EditForm", "group_filter"]
+
+_LOG = logging.getLogger("hopback.admin")
 
 # As much as one page can show and a reader takes in; the API gives the rest.
 _PAGE = 50
@@ -150,7 +154,7 @@ async def _board(visit: Visit) -> Response:
     full.sort(key=lambda row: (-(row.summary.depth.total or 0), row.summary.queue))
     shown = full[:_BOARD_ROWS] if several else full
     quiet = [row for row in found if row.summary.exists and not row.is_full]
-    errors = await _errors(visit)
+    errors, read_free = await _errors(visit)
     read = [broker.swept.at for broker in brokers if broker.swept is not None]
     return visit.page(
         "dead_letters.html",
@@ -172,6 +176,7 @@ async def _board(visit: Visit) -> Response:
         errors=errors[:_SHOWN_ERRORS],
         surveying=None if several else visit.operations.surveys.running,
         surveyed=_top_errors(errors),
+        read_free=read_free,
         surveys=not several and visit.principal.allows_everywhere(Role.OPERATOR),
     )
 
@@ -183,21 +188,29 @@ async def _candidates(visit: Visit) -> CandidateList | None:
     return await visit.services.asked.get(visit.operations.candidates, visit.services.clock.now())
 
 
+_AT_ONCE_S = 1.0  # what takes longer is shown as it goes on
 _SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things
 
 
-async def _errors(visit: Visit) -> list[ErrorGroup]:
-    """The most frequent errors that a survey found in queues that the visitor may look into."""
+async def _errors(visit: Visit) -> tuple[list[ErrorGroup], set[str]]:
+    """The most frequent errors that a survey found in queues that the visitor may look into.
+
+    And the queues that were read without cost, because they are streams.
+    """
     if visit.services.spans_brokers:
-        return []
+        return [], set()
     found = await visit.services.errors.get(visit.operations.errors, visit.services.clock.now())
     shown = []
     for one in () if found is None else found.items:
         seen = tuple(at for at in one.queues if visit.principal.allows(Role.OPERATOR, at.queue))
         if seen:
             count = sum(at.count for at in seen)
-            shown.append(structs.replace(one, queues=seen, count=count))
-    return sorted(shown, key=lambda one: (not one.is_new, -one.count))
+            gone = tuple(
+                at for at in one.discarded if visit.principal.allows(Role.OPERATOR, at.queue)
+            )
+            shown.append(structs.replace(one, queues=seen, count=count, discarded=gone))
+    free = {one.queue for one in (found.queues if found else ()) if one.is_stream}
+    return sorted(shown, key=lambda one: (not one.is_new, -one.count)), free
 
 
 def _top_errors(errors: list[ErrorGroup]) -> dict[str, tuple[str, int]]:
@@ -214,9 +227,22 @@ def _top_errors(errors: list[ErrorGroup]) -> dict[str, tuple[str, int]]:
 async def _survey(visit: Visit) -> Response:
     if not visit.principal.allows_everywhere(Role.OPERATOR):
         raise forbidden("A survey of all queues needs the role operator for all queues.")
-    await visit.operations.errors(survey=True)
-    visit.services.errors.forget()
-    return see_other("/?told=surveyed")
+    running = visit.services.surveying
+    if not running:
+        asked = asyncio.create_task(visit.operations.errors(survey=True), name="survey")
+        running.add(asked)
+        asked.add_done_callback(running.discard)
+        asked.add_done_callback(lambda _: visit.services.errors.forget())
+        asked.add_done_callback(_say_why_not)
+    done, _ = await asyncio.wait(tuple(running), timeout=_AT_ONCE_S)
+    for over in done:
+        over.result()
+    return see_other("/?told=surveyed" if done else "/?told=surveying")
+
+
+def _say_why_not(survey: asyncio.Task[ErrorOverview]) -> None:
+    if not survey.cancelled() and survey.exception() is not None:
+        _LOG.warning("the survey ended early: %s", survey.exception())
 
 
 @DEADLETTER_PAGES.get("/search")

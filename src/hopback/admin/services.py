@@ -183,6 +183,8 @@ class Services:
     insights: Insights = field(default_factory=Insights)
     asked: RecentReading[CandidateList] = field(default_factory=RecentReading)
     errors: RecentReading[ErrorOverview] = field(default_factory=RecentReading)
+    surveying: set[asyncio.Task[ErrorOverview]] = field(default_factory=set)
+    """The survey that somebody asked for on the page and does not wait for, if it still runs."""
     nobody: Principal = NOBODY
     name: str = ""
     prefix: str = ""

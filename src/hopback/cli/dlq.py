@@ -487,7 +487,8 @@ def errors(survey: bool, form: str, where: Where) -> None:
     """List the errors of all dead-letter queues, the most frequent first, by the last survey of each.
 
     A survey takes every message once and gives all back in order. It leaves out queues that looking would
-    harm, that have consumers, or that a job works on.
+    harm, that have consumers, or that a job works on. Of streams, and of the files that discards wrote, it
+    reads what is new, which takes nothing from anybody.
     """
     with_dead_letters(where, lambda dead_letters: list_errors(dead_letters, form, survey=survey))
 
@@ -534,9 +535,15 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
             f"{count_of(found.messages)} of {count_of(len(surveyed), 'queue')} were looked at,"
             f" the longest time {oldest}."
         )
+    discarded = sum(one.seen for one in found.archives)
+    if discarded:
+        files = count_of(len(found.archives), "file")
+        click.echo(f"{count_of(discarded)} that were discarded were read in {files}.")
     for one in found.queues:
         if one.why_not:
             click.echo(safe(f"Not surveyed: {one.queue}: {one.why_not}"))
+        elif one.is_stream:
+            click.echo(safe(f"Read without cost: {one.queue}, which is a stream"))
 
 
 # --- search

@@ -37,7 +37,9 @@ __all__ = [
     "Archived",
     "FileSink",
     "check_writable",
+    "discarded_files",
     "forget_exports",
+    "lines_from",
     "read_line",
     "read_lines",
     "run_file",
@@ -173,6 +175,20 @@ async def read_lines(path: Path) -> AsyncIterator[bytes]:
         await asyncio.to_thread(source.close)
 
 
+def lines_from(path: Path, position: int, most: int, most_bytes: int) -> tuple[list[bytes], int]:
+    """Whole lines of a file from a position on, and where the next begins; one that grows has more later."""
+    lines: list[bytes] = []
+    with path.open("rb") as source:
+        end = source.seek(position)
+        while len(lines) < most and end - position < most_bytes:
+            line = source.readline(_LONGEST)
+            if not line.endswith(b"\n"):
+                break
+            lines.append(line)
+            end += len(line)
+    return lines, end
+
+
 def _opened(path: Path) -> io.BufferedReader:
     raw = path.open("rb")
     if path.suffix != _COMPRESSED:
@@ -198,6 +214,11 @@ def _zstandard() -> Any:
     with needs("zstd", "a .zst archive"):
         import zstandard
     return zstandard
+
+
+def discarded_files(folder: Path) -> list[Path]:
+    """The files that discards wrote into this folder; no folder has none."""
+    return sorted(path for path in folder.glob("j-*.ndjson") if ".originals." not in path.name)
 
 
 def forget_exports(folder: Path, before: float) -> int:

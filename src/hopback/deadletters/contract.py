@@ -102,6 +102,7 @@ class Cost(_AnswerStruct, frozen=True):
     """The price of one browse session, with words for people; `limit` None: no delivery limit.
 
     `can_lift`: it would be free once the limit is lifted by a policy, which can be done from here.
+    `is_stream`: messages are read as copies, of which nothing has to go back.
     """
 
     price: Price
@@ -109,6 +110,7 @@ class Cost(_AnswerStruct, frozen=True):
     limit: int | None = field(default=None, name="deliveryLimit")
     remedy: str = ""
     can_lift: bool = False
+    is_stream: bool = False
 
     @property
     def is_by_nack(self) -> bool:

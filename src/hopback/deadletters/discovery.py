@@ -74,11 +74,7 @@ def cost_of_looking(
     if queue is None:
         return _unknown(version)
     if queue.type is QueueType.STREAM:
-        return Cost(
-            Price.REFUSED,
-            f"{queue.name} is a stream: it cannot be taken from message by message",
-            remedy="Read it with a stream consumer; reading a stream harms nothing.",
-        )
+        return _stream(queue, killed=killed)
     if queue.auto_delete:
         return Cost(
             Price.REFUSED,
@@ -112,6 +108,21 @@ _NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
 def spent_too_much(delivery_count: int, cost: Cost) -> bool:
     """Whether a message of this count has used up half of its deliveries: time to stop looking."""
     return spent(delivery_count, cost.limit)
+
+
+def _stream(queue: Queue, *, killed: bool) -> Cost:
+    if not killed:
+        return Cost(
+            Price.FREE,
+            f"free: {queue.name} is a stream, which is read without taking anything away",
+            is_stream=True,
+        )
+    return Cost(
+        Price.REFUSED,
+        f"refused: {queue.name} is a stream, and nothing can be taken out of a stream",
+        remedy="Send copies of single messages from a session, or import an export of it into a queue.",
+        is_stream=True,
+    )
 
 
 def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.limits import spent
 from hopback.deadletters.message import delivery_count
+from hopback.deadletters.stream import StreamHead
 from hopback.errors import BrokerError, UnsafeOperation
 
 if TYPE_CHECKING:
@@ -423,23 +424,23 @@ _WALK_ROOM_BYTES = 16 * 1024 * 1024
 
 
 async def walk(
-    broker: Broker, queue: str, count: int, cost: Cost
+    broker: Broker, queue: str, count: int, cost: Cost, *, offset: int | None = None
 ) -> AsyncGenerator[Delivery, None]:
     """The first `count` messages, in order; close the generator to give them back, in order.
+
+    A stream is read from `offset` on, and has nothing to be given back.
 
     Of a quorum queue more may be held than are shown, so that the order is kept. `cost` says how they go
     back; UnsafeOperation for a message that a lost connection could bring to its delivery limit.
     """
     connection = await broker.connect(f"hopback look {queue}")
-    head: Head | None = None
+    head: Head | StreamHead | None = None
     try:
-        head = Head(
-            await connection.open_channel(),
-            queue,
-            count,
-            _WALK_PREFETCH,
-            room_bytes=_WALK_ROOM_BYTES,
-        )
+        channel = await connection.open_channel()
+        if cost.is_stream:
+            head = StreamHead(channel, queue, count, offset)
+        else:
+            head = Head(channel, queue, count, _WALK_PREFETCH, room_bytes=_WALK_ROOM_BYTES)
         turns = Turns()
         while (delivery := await head.next()) is not None:
             head.keep(delivery.tag)
@@ -449,9 +450,13 @@ async def walk(
             await turns.after(rough_size(delivery))
         await head.round_out()
     finally:
-        if cost.is_by_nack and head is not None:
-            with suppress(BrokerError):  # a connection that is gone has given everything back
+        with suppress(BrokerError):  # a connection that is gone has given everything back
+            if cost.is_by_nack and head is not None:
                 await head.give_back()
+            elif isinstance(
+                head, StreamHead
+            ):  # RabbitMQ 3.10 counts one that is not cancelled for ever
+                await head.finish()
         await connection.close()
 
 

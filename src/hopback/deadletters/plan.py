@@ -542,11 +542,13 @@ def _check_returns(
     held: ChosenMessages | None,
     snapshot: BrokerSnapshot,
 ) -> None:
-    """What a job holds and gives back must not have used up its deliveries by that.
+    """What a job holds and gives back must not have used up its deliveries by that; a stream gives nothing.
 
     A filter gives back what it leaves out. A re-drive gives back what it holds when it is killed, and
     nobody sees beforehand how often that came back already. What a session holds is in hand.
     """
+    if snapshot.cost(request.queue).is_stream:  # which nobody can accept either
+        check_cost(snapshot.cost(request.queue, killed=True), forced=False)
     by_filter = selection.filter and selection.digests is None
     if by_filter or (isinstance(request, RedriveRequest) and held is None):
         check_cost(snapshot.cost(request.queue, killed=True), forced=request.forced)

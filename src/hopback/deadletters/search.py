@@ -186,6 +186,8 @@ class Search:
             ):  # who may not ask by AMQP may read the statistics
                 ready = (await self._live.depth(name))[0].ready
             wanted = min(ready or 0, self._request.first or MOST_WALKED + 1)
+            if cost.is_stream:  # of which nothing is held, so that no broker takes anything back
+                wanted = min(wanted, MOST_WALKED)
             reason = ""
             if counted is None:
                 reason = "it is not on the broker"

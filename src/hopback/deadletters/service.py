@@ -134,7 +134,13 @@ class Operations:
         )
         self._views = Views(self._live, self._sessions, self.clock)
         self.surveys: Surveys = Surveys(
-            self._live, self.journal, self._name, self.clock, self.queues, self._held_of
+            self._live,
+            self.journal,
+            self._name,
+            self.clock,
+            self.queues,
+            self._held_of,
+            self.settings.exports,
         )
         self._share = JournalShare(self._name, frozenset(beside) - {self._name}, is_first)
         self._who = NOBODY

@@ -23,6 +23,7 @@ from hopback.deadletters.message import (
     read_dead_letter,
 )
 from hopback.deadletters.requests import NOBODY, GroupBy, Window
+from hopback.deadletters.stream import StreamHead
 from hopback.errors import BadFilter, BadRequest, BrokerError, NoSuch, SessionOver, UnsafeOperation
 from hopback.headers import clipped
 from hopback.renamed import OldNameLookup, old_names
@@ -121,7 +122,7 @@ class BrowseSession:
         self._clock = clock
         self._dead_letters: list[DeadLetter] = []
         self._deliveries: dict[str, Delivery] = {}
-        self._head: Head | None = None
+        self._head: Head | StreamHead | None = None
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -133,11 +134,16 @@ class BrowseSession:
         """Take messages until the window is full or the queue is empty; then let time run."""
         queue = Queue(self.source.name)
         ready = (await self._channel.declare_queue(queue, passive=True)).messages
-        count = min(self.window.skip + self.window.limit, ready)
+        count = self.window.skip + self.window.limit
         # What is passed over is read in small portions: nothing of it is kept.
         most = ROOM_BYTES if not self.window.skip else _PASSING_BYTES
         room = min(most, self.window.max_bytes)
-        head = Head(self._channel, self.source.name, count, _PREFETCH, room_bytes=room)
+        head: Head | StreamHead
+        if self.cost.is_stream:  # of which the broker counts late, and reading tells the end
+            head = StreamHead(self._channel, self.source.name, count)
+        else:
+            count = min(count, ready)
+            head = Head(self._channel, self.source.name, count, _PREFETCH, room_bytes=room)
         self._head, turns = head, Turns()
         while self.held_bytes < self.window.max_bytes:
             delivery = await head.next()
@@ -150,8 +156,10 @@ class BrowseSession:
             else:
                 self._hold(delivery)
             await turns.after(rough_size(delivery))
-        self.complete = self.skipped + len(self._dead_letters) >= ready
-        self.ready = ready
+        shown = self.skipped + len(self._dead_letters)
+        is_read_out = self.cost.is_stream and head.taken < count and shown == head.taken
+        self.ready = shown if is_read_out else max(ready, shown)
+        self.complete = shown >= self.ready
         await head.finish()
         if self.source.queue is None or self.source.queue.type is not QueueType.CLASSIC:
             self.order_kept = await head.round_out(ready)
@@ -366,7 +374,7 @@ class Grouping:
         self._samples.setdefault(key, dead_letter)
         self._count(key, dead_letter.last_failed)
 
-    def see(self, delivery: Delivery, place: int, source: DeadLetterQueue) -> None:
+    def see(self, delivery: Delivery, place: int, source: DeadLetterQueue | None) -> None:
         """The same for a message that nobody has read yet: by fingerprint only samples are read in full."""
         if self._by == GroupBy.FINGERPRINT:
             key, failed = last_failure(delivery, source)

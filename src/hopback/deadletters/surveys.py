@@ -1,15 +1,16 @@
 """Errors across all queues, and how their depths went: what is known without looking each time.
 
 A survey goes through every queue that looking does not harm and that nobody works on, and keeps its groups
-in the journal. Depths are kept every few minutes, whether or not surveys are wanted. Both survive a restart,
-and two services with one journal do the work of one.
+in the journal. Of a stream, and of the files that discards wrote, it reads what is new since the last time:
+that takes nothing from anybody. Depths are kept every few minutes, whether or not surveys are wanted. All
+of it survives a restart, and two services with one journal do the work of one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import aclosing
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -17,15 +18,19 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from hopback.deadletters.archive import discarded_files, lines_from, read_line
 from hopback.deadletters.codec import encode, from_json
 from hopback.deadletters.contract import Moment, Price
 from hopback.deadletters.head import walk
 from hopback.deadletters.requests import GroupBy
 from hopback.deadletters.session import Grouping
-from hopback.errors import BadRequest, HopbackError
+from hopback.deadletters.stream import offset_of
+from hopback.errors import BadLine, BadRequest, HopbackError
+from hopback.message import Received
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
 
     from hopback.clock import Clock
     from hopback.deadletters.contract import Cost, Group, QueueSummary
@@ -39,15 +44,19 @@ __all__ = [
     "ErrorOverview",
     "QueueTrend",
     "SurveyProgress",
+    "SurveyedArchive",
     "SurveyedQueue",
     "Surveys",
     "TrendSample",
 ]
 
 _log = logging.getLogger("hopback.deadletters")
-_SURVEY, _TREND = "survey", "trend"
+_SURVEY, _TREND, _ARCHIVE = "survey", "trend", "archive-survey"
 _MOST_HELD_S = 300.0
 """A sixth of the time after which a broker takes back what is held: then a survey ends where it is."""
+_MOST_READ = 100_000
+"""Messages of one stream, or lines of files, in one survey: some ten seconds; the next goes on there."""
+_MOST_READ_BYTES = 256 * 1024 * 1024  # the same for large ones
 _MOST_GROUPS = 200  # of one queue: the rest of a long tail says nothing on a first page
 _NEW_S = 86_400.0  # since yesterday
 _SAMPLE_S = 300.0  # between two depths that are kept
@@ -69,7 +78,8 @@ class ErrorInQueue(Struct, frozen=True, rename="camel"):
 class ErrorGroup(Struct, frozen=True, rename="camel", kw_only=True):
     """One error, in all queues; `first_seen_at` is when a survey met it for the first time.
 
-    `is_new`: that was within the last day, while its queue was surveyed before already.
+    `is_new`: that was within the last day, while its queue was surveyed before already. `discarded` is how
+    often it stands in the files of discards, by the queue the messages were in.
     """
 
     fingerprint: str
@@ -82,10 +92,23 @@ class ErrorGroup(Struct, frozen=True, rename="camel", kw_only=True):
     last: Moment | None = field(default=None, name="lastAt")
     first_seen: Moment | None = field(default=None, name="firstSeenAt")
     is_new: bool = False
+    discarded: tuple[ErrorInQueue, ...] = ()
+
+
+class SurveyedArchive(Struct, frozen=True, rename="camel", kw_only=True):
+    """A file that a discard wrote, when it was read last, and how many messages of it."""
+
+    file: str
+    queue: str
+    at: Moment
+    seen: int
 
 
 class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
-    """When a queue was surveyed last, how much of it, and why it is not surveyed, if it is not."""
+    """When a queue was surveyed last, how much of it, and why it is not surveyed, if it is not.
+
+    `is_stream`: it was read without cost, and `seen` is all that was ever read of it.
+    """
 
     queue: str
     at: Moment | None = None
@@ -93,6 +116,7 @@ class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
     ready: int = 0
     took_s: float = field(default=0.0, name="tookSeconds")
     why_not: str = ""
+    is_stream: bool = False
 
 
 class SurveyProgress(Struct, frozen=True, rename="camel"):
@@ -106,12 +130,13 @@ class SurveyProgress(Struct, frozen=True, rename="camel"):
 class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
     """The errors of all surveyed queues, the most frequent first.
 
-    `survey_s` is how often queues are surveyed, None where that is not switched on; `running` is how far
-    the survey is that runs in the process that answers.
+    `archives` are the files of discards that were read. `survey_s` is how often queues are surveyed, None
+    where that is not switched on; `running` is how far the survey is that runs in the process that answers.
     """
 
     items: tuple[ErrorGroup, ...] = ()
     queues: tuple[SurveyedQueue, ...] = ()
+    archives: tuple[SurveyedArchive, ...] = ()
     messages: int = 0
     survey_s: float | None = field(default=None, name="surveySeconds")
     running: SurveyProgress | None = None
@@ -144,6 +169,19 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
     ready: int
     took_s: float
     groups: tuple[ErrorGroup, ...]
+    offset: int | None = None
+    """Of the last message that was read of a stream."""
+
+
+class _ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):
+    """What is known of one file that a discard wrote, up to a position in it."""
+
+    folder: str
+    at: Moment
+    queue: str = ""
+    seen: int = 0
+    position: int = 0
+    groups: tuple[ErrorGroup, ...] = ()
 
 
 class Surveys:
@@ -157,13 +195,16 @@ class Surveys:
         clock: Clock,
         queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]],
         held: Callable[[str], int],
+        exports: Path | None = None,
     ) -> None:
+        """`exports` is the folder in which discards write what they remove."""
         self._live = live
         self._journal = journal
         self._broker = broker
         self._clock = clock
         self._queues = queues
         self._held = held
+        self._exports = exports
         self.every_s: float | None = None
         """How often queues are surveyed by themselves; None: only when somebody asks."""
         self.running: SurveyProgress | None = None
@@ -176,11 +217,13 @@ class Surveys:
 
     async def errors(self) -> ErrorOverview:
         """The errors of all queues, by the last survey of each."""
-        kept = await self._kept()
+        kept, archives = await self._kept(), await self._read(_ARCHIVE, _ArchiveSurvey)
         why_not = {one.queue: await self._why_not(one) for one in await self._queues()}
         now = self._clock.now()
         return ErrorOverview(
-            items=_together({name: kept[name] for name in kept if name in why_not}, now),
+            items=_with_discarded(
+                _together({name: kept[name] for name in kept if name in why_not}, now), archives
+            ),
             queues=tuple(
                 SurveyedQueue(
                     queue=name,
@@ -189,8 +232,13 @@ class Surveys:
                     ready=0 if name not in kept else kept[name].ready,
                     took_s=0.0 if name not in kept else kept[name].took_s,
                     why_not=reason,
+                    is_stream=name in kept and kept[name].offset is not None,
                 )
                 for name, reason in sorted(why_not.items())
+            ),
+            archives=tuple(
+                SurveyedArchive(file=name, queue=one.queue, at=one.at, seen=one.seen)
+                for name, one in sorted(archives.items())
             ),
             messages=sum(kept[name].seen for name in kept if name in why_not),
             survey_s=self.every_s,
@@ -226,26 +274,27 @@ class Surveys:
         for one in await self._queues():
             last = kept.get(one.queue)
             fresh = last is not None and not_after is not None and last.at > not_after
-            if not fresh and one.messages_ready and not await self._why_not(one):
+            # What the broker counts of a stream is late: whether there is something new, reading tells.
+            has_some = one.messages_ready or snapshot.cost(one.queue).is_stream
+            if not fresh and has_some and not await self._why_not(one):
                 wanted.append(one)
-        self.running = SurveyProgress("", 0, sum(one.messages_ready or 0 for one in wanted))
+        ahead = sum(_ahead(one, kept.get(one.queue)) for one in wanted)
+        self.running = SurveyProgress("", 0, ahead)
         for one in wanted:
             last = kept.get(one.queue)
-            if not one.messages_ready or await self._why_not(one):
+            if await self._why_not(one):
                 continue  # a job has begun there meanwhile
             source, cost = snapshot.one(one.queue), snapshot.cost(one.queue)
-            found = await self._survey(source, cost, one.messages_ready, last)
+            survey = self._survey_stream if cost.is_stream else self._survey
+            found = await survey(source, cost, one.messages_ready or 0, last)
             documents = {one.queue: encode(found).decode()}
             await self._journal.remember(self._broker, _SURVEY, documents, self._clock.now())
+        await self._survey_archives()
 
     async def _survey(
         self, source: DeadLetterQueue, cost: Cost, ready: int, last: _QueueSurvey | None
     ) -> _QueueSurvey:
-        began, grouping, seen = (
-            self._clock.now(),
-            Grouping(GroupBy.FINGERPRINT, _MOST_GROUPS * 10),
-            0,
-        )
+        began, grouping, seen = self._clock.now(), _grouping(), 0
         async with aclosing(walk(self._live.broker, source.name, ready, cost)) as messages:
             async for delivery in messages:
                 seen += 1
@@ -272,6 +321,67 @@ class Surveys:
             groups=groups,
         )
 
+    async def _survey_stream(
+        self, source: DeadLetterQueue, cost: Cost, ready: int, last: _QueueSurvey | None
+    ) -> _QueueSurvey:
+        """What is new since the last time, added to what was known then."""
+        began, grouping, seen, size = self._clock.now(), _grouping(), 0, 0
+        offset = None if last is None else last.offset
+        newest, is_same = offset, offset is None
+        reading = walk(self._live.broker, source.name, _MOST_READ, cost, offset=offset)
+        async with aclosing(reading) as messages:
+            async for delivery in messages:
+                is_same = True  # the last one that was read comes once more, or what was left of it
+                if offset_of(delivery) == offset:
+                    continue
+                newest = offset_of(delivery)
+                seen += 1
+                size += len(delivery.body)
+                grouping.see(delivery, seen, source)
+                if seen % 256 == 0:
+                    self._tell(source.name, 256)
+                    if self._clock.now() - began > _MOST_HELD_S or size > _MOST_READ_BYTES:
+                        break
+        if not is_same:  # it was deleted and declared anew: what was known is of another stream
+            return await self._survey_stream(source, cost, ready, None)
+        self._tell(source.name, seen % 256)
+        now = self._clock.now()
+        return _QueueSurvey(
+            at=Moment(now),
+            began=Moment(began) if last is None else last.began,
+            seen=seen if last is None else last.seen + seen,
+            ready=ready,
+            took_s=round(now - began, 3),
+            groups=_added(() if last is None else last.groups, grouping.groups(), now),
+            offset=newest,
+        )
+
+    async def _survey_archives(self) -> None:
+        """What discards wrote since the last time; files that are gone are forgotten."""
+        folder = self._exports
+        if folder is None:
+            return
+        kept = await self._read(_ARCHIVE, _ArchiveSurvey)
+        paths = {path.name: path for path in await asyncio.to_thread(discarded_files, folder)}
+        for name in kept:
+            if kept[name].folder == str(folder) and name not in paths:
+                await self._journal.unlearn(self._broker, _ARCHIVE, name)
+        sources = {one.name: one for one in (await self._live.snapshot()).dead_letter_queues}
+        room = _MOST_READ
+        for name, path in paths.items():
+            last = kept.get(name)
+            if last is None:
+                last = _ArchiveSurvey(folder=str(folder), at=Moment(0))
+            found = await asyncio.to_thread(
+                _more_of, path, last, room, sources, Moment(self._clock.now())
+            )
+            room -= found.seen - last.seen
+            if found.position != last.position:
+                documents = {name: encode(found).decode()}
+                await self._journal.remember(self._broker, _ARCHIVE, documents, self._clock.now())
+            if room <= 0:
+                break
+
     def _tell(self, queue: str, more: int) -> None:
         if self.running is not None:
             self.running = replace(self.running, queue=queue, seen=self.running.seen + more)
@@ -282,11 +392,13 @@ class Surveys:
             return "it is not on the broker"
         if one.active_job is not None:
             return f"job {one.active_job.id} works on it"
+        cost = (await self._live.snapshot()).cost(one.queue)
+        if cost.is_stream:
+            return ""
         if one.foreign_consumers:
             return "it has consumers, which would miss what a survey holds"
         if self._held(one.queue):
             return "somebody looks into it"
-        cost = (await self._live.snapshot()).cost(one.queue)
         return cost.text if cost.price is not Price.FREE else ""
 
     async def _kept(self) -> dict[str, _QueueSurvey]:
@@ -335,6 +447,95 @@ class Surveys:
             except HopbackError as failed:  # the broker, or the database, is away: later again
                 _log.warning("queues were not surveyed: %s", failed)
             await asyncio.sleep(_SAMPLE_S if every_s is None else min(_SAMPLE_S, every_s))
+
+
+def _grouping() -> Grouping:
+    return Grouping(GroupBy.FINGERPRINT, _MOST_GROUPS * 10)
+
+
+def _ahead(one: QueueSummary, last: _QueueSurvey | None) -> int:
+    """How many messages of a queue there are to see."""
+    known = 0 if last is None or last.offset is None else last.seen
+    return max((one.messages_ready or 0) - known, 0)
+
+
+def _more_of(
+    path: Path,
+    last: _ArchiveSurvey,
+    most: int,
+    sources: Mapping[str, DeadLetterQueue],
+    now: Moment,
+) -> _ArchiveSurvey:
+    """What a file has behind what was read of it before; in a thread, because files may be large."""
+    grouping, queue, seen = _grouping(), last.queue, 0
+    lines, position = lines_from(path, last.position, most, _MOST_READ_BYTES)
+    for line in lines:
+        try:
+            archived = read_line(line)
+        except BadLine:  # what a crash cut off; an import would say so
+            continue
+        seen += 1
+        queue = archived.queue
+        message = Received(
+            queue=queue,
+            exchange=archived.exchange,
+            routing_key=archived.routing_key,
+            body=archived.body,
+            properties=archived.properties,
+            tag=seen,
+        )
+        grouping.see(message, seen, sources.get(queue))
+    return _ArchiveSurvey(
+        folder=last.folder,
+        at=now,
+        queue=queue,
+        seen=last.seen + seen,
+        position=position,
+        groups=_added(last.groups, grouping.groups(), now),
+    )
+
+
+def _added(
+    known: tuple[ErrorGroup, ...], groups: tuple[Group, ...], now: float
+) -> tuple[ErrorGroup, ...]:
+    """What was known, with what was counted since."""
+    sums = {one.fingerprint: one for one in known}
+    for group in groups:
+        fresh = _error_of(group, Moment(now))
+        before = sums.get(group.key, fresh)
+        times = [
+            at for at in (before.first, before.last, fresh.first, fresh.last) if at is not None
+        ]
+        sums[group.key] = replace(
+            before,
+            count=fresh.count if before is fresh else before.count + fresh.count,
+            first=min(times, default=None),
+            last=max(times, default=None),
+        )
+    ordered = sorted(sums.values(), key=lambda one: (-one.count, one.fingerprint))
+    return tuple(ordered[:_MOST_GROUPS])
+
+
+def _with_discarded(
+    errors: tuple[ErrorGroup, ...], archives: Mapping[str, _ArchiveSurvey]
+) -> tuple[ErrorGroup, ...]:
+    """The errors, with how often each was discarded."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for archive in archives.values():
+        for group in archive.groups:
+            counts[group.fingerprint][archive.queue] += group.count
+    return tuple(
+        replace(
+            one,
+            discarded=tuple(
+                ErrorInQueue(queue, count)
+                for queue, count in sorted(counts[one.fingerprint].items())
+            ),
+        )
+        if one.fingerprint in counts
+        else one
+        for one in errors
+    )
 
 
 def _error_of(group: Group, first_seen: Moment) -> ErrorGroup:

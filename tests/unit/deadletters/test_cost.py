@@ -38,7 +38,7 @@ def limited(limit: int) -> Queue:
         (limited(20), V310, Price.REFUSED, 20),
         (limited(999), V40, Price.REFUSED, 999),
         (limited(1000), V40, Price.COUNTED, 1000),
-        (Queue("d", QueueType.STREAM), V40, Price.REFUSED, None),
+        (Queue("d", QueueType.STREAM), V40, Price.FREE, None),
         (None, V310, Price.FREE, None),
         (None, V40, Price.REFUSED, None),
     ],
@@ -51,6 +51,15 @@ def test_the_price(
     assert (cost.price, cost.limit) == (price, limit)
     assert cost.text
     assert bool(cost.remedy) == (price is Price.REFUSED)
+
+
+def test_a_stream_is_read_for_free_and_gives_nothing_to_a_job() -> None:
+    """Copies cost nothing; what a job takes away, a stream does not give."""
+    stream = Queue("d", QueueType.STREAM)
+    looked, worked = (cost_of_looking(stream, V40, killed=killed) for killed in (False, True))
+    assert (looked.is_stream, worked.is_stream) == (True, True)
+    assert (looked.price, worked.price) == (Price.FREE, Price.REFUSED)
+    assert "without taking anything away" in looked.text
 
 
 def test_a_job_that_is_killed_cannot_give_back_by_nack() -> None:

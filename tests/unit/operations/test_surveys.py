@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
+from hopback.deadletters.requests import (
+    DiscardRequest,
+    FromHead,
+    Pace,
+    RedriveRequest,
+    Settings,
+)
 from hopback.deadletters.service import Operations
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hopback.deadletters.journal import Journal
 
 _DAY_S = 86_400.0  # seconds
@@ -39,10 +44,13 @@ class _Site:
         self.journal = journal
         self.clock = clock
 
-    def operations(self) -> Operations:
-        management = EmbeddedManagement(self.broker)
+    def operations(self, exports: Path | None = None) -> Operations:
         return Operations(
-            self.broker, management=management, journal=self.journal, clock=self.clock
+            self.broker,
+            management=EmbeddedManagement(self.broker),
+            journal=self.journal,
+            clock=self.clock,
+            settings=Settings(exports=exports),
         )
 
     async def fail(self, queue: str, error: str, count: int) -> None:
@@ -153,3 +161,39 @@ async def test_depths_are_kept_and_surveys_come_by_themselves(tmp_path: Path) ->
             trend = await later.trend("orders.dlq")
             assert [one.messages for one in trend.samples] == [5, 5, 5, 5, 7, 7, 7]
             assert trend.arrived == 2
+
+
+@in_virtual_time
+async def test_what_was_discarded_is_counted_from_its_file(tmp_path: Path) -> None:
+    """A survey reads what discards wrote, each line once; a file that is gone is forgotten."""
+    clock, exports = LoopClock(lambda: 1_800_000_000.0), tmp_path / "exports"
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        site = await _site(journal, clock)
+        await site.fail("orders.dlq", "TimeoutError", 5)
+        async with site.operations(exports) as operations:
+            discard = DiscardRequest(
+                queue="orders.dlq", selection=FromHead(3), reason="x", confirm="orders.dlq"
+            )
+            job = await operations.wait((await operations.start(discard)).id)
+            written = Path(job.export_to)
+            whole = written.read_bytes()  # noqa: ASYNC240  a small file of this machine
+            _write(written, whole[:-1])  # as a crash in the middle of a line leaves it
+            for count in (2, 2):
+                found = await operations.errors(survey=True)
+                (error,) = found.items
+                assert [(one.queue, one.count) for one in error.queues] == [("orders.dlq", 2)]
+                assert [(one.queue, one.count) for one in error.discarded] == [
+                    ("orders.dlq", count)
+                ]
+            _write(written, whole)
+            (more,) = (await operations.errors(survey=True)).archives
+            assert (more.file, more.queue, more.seen) == (written.name, "orders.dlq", 3)
+            _write(written, None)
+            gone = await operations.errors(survey=True)
+            assert (gone.archives, gone.items[0].discarded) == ((), ())
+
+
+def _write(path: Path, content: bytes | None) -> None:
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)

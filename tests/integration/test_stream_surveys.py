@@ -1,0 +1,119 @@
+"""A stream of dead letters on a real RabbitMQ: read without cost, from where the last survey ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.declare import declare
+from hopback.broker.management import Management, ManagementAddress
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.clock import SystemClock
+from hopback.deadletters.contract import Price
+from hopback.deadletters.journal_sql import open_journal
+from hopback.deadletters.requests import DiscardRequest, FromHead, FromSession, RedriveRequest
+from hopback.deadletters.search import SearchRequest
+from hopback.deadletters.service import Operations
+from hopback.errors import UnsafeOperation
+from hopback.message import Message, Properties
+from hopback.topology.model import Queue, QueueType, Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hopback.broker.port import Channel
+    from hopback.deadletters.surveys import ErrorOverview
+    from tests.harness.shared import SharedNode
+
+pytestmark = pytest.mark.broker
+
+_TOPOLOGY = Topology(
+    "foreign", queues=(Queue("events"), Queue("events.dlq", type=QueueType.STREAM))
+)
+
+
+async def _fail(channel: Channel, error: str, count: int, begin: int = 0) -> None:
+    """Dead letters as a consumer publishes them itself."""
+    for number in range(begin, begin + count):
+        said = Properties(headers={"x-last-error": f"{error}: at 7"}, delivery_mode=2)
+        body = b'{"customer": "C-%05d"}' % number
+        await channel.publish(Message("", "events.dlq", body, said))
+
+
+async def _counted(operations: Operations, count: int) -> None:
+    """Until the broker says that it has so many: it counts the messages of a stream every few seconds."""
+    while (await operations.queue("events.dlq")).messages_ready != count:  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
+
+
+def _told(found: ErrorOverview) -> dict[str, int]:
+    return {one.error: one.count for one in found.items}
+
+
+@pytest.mark.waits(60)
+async def test_a_stream_is_surveyed_searched_and_looked_at(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str, tmp_path: Path
+) -> None:
+    """Groups are added up from survey to survey, consumers are not minded, and nothing is taken out."""
+    connection = await RabbitMQ(amqp_url).connect("test")
+    await declare(connection, _TOPOLOGY)
+    channel = await connection.open_channel()
+    consumer = await connection.open_channel()
+    await consumer.qos(10)
+    await consumer.consume("events.dlq", lambda _: None, arguments={"x-stream-offset": "first"})
+    await _fail(channel, "TimeoutError", 300)
+    async with (
+        Management(ManagementAddress.derive(None, rabbitmq.management_url)) as management,
+        open_journal(f"sqlite:///{tmp_path}/jobs.db", SystemClock()) as journal,
+        Operations(
+            RabbitMQ(amqp_url), management=management, vhost=vhost, journal=journal
+        ) as operations,
+    ):
+        await _counted(operations, 300)
+        detail = await operations.queue("events.dlq")
+        assert (detail.cost.price, detail.cost.is_stream) == (Price.FREE, True)
+        first = await operations.errors(survey=True)
+        assert _told(first) == {"TimeoutError": 300}
+        assert [(one.queue, one.is_stream, one.why_not) for one in first.queues] == [
+            ("events.dlq", True, "")
+        ]
+        assert _told(await operations.errors(survey=True)) == {"TimeoutError": 300}
+        await _fail(channel, "Refused", 20, begin=300)
+        await _fail(channel, "TimeoutError", 1, begin=320)
+        assert _told(await operations.errors(survey=True)) == {"TimeoutError": 301, "Refused": 20}
+
+        await _counted(operations, 321)
+        found = [
+            told async for told in operations.search(SearchRequest("C-00311", ("events.dlq",)))
+        ]
+        assert (found[-1].matching, found[-1].seen) == (1, 321)
+        session = await operations.open_session("events.dlq")
+        assert (session.held, session.ready, session.complete) == (100, 321, False)
+        page = await operations.messages(session.id, "customer")
+        for request in (
+            RedriveRequest(queue="events.dlq", selection=FromHead(), reason="x", forced=True),
+            RedriveRequest(
+                queue="events.dlq",
+                selection=FromSession(session.id, (page.dead_letters[0].id,)),
+                reason="x",
+            ),
+            DiscardRequest(
+                queue="events.dlq",
+                selection=FromHead(),
+                reason="x",
+                confirm="events.dlq",
+                export=False,
+            ),
+        ):
+            with pytest.raises(UnsafeOperation, match="nothing can be taken out of a stream"):
+                await operations.start(request)
+        await operations.release(session.id)
+
+        await channel.delete_queue("events.dlq")
+        await declare(connection, _TOPOLOGY)
+        await _fail(channel, "Another", 7)
+        await _counted(operations, 7)
+        assert _told(await operations.errors(survey=True)) == {"Another": 7}
+    await connection.close()
