@@ -20,9 +20,8 @@ from hopback.cli.terminal import safe
 from hopback.clock import SystemClock
 from hopback.observe.events import Bus
 from hopback.observe.logs import SEVERITY, JsonLog, LogBridge, TextLog
-from hopback.runtime.control import ControlEndpoint
 from hopback.runtime.depths import Depths, HeldBackReader, watched_queues
-from hopback.runtime.health import Health
+from hopback.runtime.health import ControlEndpoint, Health
 from hopback.runtime.processes import ParentLine, deaths_in
 from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service, ServiceOptions

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import uuid
+import warnings
 from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
@@ -13,9 +15,8 @@ from hopback.broker.port import REPLY_TO
 from hopback.headers import identity
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
-from hopback.runtime.bare_numbers import warn_of_milliseconds
 from hopback.runtime.payload import encode_payload
-from hopback.topology.durations import parse_wait_ms
+from hopback.topology.durations import format_duration, parse_wait_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -38,6 +39,7 @@ __all__ = [
     "current_context",
     "publish_from_thread",
     "trace_source",
+    "warn_of_milliseconds",
 ]
 
 current_context: ContextVar[Context] = ContextVar("hopback_current_context")
@@ -380,3 +382,30 @@ def _on_a_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def warn_of_milliseconds(option: str, value: object) -> None:
+    """Say, at the line outside Hopback that gave it, what a large bare number means today.
+
+    A bare number for a waiting time is seconds; in 0.1.0 it was milliseconds. Seconds below a thousand are
+    plausible as seconds, and were hardly ever meant as milliseconds.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 1000:
+        return
+    meant = format_duration(parse_wait_ms(value / 1000))
+    means = format_duration(parse_wait_ms(value))
+    frame, level = sys._getframe(), 1  # noqa: SLF001 - documented, and what warnings itself uses
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        f"{option}: {value} means {means} since 0.2.0, where a bare number is seconds; write"
+        f' "{meant}" or "{means}"',
+        UserWarning,
+        stacklevel=level,
+    )
+
+
+def _is_ours(module: object) -> bool:
+    """Whether a frame belongs to the library; programs built on it, as the systems are, do not."""
+    name = str(module)
+    return name.partition(".")[0] == "hopback" and not name.startswith("hopback.systems.")

@@ -22,9 +22,8 @@ from typing import (
 from hopback.errors import InvalidTopology, Problem
 from hopback.policy.outcome import Outcome
 from hopback.policy.rules import MENU
-from hopback.runtime.bare_numbers import warn_of_milliseconds
 from hopback.runtime.codecs import Codec
-from hopback.runtime.context import Context
+from hopback.runtime.context import Context, warn_of_milliseconds
 from hopback.runtime.dependencies import Injector, hints_of, needs_of
 from hopback.runtime.payload import Decoder, decoder_for, guarded
 from hopback.topology.durations import duration_seconds, parse_wait_ms

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from hopback.broker.declare import Ownership, prepare
+from hopback.broker.declare import Ownership, prepare, queues_in_migration, restore
 from hopback.broker.port import count_now
 from hopback.broker.publisher import Publisher
-from hopback.broker.restore import queues_in_migration, restore
 from hopback.broker.supervise import LineState, Supervised
 from hopback.errors import (
     BrokerError,

@@ -12,9 +12,8 @@ from hopback import App, BreakerPolicy
 from hopback.broker.embedded import Fault
 from hopback.designs import DESIGNS
 from hopback.endpoint import Request, is_loopback
-from hopback.runtime.control import ControlEndpoint
 from hopback.runtime.depths import Depths, HeldBackReader, Watched, watched_queues
-from hopback.runtime.health import Health
+from hopback.runtime.health import ControlEndpoint, Health
 from hopback.testing import AppTest, in_virtual_time
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from hopback.broker.server import (
     api_objects,
     api_users,
 )
-from hopback.broker.server.api_caller import NODE, Caller, Denied, Missing
+from hopback.broker.server.api_users import NODE, Caller, Denied, Missing
 from hopback.endpoint import Response, is_loopback
 from hopback.errors import InvalidTopology
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hopback.broker.embedded.node import Node
-    from hopback.broker.server.api_caller import VhostAccess
+    from hopback.broker.server.api_users import VhostAccess
     from hopback.broker.server.served import ServedBroker
     from hopback.broker.server.time_travel import ServerTime
     from hopback.endpoint import Request

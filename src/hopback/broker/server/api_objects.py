@@ -10,8 +10,14 @@ from urllib.parse import quote_plus
 from hopback import __version__
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.settings import policy_for
-from hopback.broker.server.api_caller import NODE, plain, table
-from hopback.broker.server.api_users import permissions, topic_permissions, users
+from hopback.broker.server.api_users import (
+    NODE,
+    permissions,
+    plain,
+    table,
+    topic_permissions,
+    users,
+)
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Exchange
 
