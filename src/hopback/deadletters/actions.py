@@ -39,13 +39,14 @@ from hopback.headers import moved_properties
 from hopback.headers.names import REDRIVE_JOB, is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
 from hopback.message import Message, Received
+from hopback.policy.raw_redrive import RawMessage
 from hopback.policy.redrive import RedriveOccasion, Redriver, loop_guard, redrive_message
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import AsyncIterable, Iterable
+    from collections.abc import AsyncIterable, Callable, Iterable
 
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.deadletters.archive import FileSink
@@ -201,11 +202,18 @@ class RedriveAction:
         self._channel: Channel | None = None
         self._flaws: dict[Redrive, str] = {}
         self._redrivers: dict[tuple[str, Redrive], Redriver] = {}
+        self._publish_raw: Callable[[str, str, bytes, bytes], Future[None]] | None = None
+        """How the channel takes properties that are encoded already, if it does."""
         self._only: Redriver | None = None
         """Makes every message, where there is but one way."""
 
-    def prepare(self, delivery: Delivery) -> Message | LeftOut | None:
+    def prepare(self, delivery: Delivery) -> Message | RawMessage | LeftOut | None:
         """The message as it goes back; None for a way that was not yet found to lead to a queue."""
+        # What was never re-driven before goes back as the bytes it came as; the loop guard has no say.
+        if self._only is not None and self._publish_raw is not None and self._max_redrives != 0:
+            made = self._only.raw_message(delivery)
+            if made is not None:
+                return made
         headers = delivery.properties.headers
         if headers and headers.get(REDRIVE_JOB) == self._job:
             return LeftOut("this job has sent it already, and it came back", guard=True)
@@ -259,6 +267,9 @@ class RedriveAction:
 
     def send(self, prepared: object) -> Future[None]:
         """Publish it, mandatory; the fate ends with the broker's confirm."""
+        if isinstance(prepared, RawMessage) and self._publish_raw is not None:
+            exchange, routing_key, body, raw_properties = prepared
+            return self._publish_raw(exchange, routing_key, raw_properties, body)
         if self._channel is None or not isinstance(prepared, Message):
             raise ConnectionLost("there is no channel to publish on")
         return self._channel.publish(prepared)
@@ -276,6 +287,7 @@ class RedriveAction:
         if fault is not None and not isinstance(fault, ChannelClosed):
             await self._disconnect()
         self._channel = await (await self._connected()).open_channel()
+        self._publish_raw = getattr(self._channel, "publish_raw", None)
         return fault
 
     async def _connected(self) -> Connection:
@@ -509,16 +521,16 @@ class ChangingAction:
         self._patch = tuple(patch)
         self._sink = sink
         self._source = source
-        self._waiting: list[tuple[bytes, Message, Future[None]]] = []
+        self._waiting: list[tuple[bytes, Message | RawMessage, Future[None]]] = []
 
-    def prepare(self, delivery: Delivery) -> tuple[bytes, Message] | LeftOut | None:
+    def prepare(self, delivery: Delivery) -> tuple[bytes, Message | RawMessage] | LeftOut | None:
         """The original as a line and the changed message, or why there is none."""
         try:
             body = patched(delivery.body, self._patch)
         except PatchFailed as failed:
             return LeftOut(str(failed))
         made = self._sending.prepare(changed_delivery(delivery, Edit(body=body)))
-        if not isinstance(made, Message):
+        if made is None or isinstance(made, LeftOut):
             return made
         return write_line(delivery, read_dead_letter(delivery, 0, self._source)), made
 

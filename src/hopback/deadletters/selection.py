@@ -30,6 +30,7 @@ from hopback.deadletters.message import content_digest
 from hopback.deadletters.requests import LONGEST_FOUND_WATCH_S, LONGEST_WATCH_S
 from hopback.headers import deaths
 from hopback.headers.names import REDRIVE_JOB, X_DEATH
+from hopback.headers.raw import message_id_in
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import format_duration
 from hopback.topology.model import Queue
@@ -134,8 +135,10 @@ _SOUGHT = 10_000
 def mark_of(delivery: Delivery) -> str:
     """A short checksum by which a message is known again; cheap, and the same after a redelivery."""
     body = delivery.body
-    about = f"{len(body)} {delivery.properties.message_id} {delivery.routing_key}"
-    return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about.encode()):08x}"
+    raw: bytes | None = getattr(delivery, "raw_properties", None)
+    message_id = delivery.properties.message_id if raw is None else message_id_in(raw)
+    about = f"{len(body)} {message_id} {delivery.routing_key}".encode("utf-8", "surrogateescape")
+    return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about):08x}"
 
 
 class SelectedMessages:

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADDED_BYTES",
+    "DEATHS_BYTES",
     "FRAME_BYTES",
     "Mark",
     "can_park",
     "can_retry",
     "frame_size",
+    "is_harmful",
     "moved_properties",
     "park_properties",
     "redrive_properties",
@@ -55,7 +57,8 @@ ADDED_BYTES = 32 * 1024 - 1
 
 # The broker adds its record of a death when the retry queue lets the message go: leave it room.
 _ROOM_FOR_A_DEATH = 2048
-_DEATHS_BYTES = 12 * 1024
+DEATHS_BYTES = 12 * 1024
+"""The most that `hopback-deaths` takes."""
 _NAME_BYTES = 255
 _PERSISTENT = 2
 _FRAME_OVERHEAD = 14
@@ -109,7 +112,7 @@ def retry_properties(
     queue, here and below; it is read from them unless somebody has done so already.
     """
     history = history or History(properties.headers, mark.queue)
-    kept = _kept(properties, mark, _is_harmful)
+    kept = _kept(properties, mark, is_harmful)
     return _marked(properties, kept, mark, history, history.deaths)
 
 
@@ -126,7 +129,7 @@ def park_properties(
     return (
         _marked(properties, kept, mark, history, remembered_deaths(properties.headers))
         or _fitting(properties, kept)
-        or _fitting(properties, _kept(properties, mark, _is_harmful))
+        or _fitting(properties, _kept(properties, mark, is_harmful))
     )
 
 
@@ -139,14 +142,14 @@ def can_retry(properties: Properties, mark: Mark, history: History | None = None
     needed = _indispensable(history, mark)
     if roomy:
         return table_size(needed) - _TABLE_OVERHEAD <= ADDED_BYTES
-    return _Budget(properties, _kept(properties, mark, _is_harmful)).take(needed)
+    return _Budget(properties, _kept(properties, mark, is_harmful)).take(needed)
 
 
 def can_park(properties: Properties, mark: Mark) -> bool:
     """Whether `park_properties` has anything to offer: what it takes away first is enough."""
     if _is_roomy(properties, properties.headers, properties.further_headers):
         return True
-    return _plain_size(properties, _kept(properties, mark, _is_harmful)) <= FRAME_BYTES
+    return _plain_size(properties, _kept(properties, mark, is_harmful)) <= FRAME_BYTES
 
 
 def redrive_properties(
@@ -163,7 +166,7 @@ def redrive_properties(
     """
     history = history or History(properties.headers, mark.queue)
     keep = keep_deaths and well_formed_deaths(properties.headers)
-    kept = _kept(properties, mark, _is_stale if keep else _is_harmful)
+    kept = _kept(properties, mark, _is_stale if keep else is_harmful)
     known = remembered_deaths(properties.headers) if keep else history.deaths
     return _marked(properties, kept, mark, history, known)
 
@@ -238,7 +241,7 @@ def _is_stale(name: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _is_harmful(name: str) -> bool:
+def is_harmful(name: str) -> bool:
     """Untrue or dangerous in a publish that can return to a main queue."""
     return _is_stale(name) or names.is_death(name)
 
@@ -318,7 +321,7 @@ def _marked(
     if not budget.offer(desirable):
         for name, value in desirable.items():
             budget.offer({name: value})
-    budget.offer_text(names.DEATHS, _DEATHS_BYTES, lambda room: deaths_json(known, room))
+    budget.offer_text(names.DEATHS, DEATHS_BYTES, lambda room: deaths_json(known, room))
     known_text = history.failure_text() if mark.failure is None else None
     if known_text is not None and budget.offer({names.FAILURE: known_text}):
         return _plain(properties, budget.kept)  # nothing new: it goes on as it stands
@@ -347,7 +350,7 @@ def _marked_in_full(
     headers = kept.headers
     headers.update(_indispensable(history, mark))
     headers.update(_desirable(properties, history, mark))
-    deaths = deaths_json(known, _DEATHS_BYTES)
+    deaths = deaths_json(known, DEATHS_BYTES)
     if deaths is not None:
         headers[names.DEATHS] = deaths
     text = history.failure_text() if mark.failure is None else None

@@ -27,6 +27,7 @@ from hopback.headers.names import (
     is_protected,
 )
 from hopback.message import Message, Properties
+from hopback.policy.raw_redrive import RawRedriver
 from hopback.policy.reading import Reading
 from hopback.topology.plan import Fact
 from hopback.topology.redrive_limit import MAX_REDRIVES
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue, Headers
     from hopback.message import Delivery
+    from hopback.policy.raw_redrive import RawMessage
     from hopback.topology.plan import Plan, Redrive
 
 __all__ = [
@@ -146,6 +148,15 @@ class Redriver:
         design = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
         self._careful = frozenset({*OURS, *_BROKERS, *design, *_counter_names(plan)})
         self._shared: dict[tuple[str, str], SharedHeaders] = {}
+        self._raw: RawRedriver | None = None
+        if self._is_simple and not target.keep_deaths and plan.queue.isascii():
+            self._raw = RawRedriver(plan, target, occasion.job, _counter_names(plan))
+
+    def raw_message(self, delivery: Delivery) -> RawMessage | None:
+        """The same as `message`, made of the bytes that came in; None where they are not at hand or
+        need care. Nobody has looked then at what the loop guard asks for: it is not in these bytes.
+        """
+        return None if self._raw is None else self._raw.message(delivery)
 
     def message(self, delivery: Delivery) -> Message:
         """The message that goes back; UnsafeOperation if its headers have no room for the counts."""
