@@ -22,7 +22,7 @@ CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-packages test-needs test-modules test-pure test-fast test-brokers test-peers test-faults \
-	pristine check lint types architecture docs release-check audit format bench pin clean
+	pristine check lint types architecture docs release-check audit format bench bench-pages pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -104,12 +104,15 @@ format: $(READY) ## let ruff mend what it can
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(READY) ## measure Hopback beside its peers, also on 4.0 and 4.3 (root), batches and `hopback broker`; an hour
+bench: $(READY) ## measure Hopback beside its peers, also on 4.0 and 4.3 (root): benchmarks/RESULTS.md; 50 minutes
 	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql c-client chroots
-	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks --brokers 4.0,4.3 --main
+	$(BIN)/python -m benchmarks.start --write
 	$(BIN)/python -m benchmarks.parts --write
 	$(BIN)/python -m benchmarks.batches
+	$(BIN)/python -m benchmarks; first=$$?; $(BIN)/python -m benchmarks --brokers 4.0,4.3 --main && exit $$first
+
+bench-pages: $(READY) ## measure `hopback broker`, restarts and the service: the other pages of benchmarks/; 15 minutes
+	@$(BIN)/python -m tests.harness.packages rabbitmq c-client
 	$(BIN)/python -m benchmarks.server --write
 	$(BIN)/python -m benchmarks.restarts
 	$(BIN)/python -m benchmarks.admin --write

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,12 @@ from tests.harness.rabbitmq import RabbitNode
 
 from benchmarks.broker_setup import BrokerSetup
 from benchmarks.contestants import APPLICATION, HOPBACK, METRICS, REDRIVE, C, contestants
-from benchmarks.environment import ROOT, build_c_client, describe, peers_python
-from benchmarks.goals import judge
+from benchmarks.environment import build_c_client, describe, peers_python
+from benchmarks.goals import judge, undecided
 from benchmarks.grouping import group
 from benchmarks.measured_sections import INSTALLED, Measurements, Section, stamp_now
 from benchmarks.memory import endure
-from benchmarks.report import render, section_text
+from benchmarks.report import keep, section_text
 from benchmarks.rounds import Settings, run_rounds
 from benchmarks.workload import Scenario
 
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
     from benchmarks.contestants import Contestant
     from benchmarks.measured_sections import Stamp
 
-_PAGE = ROOT / "benchmarks" / "RESULTS.md"
 _PLUGINS = ("rabbitmq_management", "rabbitmq_shovel")
 _SCENARIOS = (
-    Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.MOVE_REAL,
-    Scenario.RETRY, Scenario.FAIL, Scenario.PARK,
+    Scenario.CONSUME, Scenario.ROUND_TRIPS, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE,
+    Scenario.MOVE_REAL, Scenario.RETRY, Scenario.FAIL, Scenario.PARK,
 )  # fmt: skip
 _MEMORY, _GROUPING = "memory", "grouping"
+_AROUND_A_RUN_S = 2.0
+"""To make and fill a queue, start a process, let the last acks arrive, and count; a calibration."""
 _MAIN_SCENARIOS = (
     Scenario.CONSUME,
     Scenario.PUBLISH,
@@ -58,8 +60,8 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=7, help="rounds at most (default 7)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="aim of one run (default 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds at most (default 5)")
+    parser.add_argument("--seconds", type=float, default=1.5, help="aim of one run (default 1.5)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of short runs; prints only")
     parser.add_argument(
         "--section", action="append", default=[], choices=[*_SCENARIOS, _MEMORY, _GROUPING],
@@ -116,12 +118,32 @@ class _Run:
             setup = BrokerSetup("127.0.0.1", node.amqp_port, "bench", filler)
             broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
             if series == INSTALLED and not self._prints_only:
-                _keep(replace(Measurements.load(), machine=describe(self._python, broker)))
-            for queue_type in self._chosen.queues or ("classic", "quorum"):
-                for scenario in self._scenarios():
-                    self._measure(setup, everyone, series, broker, queue_type, scenario)
+                keep(replace(Measurements.load(), machine=describe(self._python, broker)))
+            sections = [
+                (queue_type, scenario)
+                for queue_type in self._queue_types()
+                for scenario in self._scenarios()
+                if scenario is not Scenario.ROUND_TRIPS or queue_type == "quorum"
+            ]
+            self._estimate(everyone, [scenario for _, scenario in sections])
+            for queue_type, scenario in sections:
+                began = time.monotonic()
+                self._measure(setup, everyone, series, broker, queue_type, scenario)
+                _tell_time(f"{scenario}, {queue_type} queues", began)
             self._watch_memory(setup, broker)
         return not self._failed
+
+    def _queue_types(self) -> Sequence[str]:
+        """Of the main rows those on quorum queues, which most depend on the series of the broker."""
+        return self._chosen.queues or (("quorum",) if self._chosen.main else ("classic", "quorum"))
+
+    def _estimate(self, everyone: Sequence[Contestant], scenarios: Sequence[Scenario]) -> None:
+        entered = sum(
+            scenario in one.scenarios for scenario in scenarios for one in self._clients(everyone)
+        )
+        runs = self._settings.fewest * (self._settings.seconds + _AROUND_A_RUN_S)
+        minutes = entered * (runs + _AROUND_A_RUN_S) / 60
+        print(f"{entered} rows: about {minutes:.0f} minutes", file=sys.stderr)
 
     def _scenarios(self) -> Sequence[Scenario]:
         named = self._chosen.section
@@ -147,7 +169,8 @@ class _Run:
         scenario: Scenario,
     ) -> None:
         """One section, written down as soon as it is there: an hour must not be lost to its last minute."""
-        results = run_rounds(setup, self._clients(everyone), queue_type, scenario, self._settings)
+        clients = self._clients(everyone)
+        results = run_rounds(setup, clients, queue_type, scenario, self._settings, undecided)
         self._failed = self._failed or bool(results.failures)
         section = Section(series, queue_type, scenario, _stamp(broker), results)
         named = {one.name: one for one in everyone}
@@ -155,21 +178,25 @@ class _Run:
         if self._prints_only:
             print(section_text(section))
         else:
-            _keep(Measurements.load().with_section(section))
+            keep(Measurements.load().with_section(section))
 
     def _watch_memory(self, setup: BrokerSetup, broker: str) -> None:
         if self._prints_only or self._chosen.main:
             return
         named = self._chosen.section
         if not named or _MEMORY in named:
+            began = time.monotonic()
             found = endure(setup, self._python, self._chosen.messages)
-            _keep(replace(Measurements.load(), memory=(found, _stamp(broker))))
+            keep(replace(Measurements.load(), memory=(found, _stamp(broker))))
+            _tell_time(_MEMORY, began)
         if not named or _GROUPING in named:
+            began = time.monotonic()
             grouped = group(setup, self._python, self._chosen.grouped)
             before = Measurements.load()
             others = [each for each in before.groupings if each[0].count != grouped.count]
             together = sorted([*others, (grouped, _stamp(broker))], key=lambda each: each[0].count)
-            _keep(replace(before, groupings=tuple(together)))
+            keep(replace(before, groupings=tuple(together)))
+            _tell_time(_GROUPING, began)
 
 
 def _profiles(
@@ -188,16 +215,15 @@ def _stamp(broker: str) -> Stamp:
     return stamp_now(broker, os.getloadavg()[0])
 
 
-def _keep(measured: Measurements) -> None:
-    measured.save()
-    _PAGE.write_text(render(measured), encoding="utf-8")
+def _tell_time(what: str, began: float) -> None:
+    print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 def main() -> int:
     """Measure what was asked for, on nodes of our own."""
     chosen = _arguments()
     if chosen.page:
-        _keep(Measurements.load())
+        keep(Measurements.load())
         return 0
     run = _Run(chosen)
     came_through = [run.on(series) for series in chosen.series or [INSTALLED]]

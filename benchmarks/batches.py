@@ -3,7 +3,7 @@
 One private RabbitMQ and one private PostgreSQL. Rows of users (id, name, e-mail), 1000 a batch:
 what a plain loop reaches without a broker (multi-row INSERT, COPY), what a Hopback batch handler
 reaches from a queue by either, and what one insert per message reaches. Then the application row of the main
-benchmark in 1, 2 and 4 processes side by side. Interleaved, medians, written to BATCHES.md.
+benchmark in 1, 2 and 4 processes side by side. Interleaved, medians, written to RESULTS.md.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -25,6 +25,8 @@ from tests.harness.postgres import PostgresNode
 from tests.harness.rabbitmq import RabbitNode
 
 from benchmarks.environment import ROOT
+from benchmarks.measured_sections import Table, TableGoal, stamp_now
+from benchmarks.report import keep_table
 from hopback.broker.declare import declare
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.message import Message, Properties
@@ -35,6 +37,8 @@ from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from benchmarks.measured_sections import Stamp
 
 BATCH = 1000
 QUEUE = "bench.users"
@@ -286,40 +290,42 @@ def measure(
     return found
 
 
-def render(found: dict[str, list[float]]) -> str:
-    """The page: medians, spread, and the two goals."""
+def table(found: dict[str, list[float]], stamp: Stamp) -> Table:
+    """Medians, spread, and the goals."""
     median = {name: statistics.median(rates) for name, rates in found.items()}
-    lines = [
-        "# Batches into PostgreSQL, and several processes",
-        "",
-        f"Made by `python -m benchmarks.batches`: {len(next(iter(found.values())))} interleaved rounds, "
-        f"{BATCH} rows a batch, median and spread, rows per second.",
-        "",
-        "| | rows/s | spread |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {median[name]:,.0f} | {min(rates):,.0f}–{max(rates):,.0f} |"
-        for name, rates in found.items()
-    ]
     ours, insert = median["Hopback batch handler"], median["plain multi-row INSERT, no broker"]
     by_copy, plain = median["Hopback batch handler with COPY"], median["plain COPY, no broker"]
     single = median["one INSERT per message, ten at once"]
-    lines += [
+    lines = [
+        f"{len(next(iter(found.values())))} interleaved rounds, {BATCH} rows a batch.",
         "",
-        f"- Batch handler to plain multi-row INSERT: {ours / insert:.2f} (to reach: 0.7).",
-        f"- Batch handler with COPY to plain multi-row INSERT: {by_copy / insert:.2f}; "
-        f"to plain COPY, which cannot leave alone what is there: {by_copy / plain:.2f}.",
-        f"- Batch handler to one INSERT per message: {ours / single:.1f} times (to reach: 10).",
-        "- Processes: the broker and the consumers share the cores of this machine.",
+        "| | rows or messages a second | spread |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {median[name]:,.0f} | {min(rates):,.0f}–{max(rates):,.0f} |"
+            for name, rates in found.items()
+        ),
+        "",
+        f"With COPY the batch handler has {by_copy / insert:.2f} of the plain multi-row INSERT and"
+        f" {by_copy / plain:.2f} of plain COPY, which cannot leave alone what is there already. The"
+        " broker and the processes share the cores of this machine.",
         "",
     ]
-    return "\n".join(lines)
+    goals = (
+        _times("batches into PostgreSQL", ours / insert, 0.7, "the plain multi-row INSERT"),
+        _times("batches beside single inserts", ours / single, 10, "one INSERT per message"),
+    )
+    title = "Batches into PostgreSQL, and several processes"
+    return Table("batches", title, stamp, "\n".join(lines), goals)
+
+
+def _times(what: str, found: float, wanted: float, against: str) -> TableGoal:
+    return TableGoal(what, f"≥ {wanted:g} × {against}", f"{found:.2f} ×", found >= wanted)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batches")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--quick", action="store_true", help="one small round; prints only")
     parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
@@ -331,11 +337,13 @@ def main() -> None:
     with RabbitNode() as node:
         database.start()
         rounds, rows = (1, 5000) if chosen.quick else (chosen.rounds, chosen.rows)
-        page = render(measure(node, database, rounds, rows))
+        broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
+        found = measure(node, database, rounds, rows)
     database.remove()
-    print(page)
+    made = table(found, stamp_now(broker, os.getloadavg()[0]))
+    print(made.text, *made.goals, sep="\n")
     if not chosen.quick:
-        Path(__file__).with_name("BATCHES.md").write_text(page)
+        keep_table(made)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ __all__ = ["BrokerSetup", "CountsDiffer"]
 
 _FILLED = (
     Scenario.CONSUME,
+    Scenario.ROUND_TRIPS,
     Scenario.MOVE,
     Scenario.MOVE_REAL,
     Scenario.RETRY,
@@ -66,7 +67,7 @@ class BrokerSetup:
         )
         with self._channel() as channel:
             self._make(channel, job, contestant.layout)
-        if scenario in _FILLED:
+        if scenario in _FILLED and contestant.layout != "unfilled":
             self._fill(job)
         return job
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "APPLICATION",
     "AWAITING",
+    "BARE_LOOP",
     "C50",
     "HARDENED",
     "HOPBACK",
@@ -26,6 +27,7 @@ __all__ = [
     "REDRIVE",
     "SHOVEL",
     "UNRECORDED",
+    "UVLOOP",
     "C",
     "CClient",
     "Contestant",
@@ -39,6 +41,7 @@ _MOVES = (Scenario.MOVE_REAL, Scenario.FAIL, Scenario.PARK)
 _ALL = (Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.RETRY)
 
 HOPBACK = "Hopback"
+UVLOOP = "Hopback on uvloop"
 APPLICATION = "Hopback, application with JSON"
 HARDENED = "Hopback, application, hardened"
 METRICS = "Hopback, application with metrics"
@@ -47,6 +50,7 @@ UNRECORDED = "Hopback, application, traced, sampled out"
 RECORDED = "Hopback, application, traced, recorded"
 REDRIVE = "Hopback, re-drive job"
 SHOVEL = "shovel plugin"
+BARE_LOOP = "a loop without a broker"
 C = "C client"
 C50 = "C client, multiple every 50"
 
@@ -174,7 +178,9 @@ def contestants(
         )
     )
     moving, consuming = (Scenario.MOVE,), (Scenario.CONSUME,)
-    failing = (Scenario.CONSUME, Scenario.RETRY, Scenario.FAIL, Scenario.PARK)
+    failing = (
+        Scenario.CONSUME, Scenario.ROUND_TRIPS, Scenario.RETRY, Scenario.FAIL, Scenario.PARK,
+    )  # fmt: skip
     return (
         *c,
         PythonClient(REDRIVE, "redrive_client", python, (*moving, Scenario.MOVE_REAL)),
@@ -189,10 +195,19 @@ def contestants(
         PythonClient(UNRECORDED, "application_client", python, consuming, "unrecorded"),
         PythonClient(RECORDED, "application_client", python, consuming, "recorded"),
         PythonClient(HARDENED, "application_client", python, (Scenario.RETRY,), "hardened"),
-        PythonClient(f"{HOPBACK} on uvloop", "hopback_client", python, _ALL, "uvloop"),
+        PythonClient(UVLOOP, "hopback_client", python, _ALL, "uvloop"),
         PythonClient("pika (asyncio)", "pika_client", python),
+        PythonClient(
+            "pika (asyncio), traced, sampled out", "pika_client", python, consuming, "unrecorded"
+        ),
+        PythonClient(
+            "pika (asyncio), traced, recorded", "pika_client", python, consuming, "recorded"
+        ),
         PythonClient("aiormq", "aiormq_client", python),
-        PythonClient("aio-pika", "aio_pika_client", python, (*_ALL, *_MOVES)),
+        PythonClient("aio-pika", "aio_pika_client", python, (*_ALL, *_MOVES, Scenario.ROUND_TRIPS)),
+        PythonClient(
+            BARE_LOOP, "round_trips_client", python, (Scenario.ROUND_TRIPS,), layout="unfilled"
+        ),
         PythonClient("aio-pika, counted", "aio_pika_client", python, consuming, "metrics"),
         PythonClient("aio-pika that awaits", "aio_pika_client", python, consuming, "await"),
         PythonClient(
@@ -206,6 +221,11 @@ def contestants(
         ),
         PythonClient("kombu", "kombu_client", python, few),
         PythonClient(
-            "Dramatiq", "dramatiq_client", python, few, body=_dramatiq_body(), layout="dramatiq"
+            "Dramatiq",
+            "dramatiq_client",
+            python,
+            consuming,
+            body=_dramatiq_body(),
+            layout="dramatiq",
         ),
     )

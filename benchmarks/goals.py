@@ -5,17 +5,19 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import statistics_of_runs as stats
 from benchmarks.contestants import (
     APPLICATION,
     AWAITING,
+    BARE_LOOP,
     HOPBACK,
     METRICS,
     REDRIVE,
     SHOVEL,
     UNRECORDED,
+    UVLOOP,
     C,
 )
 from benchmarks.rounds import Case
@@ -24,7 +26,7 @@ from benchmarks.workload import Scenario
 if TYPE_CHECKING:
     from benchmarks.rounds import Results
 
-__all__ = ["GOALS", "Goal", "Verdict", "judge", "reason_for"]
+__all__ = ["GOALS", "Goal", "Verdict", "judge", "reason_for", "reason_in_table", "undecided"]
 
 _REASONS = Path(__file__).with_name("reasons.toml")
 
@@ -47,6 +49,10 @@ class Goal:
         if self.against:
             return f"≤ {self.cpu_us:g} µs of CPU more than {self.against}"
         return f"≤ {self.cpu_us:g} µs of CPU"
+
+    def is_reached(self, found: float) -> bool:
+        """Whether a ratio, or a cost, is what is to be reached."""
+        return found >= self.times if self.times else found <= self.cpu_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,8 @@ GOALS: tuple[Goal, ...] = (
     Goal(REDRIVE, Scenario.MOVE_REAL, C, 0.8),
     Goal(REDRIVE, Scenario.MOVE_REAL, "aio-pika", 4.0),
     Goal(HOPBACK, Scenario.PUBLISH_ONE, cpu_us=100),
+    Goal(UVLOOP, Scenario.PUBLISH_ONE, cpu_us=100),
+    Goal(APPLICATION, Scenario.ROUND_TRIPS, BARE_LOOP, cpu_us=40),
 )
 
 
@@ -106,31 +114,54 @@ def judge(results: Results, goals: tuple[Goal, ...] = GOALS) -> tuple[Verdict, .
     )
 
 
-def _verdict(results: Results, goal: Goal, queue_type: str) -> Verdict:
+def undecided(results: Results, goals: tuple[Goal, ...] = GOALS) -> frozenset[str]:
+    """The clients of every goal that some rounds reach and others miss."""
+    found: set[str] = set()
+    for case in results.runs:
+        for goal in goals:
+            if (goal.subject, goal.scenario) != (case.name, case.scenario):
+                continue
+            spread = _measured(results, goal, case.queue_type)
+            if spread is not None and case.queue_type in goal.queue_types:
+                ends = {goal.is_reached(spread.low), goal.is_reached(spread.high)}
+                found.update({goal.subject, goal.against} if len(ends) > 1 else ())
+    return frozenset(found)
+
+
+def _measured(results: Results, goal: Goal, queue_type: str) -> stats.Spread | None:
+    """What the goal is about, over all rounds."""
     case = Case(queue_type, goal.scenario, goal.subject)
-    if goal.against and not goal.times:
-        beside = Case(queue_type, goal.scenario, goal.against)
-        found = stats.cpu_more(results, case, beside)
-        text, reached = (
-            (f"{found.median:+.1f} µs", found.median <= goal.cpu_us) if found else ("–", None)
-        )
-    elif goal.against:
-        found = stats.ratio(results, case, Case(queue_type, goal.scenario, goal.against))
-        text, reached = (
-            (f"{found.median:.2f} ×", found.median >= goal.times) if found else ("–", None)
-        )
+    if not goal.against:
+        return stats.cpu_us(results, case)
+    beside = Case(queue_type, goal.scenario, goal.against)
+    return (stats.ratio if goal.times else stats.cpu_more)(results, case, beside)
+
+
+def _verdict(results: Results, goal: Goal, queue_type: str) -> Verdict:
+    found = _measured(results, goal, queue_type)
+    if found is None:
+        return Verdict(goal, queue_type, "–", None)
+    if goal.times:
+        text = f"{found.median:.2f} ×"
     else:
-        found = stats.cpu_us(results, case)
-        text, reached = (
-            (f"{found.median:.1f} µs", found.median <= goal.cpu_us) if found else ("–", None)
-        )
-    return Verdict(goal, queue_type, text, reached)
+        text = f"{found.median:+.1f} µs" if goal.against else f"{found.median:.1f} µs"
+    return Verdict(goal, queue_type, text, goal.is_reached(found.median))
+
+
+_UNEXPLAINED = "not explained yet: add it to benchmarks/reasons.toml"
 
 
 def reason_for(verdict: Verdict) -> str:
     """Why a goal is missed, as `reasons.toml` says; it is written by whoever has read the profile."""
-    reasons = tomllib.loads(_REASONS.read_text()) if _REASONS.exists() else {}
     kind = verdict.goal.against if verdict.goal.times else "cpu"
-    scenario = reasons.get(verdict.queue_type, {}).get(str(verdict.goal.scenario), {})
-    table = scenario.get(verdict.goal.subject, {})
-    return str(table.get(kind, "not explained yet: add it to benchmarks/reasons.toml"))
+    scenario = _reasons().get(verdict.queue_type, {}).get(str(verdict.goal.scenario), {})
+    return str(scenario.get(verdict.goal.subject, {}).get(kind, _UNEXPLAINED))
+
+
+def reason_in_table(table: str, what: str) -> str:
+    """The same for a goal that stands beside a table."""
+    return str(_reasons().get("tables", {}).get(table, {}).get(what, _UNEXPLAINED))
+
+
+def _reasons() -> dict[str, Any]:
+    return tomllib.loads(_REASONS.read_text(encoding="utf-8")) if _REASONS.exists() else {}

@@ -20,7 +20,16 @@ from benchmarks.memory import Memory
 from benchmarks.rounds import Case, Results
 from benchmarks.workload import Measured, Scenario
 
-__all__ = ["INSTALLED", "KEPT", "Measurements", "Section", "Stamp", "stamp_now"]
+__all__ = [
+    "INSTALLED",
+    "KEPT",
+    "Measurements",
+    "Section",
+    "Stamp",
+    "Table",
+    "TableGoal",
+    "stamp_now",
+]
 
 KEPT = Path(__file__).with_name("results.json")
 INSTALLED = "installed"
@@ -80,6 +89,27 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class TableGoal:
+    """A goal beside a table, and what was found; `what` is its name in `reasons.toml`, too."""
+
+    what: str
+    goal: str
+    found: str
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Figures of another kind than a section's: a text made where they were measured, and their goals."""
+
+    name: str
+    title: str
+    stamp: Stamp
+    text: str
+    goals: tuple[TableGoal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Measurements:
     """All that the page shows."""
 
@@ -87,6 +117,12 @@ class Measurements:
     sections: tuple[Section, ...] = ()
     memory: tuple[Memory, Stamp] | None = None
     groupings: tuple[tuple[Grouping, Stamp], ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    def with_table(self, table: Table) -> Measurements:
+        """The same with this one in the place of what it was before."""
+        others = [one for one in self.tables if one.name != table.name]
+        return replace(self, tables=tuple(sorted([*others, table], key=lambda one: one.name)))
 
     def with_section(self, section: Section) -> Measurements:
         """The same with this one in the place of what was measured of it before."""
@@ -106,6 +142,7 @@ class Measurements:
             tuple(map(_section, said["sections"])),
             memory and (Memory(**memory["found"]), Stamp(**memory["stamp"])),
             tuple((Grouping(**each["found"]), Stamp(**each["stamp"])) for each in groupings),
+            tuple(map(_table, said.get("tables", ()))),
         )
 
     def save(self, path: Path = KEPT) -> None:
@@ -114,6 +151,7 @@ class Measurements:
             "machine": self.machine and asdict(self.machine),
             "memory": self.memory and _stamped(*self.memory),
             "groupings": [_stamped(*each) for each in self.groupings],
+            "tables": [asdict(table) for table in self.tables],
         }
         written = [f'"{name}": {json.dumps(value)}' for name, value in said.items()]
         sections = ",\n".join(
@@ -149,6 +187,11 @@ def _plain(section: Section) -> dict[str, Any]:
         "failures": section.results.failures,
         "profiles": section.profiles,
     }
+
+
+def _table(said: dict[str, Any]) -> Table:
+    goals = tuple(TableGoal(**goal) for goal in said["goals"])
+    return Table(said["name"], said["title"], Stamp(**said["stamp"]), said["text"], goals)
 
 
 def _section(said: dict[str, Any]) -> Section:

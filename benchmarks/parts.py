@@ -11,11 +11,11 @@ import asyncio
 import gc
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.dead_letters import real_headers
-from benchmarks.measured_sections import stamp_now
+from benchmarks.measured_sections import Table, stamp_now
+from benchmarks.report import keep_table
 from benchmarks.workload import BODY
 from hopback.deadletters.message import content_digest, read_dead_letter
 from hopback.deadletters.requests import GroupBy
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from hopback.message import Message
 
-_PAGE = Path(__file__).with_name("PARTS.md")
 _MESSAGES = 2_000
 _PASSES = 9
 _QUEUE, _DEAD = "orders", "orders.dead"
@@ -108,10 +107,13 @@ def _parts(*, real: bool) -> Iterator[tuple[str, float]]:
 
     made = [redriver.message(one).properties for one in _deliveries(real=real)]
     rows: tuple[tuple[str, Callable[[list[Delivered]], object], bool], ...] = (
+        ("re-drive: the message that goes back, made of bytes",
+         lambda them: list(map(redriver.raw_message, them)), False),
+        ("re-drive: the mark of the journal", lambda them: list(map(mark_of, them)), False),
         ("decode properties and headers", lambda them: [one.properties for one in them], False),
-        ("re-drive: make the message that goes back", lambda them: list(map(redriver.message, them)), True),
-        ("re-drive: encode it", lambda _: list(map(encode_properties, made)), True),
-        ("re-drive: the mark of the journal", lambda them: list(map(mark_of, them)), True),
+        ("re-drive, where its headers need care: make the message",
+         lambda them: list(map(redriver.message, them)), True),
+        ("of that its encoding", lambda _: list(map(encode_properties, made)), True),
         ("group by fingerprint, with decoding", grouped, False),
         ("read it for a list: cause, attempts, envelope, digest",
          lambda them: [read_dead_letter(one, 1) for one in them], True),
@@ -155,7 +157,7 @@ def _steps() -> Iterator[tuple[str, float]]:
          lambda them: [decide(one, Retry("no"), plan, version=version) for one in them]),
         ("of that what is written on the message",
          lambda them: [effects(decision, one, plan, occasion) for one in them]),
-        ("of that its encoding",
+        ("of that the encoding of it",
          lambda them: [encode_properties(message.properties) for _ in them]),
     )  # fmt: skip
     for name, work in rows:
@@ -216,7 +218,7 @@ async def _failing(attempts: int) -> float:
 def main() -> int:
     """Measure, print a table, and write it down if that is wanted."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write benchmarks/{_PAGE.name}")
+    parser.add_argument("--write", action="store_true", help="write it into benchmarks/RESULTS.md")
     chosen = parser.parse_args()
     plain, real = dict(_parts(real=False)), dict(_parts(real=True))
     failing = {
@@ -224,12 +226,8 @@ def main() -> int:
         **dict(_steps()),
         "a failing run, parked": asyncio.run(_failing(1)),
     }
-    stamp = stamp_now("", os.getloadavg()[0])
     lines = [
-        "# The parts of the work on one message",
-        "",
-        f"`python -m benchmarks.parts --write` on {stamp.day} at {stamp.commit}: CPU in one process without",
-        f"any broker or socket, the best of {_PASSES} passes, load average {stamp.load:g}. 1 KiB of JSON.",
+        f"CPU in one process without any broker or socket, the best of {_PASSES} passes. 1 KiB of JSON.",
         "A real dead letter has 20 headers: the record of two deaths, that of the failure, and others.",
         "",
         "| | µs, no headers | µs, a real dead letter |",
@@ -240,7 +238,8 @@ def main() -> int:
     ]
     print("\n".join(lines))
     if chosen.write:
-        _PAGE.write_text("\n".join(lines), encoding="utf-8")
+        stamp = stamp_now("", os.getloadavg()[0])
+        keep_table(Table("parts", "The parts of the work on one message", stamp, "\n".join(lines)))
     return 0
 
 

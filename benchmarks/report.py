@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks import statistics_of_runs as stats
 from benchmarks.contestants import C
-from benchmarks.goals import judge, reason_for
+from benchmarks.environment import ROOT
+from benchmarks.goals import judge, reason_for, reason_in_table
 from benchmarks.grouping import BOUND_KIB
-from benchmarks.measured_sections import INSTALLED
+from benchmarks.measured_sections import INSTALLED, Measurements
 from benchmarks.rounds import Case
 
 if TYPE_CHECKING:
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from benchmarks.environment import Machine
     from benchmarks.goals import Verdict
     from benchmarks.grouping import Grouping
-    from benchmarks.measured_sections import Measurements, Section, Stamp
+    from benchmarks.measured_sections import Section, Stamp, Table
     from benchmarks.rounds import Results
 
-__all__ = ["render", "section_text"]
+__all__ = ["keep", "keep_table", "render", "section_text"]
+
+_PAGE = ROOT / "benchmarks" / "RESULTS.md"
 
 _METHOD = """\
 One private RabbitMQ node and every client on the same machine, so the broker competes with the
@@ -33,8 +36,12 @@ that a client that loses or doubles a message fails its row. Every publish is ma
 confirmed. A run that ends before the broker has taken in its last acks (they come back when the
 channel closes) is repeated. CPU is user and system time of the client process from before its
 first message to its last. How many messages a run has follows from a short calibration. A section
-has three to seven rounds: it ends when rate and CPU of every client lie within a tenth of their
-middle. Each says when it was measured, from which commit, on which broker and at which load average.
+has three rounds; where they disagree about a goal, the clients it concerns have up to two more. Each
+says when it was measured, from which commit, on which broker and at which load average.
+
+`pika, traced` does around its callback what OpenTelemetry's instrumentation of pika does. `aio-pika,
+counted` has a counter and a histogram of the Prometheus client around its handler, FastStream its own
+metrics middleware; Hopback what `hopback run --http` switches on.
 
 The re-drive job runs as the command runs it: on uvloop, with a garbage collector that looks once in
 50,000 new objects, its journal in an SQLite file, a window of 500 and three times as many messages
@@ -44,20 +51,35 @@ defaults.
 _GROUPED_A_SECOND = 10_000
 
 
+def keep(measured: Measurements) -> None:
+    """Write down what was measured, and the page from it."""
+    measured.save()
+    _PAGE.write_text(render(measured), encoding="utf-8")
+
+
+def keep_table(table: Table) -> None:
+    """The same, with one table anew."""
+    keep(Measurements.load().with_table(table))
+
+
 def render(measured: Measurements) -> str:
     """The whole page."""
     judged = [(section, judge(section.results)) for section in measured.sections]
     parts = [
         "# Benchmark results\n",
-        "Written by `python -m benchmarks` from what it measured (`results.json` beside this page): all of it"
-        " by `make bench`, or single sections anew. Medians, the lowest and the highest in brackets.\n",
+        "Written by `make bench` from what it measured (`results.json` beside this page), nothing of it by"
+        " hand. Medians, the lowest and the highest in brackets.\n",
         *([] if measured.machine is None else _machine(measured.machine)),
         "## Method\n",
         _METHOD,
         *_goals(judged, measured),
         *(section_text(section) for section in measured.sections),
         *_memory(measured),
-        *_missed(judged),
+        *(
+            f"## {table.title}\n\n{_stamped(table.stamp)}.\n\n{table.text}"
+            for table in measured.tables
+        ),
+        *_missed(judged, measured.tables),
         *_failures(measured.sections),
     ]
     return "\n".join(parts)
@@ -98,6 +120,12 @@ def _goals(
             f" ≥ {_GROUPED_A_SECOND:,} a second, within {BOUND_KIB // 1024} MiB | {grouping.rate:,.0f},"
             f" {grouping.grown_kib / 1024:.1f} MiB | {_yes_no(is_small and is_quick)} |"
         )
+    for table in measured.tables:
+        for each in table.goals:
+            yield (
+                f"| Hopback | {each.what} | {table.stamp.broker} | – | {each.goal} | {each.found} |"
+                f" {_yes_no(each.reached)} |"
+            )
     yield ""
 
 
@@ -121,10 +149,8 @@ def section_text(section: Section) -> str:
 
 
 def _stamped(stamp: Stamp) -> str:
-    return (
-        f"Measured on {stamp.day} at {stamp.commit} with RabbitMQ {stamp.broker}, load average"
-        f" {stamp.load:g}"
-    )
+    broker = f" with RabbitMQ {stamp.broker}" if stamp.broker else ""
+    return f"Measured on {stamp.day} at {stamp.commit}{broker}, load average {stamp.load:g}"
 
 
 def _memory(measured: Measurements) -> Iterator[str]:
@@ -174,14 +200,17 @@ def _times(found: stats.Spread | None) -> str:
     return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})" if found else "–"
 
 
-def _missed(judged: Sequence[tuple[Section, tuple[Verdict, ...]]]) -> Iterator[str]:
+def _missed(
+    judged: Sequence[tuple[Section, tuple[Verdict, ...]]], tables: Sequence[Table]
+) -> Iterator[str]:
     missed = [
         (section, verdict)
         for section, verdicts in judged
         for verdict in verdicts
         if verdict.reached is False
     ]
-    if not missed:
+    beside = [(table, goal) for table in tables for goal in table.goals if not goal.reached]
+    if not missed and not beside:
         return
     yield "## Missed, and why\n"
     for section, verdict in missed:
@@ -190,6 +219,9 @@ def _missed(judged: Sequence[tuple[Section, tuple[Verdict, ...]]]) -> Iterator[s
             f"- {goal.subject}, {goal.scenario.title}, {verdict.queue_type}, RabbitMQ"
             f" {section.stamp.broker}: {goal.text}, found {verdict.found}. {reason_for(verdict)}"
         )
+    for table, each in beside:
+        why = reason_in_table(table.name, each.what)
+        yield f"- {table.title}, {each.what}: {each.goal}, found {each.found}. {why}"
     yield ""
     for section, _ in judged:
         for subject, profile in sorted(section.profiles.items()):

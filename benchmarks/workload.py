@@ -20,6 +20,7 @@ class Scenario(StrEnum):
 
     CONSUME = "consume"
     CONSUME_50 = "consume-50"
+    ROUND_TRIPS = "round-trips"
     PUBLISH = "publish"
     PUBLISH_ONE = "publish-one"
     MOVE = "move"
@@ -39,6 +40,7 @@ class Scenario(StrEnum):
 _TITLES = {
     Scenario.CONSUME: "consume + ack",
     Scenario.CONSUME_50: "consume + ack, `multiple` every 50",
+    Scenario.ROUND_TRIPS: "consume + ack, the handler awaits ten HTTP round trips",
     Scenario.PUBLISH: "publish + confirm, pipelined (window 500)",
     Scenario.PUBLISH_ONE: "publish + confirm, one by one",
     Scenario.MOVE: "move: consume → confirmed publish → ack",

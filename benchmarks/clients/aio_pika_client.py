@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import aio_pika
 
 from benchmarks.clients.measuring import Stopwatch, linger, run_async
+from benchmarks.clients.round_trips import round_trips as open_round_trips
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,6 +51,28 @@ async def consume(job: Job, watch: Stopwatch) -> None:
     await finished.wait()
     watch.stop()
     await linger()
+    await connection.close()
+
+
+async def round_trips(job: Job, watch: Stopwatch) -> None:
+    connection, channel = await _open(job)
+    queue = await channel.get_queue(job.queue, ensure=False)
+    done, finished = 0, asyncio.Event()
+
+    async def on_message(message: AbstractIncomingMessage) -> None:
+        nonlocal done
+        async with message.process():
+            await trips.make()
+        done += 1
+        if done == job.count:
+            finished.set()
+
+    async with open_round_trips() as trips:
+        watch.start()
+        await queue.consume(on_message)
+        await finished.wait()
+        watch.stop()
+        await linger()
     await connection.close()
 
 
@@ -147,6 +170,7 @@ if __name__ == "__main__":
     run_async(
         {
             "consume": consume,
+            "round-trips": round_trips,
             "publish": publish,
             "publish-one": publish_one,
             "move": move,

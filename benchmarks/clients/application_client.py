@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from benchmarks.clients.measuring import linger, run_async
+from benchmarks.clients.round_trips import round_trips as open_round_trips
 from benchmarks.workload import RETRY_TTL_MS
 from hopback.broker.declare import Ownership
 from hopback.broker.rabbitmq import RabbitMQ
@@ -57,27 +58,13 @@ def _world(job: Job) -> Environment:
 
             return Environment(bus=Bus(JsonLog(SystemClock(), level="info"), Metrics()))
         case "unrecorded" | "recorded":
+            from benchmarks.clients.tracing import start_tracing
             from hopback.runtime.tracing import traced, traced_batch
 
-            _start_tracing(recorded=job.variant == "recorded")
+            start_tracing(recorded=job.variant == "recorded")
             return Environment(around=traced, around_batch=traced_batch)
         case _:
             return Environment()
-
-
-def _start_tracing(*, recorded: bool) -> None:
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider, sampling
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-
-    class Nowhere(SpanExporter):
-        def export(self, spans: object) -> SpanExportResult:
-            return SpanExportResult.SUCCESS
-
-    sampler = sampling.ALWAYS_ON if recorded else sampling.ALWAYS_OFF
-    provider = TracerProvider(sampler=sampler)
-    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
-    trace.set_tracer_provider(provider)
 
 
 async def _serve(app: App, job: Job, watch: Stopwatch, finished: asyncio.Event) -> None:
@@ -107,6 +94,22 @@ async def consume(job: Job, watch: Stopwatch) -> None:
             finished.set()
 
     await _serve(app, job, watch, finished)
+
+
+async def round_trips(job: Job, watch: Stopwatch) -> None:
+    app = App("benchmark", topology=_topology(job))
+    done, finished = 0, asyncio.Event()
+
+    @app.handler(job.queue, concurrency=100, prefetch=job.prefetch)
+    async def handle(payload: dict) -> None:  # type: ignore[type-arg]
+        nonlocal done
+        await trips.make()
+        done += 1
+        if done == job.count:
+            finished.set()
+
+    async with open_round_trips() as trips:
+        await _serve(app, job, watch, finished)
 
 
 async def fail(job: Job, watch: Stopwatch) -> None:
@@ -143,4 +146,12 @@ async def retry(job: Job, watch: Stopwatch) -> None:
 
 
 if __name__ == "__main__":
-    run_async({"consume": consume, "retry": retry, "fail": fail, "park": fail})
+    run_async(
+        {
+            "consume": consume,
+            "round-trips": round_trips,
+            "retry": retry,
+            "fail": fail,
+            "park": fail,
+        }
+    )

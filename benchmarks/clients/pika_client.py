@@ -88,12 +88,45 @@ async def consume(job: Job, watch: Stopwatch) -> None:
         if done == job.count:
             finished.set()
 
+    receive: Any = _traced(on_message, job) if job.variant.endswith("recorded") else on_message
     watch.start()
-    channel.basic_consume(job.queue, on_message)
+    channel.basic_consume(job.queue, receive)
     await finished.wait()
     watch.stop()
     await linger()
     await _close(connection)
+
+
+def _traced(callback: Callable[..., None], job: Job) -> Callable[..., None]:
+    """What OpenTelemetry's instrumentation of pika does around a callback, step by step.
+
+    The context of the headers is attached, a span of the consumer is started in it and, if it is
+    recorded, gets the attributes that the instrumentation gives it; the callback runs within.
+    """
+    from opentelemetry import context, propagate, trace
+
+    from benchmarks.clients.tracing import start_tracing
+
+    start_tracing(recorded=job.variant == "recorded")
+    tracer = trace.get_tracer("pika")
+
+    def receive(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        token = context.attach(propagate.extract(properties.headers or {}))
+        destination = method.exchange or method.routing_key
+        span = tracer.start_span(f"{destination} receive", kind=trace.SpanKind.CONSUMER)
+        if span.is_recording():
+            span.set_attribute("messaging.system", "rabbitmq")
+            span.set_attribute("messaging.operation", "receive")
+            span.set_attribute("messaging.destination", destination)
+            span.set_attribute("net.peer.name", job.host)
+            span.set_attribute("net.peer.port", job.port)
+        try:
+            with trace.use_span(span, end_on_exit=True):
+                callback(channel, method, properties, body)
+        finally:
+            context.detach(token)
+
+    return receive
 
 
 async def _publish(

@@ -1,0 +1,33 @@
+"""No broker and no library: the round trips of the handler alone, a hundred at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from benchmarks.clients.measuring import Stopwatch, run_async
+from benchmarks.clients.round_trips import round_trips
+
+if TYPE_CHECKING:
+    from benchmarks.workload import Job
+
+_AT_ONCE = 100  # as many as the application's handler runs
+
+
+async def ask(job: Job, watch: Stopwatch) -> None:
+    left = job.count
+
+    async def work() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await trips.make()
+
+    async with round_trips() as trips:
+        watch.start()
+        await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+        watch.stop()
+
+
+if __name__ == "__main__":
+    run_async({"round-trips": ask})
