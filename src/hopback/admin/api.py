@@ -230,14 +230,28 @@ async def _answer(endpoint: ApiEndpoint, request: Request, services: Services) -
         principal = services.nobody
     else:
         principal = await admit(services, request, lambda found: endpoint.permits(found, queue))
-    query, body = _query(endpoint.query, request), await _body(endpoint, request)
+    try:
+        query: Any = convert(endpoint.query, dict(request.query_params), strict=False)
+    except BadRequest as error:
+        raise Refused(400, "bad-query", f"The query: {error}.") from error
+    body = await _body(endpoint, request)
     call: Call[Any, Any] = Call(request, services, principal, params, query, body)
     try:
-        return _response(endpoint, await endpoint.call(call), services)
+        found = await endpoint.call(call)
     except Refused as refused:
         if refused.status == 403 and request.method in _UNSAFE:
             await services.denied(principal, request, refused, queue)
         raise
+    if isinstance(found, Response):
+        return found
+    answer = found if isinstance(found, ApiAnswer) else ApiAnswer(found)
+    content = b"" if answer.value is None else encode(services.placed(answer.value))
+    headers = {
+        name: services.prefix + value if name == "Location" else value
+        for name, value in answer.headers
+    }
+    media = None if answer.value is None else JSON
+    return Response(content, answer.status or endpoint.status, headers, media)
 
 
 async def admit(
@@ -261,13 +275,6 @@ async def admit(
     return principal
 
 
-def _query(kind: type, request: Request) -> Any:
-    try:
-        return convert(kind, dict(request.query_params), strict=False)
-    except BadRequest as error:
-        raise Refused(400, "bad-query", f"The query: {error}.") from error
-
-
 async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
     kind = endpoint.body
     if kind is None:
@@ -285,20 +292,6 @@ async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
         return convert(kind, said)
     except BadRequest as error:
         raise Refused(422, "invalid", f"The body: {error}.") from error
-
-
-def _response(endpoint: ApiEndpoint, found: object, services: Services) -> Response:
-    if isinstance(found, Response):
-        return found
-    answer = found if isinstance(found, ApiAnswer) else ApiAnswer(found)
-    status = answer.status or endpoint.status
-    content = b"" if answer.value is None else encode(services.placed(answer.value))
-    media = None if answer.value is None else JSON
-    headers = {
-        name: services.prefix + value if name == "Location" else value
-        for name, value in answer.headers
-    }
-    return Response(content, status, headers, media)
 
 
 async def _admitted(services: Services, request: Request) -> Principal:

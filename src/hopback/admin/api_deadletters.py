@@ -362,23 +362,19 @@ async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
         raise Refused(422, "invalid", "selection.ids: expected selection.session beside them.")
     if call.body.change:
         call.need(Role.ADMIN, call.body.queue)
-    request = call.body.request(key=_key(call), operation=call.correlation)
+    key = call.request.headers.get("idempotency-key")
+    if key is not None:
+        if not 1 <= len(key) <= 200 or not key.isprintable():
+            expected = "Idempotency-Key: expected 1 to 200 printable characters."
+            raise Refused(400, "bad-key", expected)
+        key = f"{call.principal.id} {key}"  # one caller's is not another's
+    request = call.body.request(key=key, operation=call.correlation)
     if isinstance(request, RedriveRequest):
         await need_target(call.operations, call.principal, request.queue, request.target)
     if call.body.dry_run:
         return ApiAnswer(await call.operations.plan(request), status=200)
     job = await call.operations.start(request)
     return ApiAnswer(job, headers=(("Location", f"/admin/dlq/jobs/{job.id}"),))
-
-
-def _key(call: Call[Empty, JobRequest]) -> str | None:
-    """The caller's idempotency key; one caller's is not another's."""
-    key = call.request.headers.get("idempotency-key")
-    if key is None:
-        return None
-    if not 1 <= len(key) <= 200 or not key.isprintable():
-        raise Refused(400, "bad-key", "Idempotency-Key: expected 1 to 200 printable characters.")
-    return f"{call.principal.id} {key}"
 
 
 @DEADLETTERS.row("GET", _JOB, Role.VIEWER, answer=Job)

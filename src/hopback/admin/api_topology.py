@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,10 +20,6 @@ from hopback.topology.definitions import write_definitions
 from hopback.topology.diagram import draw_flow
 from hopback.topology.document import from_document, to_document
 from hopback.topology.hazards.rule import Finding  # noqa: TC001
-
-if TYPE_CHECKING:
-    from hopback.broker.apply import ApplyPlan
-    from hopback.topology.model import Topology
 
 __all__ = [
     "TOPOLOGY",
@@ -175,20 +171,16 @@ async def _show_topology(call: Call[TopologyQuery, None]) -> object:
             return Response(
                 msgspec.json.encode(write_asyncapi(snapshot.topology)), media_type=_ASYNCAPI
             )
+    # Every queue for which nobody declared a plan is named.
+    planned = {plan.queue for plan in snapshot.topology.plans}
+    others = frozenset(queue.name for queue in snapshot.topology.queues) - planned
     return TopologyAnswer(
         call.services.live.address,
         str(snapshot.version),
         Moment(snapshot.at),
         snapshot.live is not None,
-        _document(snapshot.topology),
+        to_document(replace(snapshot.topology, unconsumed=others)),
     )
-
-
-def _document(topology: Topology) -> dict[str, Any]:
-    """The topology with every queue named for which nobody declared a plan."""
-    planned = {plan.queue for plan in topology.plans}
-    others = frozenset(queue.name for queue in topology.queues) - planned
-    return to_document(replace(topology, unconsumed=others))
 
 
 def finding_answer(finding: Finding) -> FindingAnswer:
@@ -236,10 +228,7 @@ async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
 async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
     """What would have to change for the broker to be as desired; changes nothing."""
     desired = from_document(call.body.topology, where="topology")
-    return _planned(await call.services.live.plan(desired))
-
-
-def _planned(planned: ApplyPlan) -> PlannedAnswer:
+    planned = await call.services.live.plan(desired)
     return PlannedAnswer(
         broker_version=str(planned.version),
         settled=planned.settled,

@@ -260,7 +260,10 @@ class FormUpload:
         """The content of the file; before its first piece, `fields` has what was sent before it."""
         await self._until(self._mark, _LONGEST_FIELD)
         for _ in range(_MOST_FIELDS):
-            if (await self._take(2)) != b"\r\n":
+            while len(self._buffer) < 2:
+                await self._more()
+            end, self._buffer = self._buffer[:2], self._buffer[2:]
+            if end != b"\r\n":
                 break
             head = await self._until(b"\r\n\r\n", _LONGEST_FIELD)
             name = _NAME.search(head)
@@ -293,12 +296,6 @@ class FormUpload:
                 raise _bad("a field is too long")
             await self._more()
         found, self._buffer = self._buffer[:end], self._buffer[end + len(mark) :]
-        return found
-
-    async def _take(self, count: int) -> bytes:
-        while len(self._buffer) < count:
-            await self._more()
-        found, self._buffer = self._buffer[:count], self._buffer[count:]
         return found
 
     async def _more(self) -> None:

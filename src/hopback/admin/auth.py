@@ -491,7 +491,15 @@ class TokenReader:
                 raise BadToken("it is signed with an algorithm that is not allowed")
             kid = header.get("kid")
             key = await self._keys.key_for(kid if isinstance(kid, str) else None)
-            claims = self._decoded(token, key)
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=list(self._settings.allowed),
+                audience=self._settings.audience,
+                issuer=self._settings.issuer,
+                leeway=self._settings.leeway_seconds,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
         except jwt.PyJWTError as error:
             words = (words for kind, words in _WORDS if isinstance(error, kind))
             raise BadToken(next(words, "it is not a token that can be read")) from error
@@ -502,18 +510,6 @@ class TokenReader:
             if not isinstance(value, int | float) or not 0 <= value <= _LAST_MOMENT:
                 raise BadToken(_ODD_TIME)
         return claims
-
-    def _decoded(self, token: str, key: Any) -> dict[str, Any]:
-        settings = self._settings
-        return jwt.decode(
-            token,
-            key,
-            algorithms=list(settings.allowed),
-            audience=settings.audience,
-            issuer=settings.issuer,
-            leeway=settings.leeway_seconds,
-            options={"require": ["exp", "iss", "aud", "sub"]},
-        )
 
     def person(self, claims: Mapping[str, Any]) -> Person:
         """Whom the claims are about, and what roles they name."""
@@ -527,16 +523,17 @@ class TokenReader:
     def granted(
         self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float
     ) -> Principal:
-        """Somebody with these roles, known by that kind of sign-in until then."""
-        return Principal(f"{kind}:{subject}", name, kind, tuple(self._granted(roles)), until)
+        """Somebody with these roles, known by that kind of sign-in until then.
 
-    def _granted(self, roles: Iterable[str]) -> Iterable[Grant]:
-        """By the table of the settings; without one, our own role names mean themselves."""
+        The table of the settings says what a role may do; without one, our own role names mean themselves.
+        """
+        grants: list[Grant] = []
         for role in roles:
             if self._grants:
-                yield from (each.grant for each in self._grants if each.claim == role)
+                grants += [each.grant for each in self._grants if each.claim == role]
             elif role in set(Role):
-                yield Grant(Role(role), EVERYTHING)
+                grants.append(Grant(Role(role), EVERYTHING))
+        return Principal(f"{kind}:{subject}", name, kind, tuple(grants), until)
 
 
 def claim_at(claims: Mapping[str, Any], path: str) -> object:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from hopback.admin.api import PathRoute
 from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
-from hopback.deadletters.contract import Job, JobState
+from hopback.deadletters.contract import JobState
 from hopback.deadletters.head import Turns, held_size
 from hopback.deadletters.requests import FromHead, RedriveRequest, Who, Window
 from hopback.errors import UnsafeOperation
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from hopback.clock import Clock
-    from hopback.deadletters.contract import Job, QueueSummary
+    from hopback.deadletters.contract import QueueSummary
     from hopback.deadletters.service import Operations
-    from hopback.message import Delivery, Properties
+    from hopback.message import Delivery
 
 __all__ = [
     "DOCUMENTED_PATHS",
@@ -134,10 +134,11 @@ class _Documented:
             raise _too_dear(unsafe, summary["queue"], self.prefix) from unsafe
         try:
             page = await self.operations.messages(session.id, size=limit)
-            shown = [
-                await self._shown(session.id, dead_letter.id, who)
-                for dead_letter in page.dead_letters
-            ]
+            shown = []
+            for dead_letter in page.dead_letters:
+                # That it is shown is written to the audit.
+                await self.operations.message(session.id, dead_letter.id, by=who)
+                shown.append(self.operations.delivery(session.id, dead_letter.id))
         finally:
             await self.operations.release(session.id)
         behind, turns, room = max(ready, len(shown)), Turns(), PARSED_BYTES
@@ -148,11 +149,6 @@ class _Documented:
             room -= size if size <= room else 0
             await turns.after(held_size(delivery))
         return _json({**summary, "requested": limit, "returned": len(items), "items": items})
-
-    async def _shown(self, session: str, message: str, who: Who) -> Delivery:
-        """The message itself; that it is shown is written to the audit."""
-        await self.operations.message(session, message, by=who)
-        return self.operations.delivery(session, message)
 
     async def redrive(self, request: Request, who: Who) -> Response:
         """Messages from the head back to where the design says, each confirmed before it is acked."""
@@ -169,7 +165,11 @@ class _Documented:
             operation=operation,
         )
         job = await self.operations.wait((await self.operations.start(asked)).id)
-        failures = await self._failures(job)
+        # What was not moved and why, in the order of the queue; all of it is still there.
+        reasons = [one.reason for one in await self.operations.failures(job.id)]
+        if job.state in _WENT_ON:
+            reasons += [job.reason] * (job.counts.selected - job.counts.done - len(reasons))
+        failures = [{"index": index, "reason": reason} for index, reason in enumerate(reasons)]
         counts = {
             "requested": limit,
             "fetched": job.counts.selected,
@@ -178,17 +178,6 @@ class _Documented:
         }
         answer = {"operationCorrelationId": operation, **summary, **counts, "failures": failures}
         return _json(answer, 201)
-
-    async def _failures(self, job: Job) -> list[dict[str, object]]:
-        """What was not moved and why, in the order of the queue; all of it is still there."""
-        failed = await self.operations.failures(job.id)
-        told: list[dict[str, object]] = [
-            {"index": index, "reason": one.reason} for index, one in enumerate(failed)
-        ]
-        if job.state in _WENT_ON:
-            left = range(len(told), job.counts.selected - job.counts.done)
-            told += [{"index": index, "reason": job.reason} for index in left]
-        return told
 
     async def _queue(self, request: Request) -> tuple[dict[str, Any], int]:
         """The queue in the path and its depth, if it is accepted; else the documented 400."""
@@ -293,6 +282,8 @@ PARSED_BYTES = 1024 * 1024
 def message_item(delivery: Delivery, hint: int, room: int = PARSED_BYTES) -> dict[str, Any]:
     """The message; `hint` is how many were behind it, `room` the largest payload to be parsed."""
     payload, encoding = _payload(delivery.body, room)
+    said = delivery.properties
+    named = {each.name: getattr(said, each.name) for each in fields(said)}
     return {
         "messageCountHint": hint,
         "redelivered": delivery.redelivered,
@@ -300,7 +291,11 @@ def message_item(delivery: Delivery, hint: int, room: int = PARSED_BYTES) -> dic
         "routingKey": delivery.routing_key,
         "payload": payload,
         "payloadEncoding": encoding,
-        "properties": _properties(delivery.properties),
+        "properties": {
+            name: _plain(value)
+            for name, value in named.items()
+            if value is not None and name not in ("further_headers", "opaque_headers")
+        },
     }
 
 
@@ -322,14 +317,6 @@ def _payload(body: bytes, room: int) -> tuple[Any, str]:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
-
-
-def _properties(properties: Properties) -> dict[str, Any]:
-    found = ((field.name, getattr(properties, field.name)) for field in fields(properties))
-    shown = {name: value for name, value in found if value is not None}
-    for bare in ("further_headers", "opaque_headers"):
-        shown.pop(bare, None)
-    return {name: _plain(value) for name, value in shown.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -76,7 +76,12 @@ class Sweep:
 
     async def get_or_last(self) -> Swept:
         """The same; while the broker is away, the last that was read, with the error."""
-        if self._is_due():
+        now, last = self._clock.now(), self._last
+        if self._error is not None:
+            is_due = now - self._failed_at >= _FRESH_S
+        else:
+            is_due = last is None or now - last.at >= _FRESH_S
+        if is_due:
             if self._running is None:
                 self._running = asyncio.create_task(self._refresh(), name="sweep")
             await asyncio.shield(self._running)
@@ -119,12 +124,6 @@ class Sweep:
             with suppress(Exception):  # the next one that asks is told
                 await self.get()
             await asyncio.sleep(BETWEEN_SWEEPS_S)
-
-    def _is_due(self) -> bool:
-        now = self._clock.now()
-        if self._error is not None:
-            return now - self._failed_at >= _FRESH_S
-        return self._last is None or now - self._last.at >= _FRESH_S
 
     async def _refresh(self) -> None:
         try:

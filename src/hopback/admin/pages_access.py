@@ -100,7 +100,13 @@ class _SignIn:
             await self._services.acting_as(principal).note(
                 "access.sign-out", details={"address": address_of(request)}
             )
-        answer = see_other("/login") if not elsewhere else self._leave(request, elsewhere)
+        answer = see_other("/login")
+        if elsewhere:
+            # By a page of ours: a form may only lead to ourselves, whatever redirects follow.
+            text = self._templates.get_template("signed_out.html").render(
+                **frame_values(self._services, request, None), told=[], elsewhere=elsewhere
+            )
+            answer = HTMLResponse(text)
         answer.delete_cookie(cookie_name(secure=secure), secure=secure, httponly=True)
         return answer
 
@@ -142,13 +148,6 @@ class _SignIn:
             answer = self._form(request, "/", refused.detail, refused.status)
         answer.delete_cookie(_attempt_cookie(secure=secure), secure=secure, httponly=True)
         return answer
-
-    def _leave(self, request: Request, elsewhere: str) -> Response:
-        """By a page of ours: a form may only lead to ourselves, whatever redirects follow."""
-        text = self._templates.get_template("signed_out.html").render(
-            **frame_values(self._services, request, None), told=[], elsewhere=elsewhere
-        )
-        return HTMLResponse(text)
 
     async def _welcome_or_refuse(
         self,

@@ -279,13 +279,18 @@ def _steers(visit: Visit, job: Job) -> bool:
 async def _job(visit: Visit) -> Response:
     job = await _seen(visit)
     failures = await visit.operations.failures(job.id, limit=50)
+    speed, spent = "", job.updated - job.created
+    if job.counts.done >= 2 and spent > 0.5:
+        rate = job.counts.done / spent
+        left = f", {span_words(job.counts.remaining / rate)} left" if job.is_active else ""
+        speed = f"{rate:,.1f} a second on average{left}"
     return visit.page(
         "job.html",
         job=job,
         failures=failures,
         steers=_steers(visit, job),
         may_download=visit.principal.allows(Role.OPERATOR, job.queue),
-        speed=_speed(job),
+        speed=speed,
         target_words=await _target_words(visit, job.queue, job.target),
     )
 
@@ -310,16 +315,6 @@ async def _target_words(visit: Visit, queue: str, target: str) -> str:
     if target.startswith(("queue ", "exchange ")):  # as jobs of an earlier version say it
         return f"to {visible(target)}"
     return _TARGETS.get(target, f"back {visible(target)}")
-
-
-def _speed(job: Job) -> str:
-    """How fast it was so far, and how long the rest would take."""
-    spent = job.updated - job.created
-    if job.counts.done < 2 or spent <= 0.5:
-        return ""
-    rate = job.counts.done / spent
-    left = f", {span_words(job.counts.remaining / rate)} left" if job.is_active else ""
-    return f"{rate:,.1f} a second on average{left}"
 
 
 @JOB_PAGES.get("/jobs/{job}/live")

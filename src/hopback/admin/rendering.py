@@ -348,14 +348,12 @@ def _hex(body: bytes, note: str) -> ShownPayload:
     if len(body) > _HEX_BYTES:
         cut = f"the first {_HEX_BYTES // 1024} KiB; the whole is behind Download"
         note = f"{note}; {cut}" if note else cut
-    return ShownPayload(Form.HEX, "\n".join(_rows(body[:_HEX_BYTES])), note, len(body))
-
-
-def _rows(data: bytes) -> Iterator[str]:
-    for start in range(0, len(data), _HEX_ROW):
-        row = data[start : start + _HEX_ROW]
+    rows = []
+    for start in range(0, min(len(body), _HEX_BYTES), _HEX_ROW):
+        row = body[start : min(start + _HEX_ROW, _HEX_BYTES)]
         shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
-        yield f"{start:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {shown}"
+        rows.append(f"{start:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {shown}")
+    return ShownPayload(Form.HEX, "\n".join(rows), note, len(body))
 
 
 def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 import struct
@@ -16,6 +15,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
@@ -39,19 +39,11 @@ class PublicWithoutAuth(HopbackError):
 
 def refuse_public(host: str, *, asks_who: bool) -> None:
     """Refuse an address that others can reach, unless they are asked who they are."""
-    if not asks_who and not _is_loopback(host):
+    is_local = host == "localhost" or is_loopback(host.strip("[]"))
+    if not asks_who and not is_local:
         raise PublicWithoutAuth(
             f"expected an address of this machine only (127.0.0.1), got {host!r}: no sign-in is configured"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

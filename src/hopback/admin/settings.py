@@ -278,7 +278,16 @@ class AlertTargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 yield f"{name}: expected something in {variable}, it is not set"
                 return
         if self.kind is AlertTargetKind.MAIL:
-            yield from self._mail_problems()
+            if not self.host:
+                yield "host: expected the name of a mail server"
+            if not _ADDRESS.fullmatch(self.sender):
+                example = "an address such as hopback@example.com"
+                yield f"sender: expected {example}, got {self.sender!r}"
+            wrong = [each for each in self.to if not _ADDRESS.fullmatch(each)]
+            if wrong or not self.to:
+                yield f"to: expected one or more addresses, got {wrong[0] if wrong else 'none'!r}"
+            if self.password_env and self.security == "none" and not is_loopback(self.host):
+                yield "security: expected starttls or tls where there is a password"
             return
         if bool(self.url) == bool(self.url_env):
             yield "expected either url or url_env, got " + ("both" if self.url else "neither")
@@ -288,17 +297,6 @@ class AlertTargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
         except InvalidTopology:  # without the address itself, which may be a secret
             name = "url" if self.url else "url_env"
             yield f"{name}: expected http://host/path or https://host/path, without credentials"
-
-    def _mail_problems(self) -> Iterator[str]:
-        if not self.host:
-            yield "host: expected the name of a mail server"
-        if not _ADDRESS.fullmatch(self.sender):
-            yield f"sender: expected an address such as hopback@example.com, got {self.sender!r}"
-        wrong = [each for each in self.to if not _ADDRESS.fullmatch(each)]
-        if wrong or not self.to:
-            yield f"to: expected one or more addresses, got {wrong[0] if wrong else 'none'!r}"
-        if self.password_env and self.security == "none" and not is_loopback(self.host):
-            yield "security: expected starttls or tls where there is a password"
 
 
 class AlertSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -404,19 +402,44 @@ def parse_settings(
         settings = msgspec.convert(document, AdminSettings)
     except msgspec.ValidationError as error:
         raise BadSettings(f"{where}: {error}") from error
-    jwt = settings.auth.jwt
-    problem = None if jwt is None else jwt.problem() or _secret_problem(jwt, environment)
-    if settings.auth.oidc is not None:
-        problem = problem or settings.auth.oidc.problem(environment)
-    unseen = next((key for key in settings.auth.keys if not is_key_name(key.name)), None)
-    if unseen is not None:
-        problem = f"auth.keys: expected names of 1 to 100 characters that can be printed, got {unseen.name!r}"
-    problem = problem or _session_secret_problem(settings.auth.session_secret_env, environment)
-    problem = problem or settings.alerts.problem(environment)
-    problem = problem or _granted_problem(settings)
+    problem = next(_problems(settings, environment), None)
     if problem is not None:
         raise BadSettings(f"{where}: {problem}")
     return settings
+
+
+def _problems(settings: AdminSettings, environment: Mapping[str, str]) -> Iterator[str]:
+    auth = settings.auth
+    for key in auth.keys:
+        if not is_key_name(key.name):
+            expected = "names of 1 to 100 characters that can be printed"
+            yield f"auth.keys: expected {expected}, got {key.name!r}"
+    if auth.jwt is not None:
+        if (problem := auth.jwt.problem()) is not None:
+            yield problem
+        name = auth.jwt.secret_env
+        shared = environment.get(name)
+        if name and shared is None:
+            yield f"auth.jwt.secret_env: expected a secret in {name}, it is not set"
+        elif name and shared is not None and len(shared.encode()) < _SECRET_BYTES:
+            yield f"auth.jwt.secret_env: expected at least {_SECRET_BYTES} bytes in {name}"
+    if auth.oidc is not None and (problem := auth.oidc.problem(environment)) is not None:
+        yield problem
+    # A variable that is not set is no problem: a random secret is used, and the log says so.
+    secret = environment.get(auth.session_secret_env)
+    if secret is not None and len(secret.encode()) < _SECRET_BYTES:
+        expected = f"at least {_SECRET_BYTES} bytes in {auth.session_secret_env}"
+        yield f"auth.session_secret_env: expected {expected}"
+    if (problem := settings.alerts.problem(environment)) is not None:
+        yield problem
+    # A grant for a broker that is not there gives nothing, which nobody wants to say.
+    names = broker_names(settings.brokers)
+    asked = [("auth.grants", each.grant) for each in auth.grants]
+    asked += [("auth.keys", Grant(key.role, key.queues, key.broker)) for key in auth.keys]
+    for where, grant in asked:
+        if grant.broker and not any(grant.holds_at(name, is_first=False) for name in names):
+            known = ", ".join(names[:20]) or "none: there is no [[brokers]]"
+            yield f"{where}: expected the name of a broker ({known}), got {grant.broker!r}"
 
 
 def is_safe_address(url: str) -> bool:
@@ -429,37 +452,6 @@ def is_safe_address(url: str) -> bool:
         return parts.scheme == "http" and ipaddress.ip_address(host).is_loopback
     except ValueError:  # no address at all, or a name where an address is expected
         return False
-
-
-def _granted_problem(settings: AdminSettings) -> str | None:
-    """A grant for a broker that is not there gives nothing, which nobody wants to say."""
-    names = broker_names(settings.brokers)
-    asked = [("auth.grants", each.grant) for each in settings.auth.grants]
-    asked += [("auth.keys", Grant(key.role, key.queues, key.broker)) for key in settings.auth.keys]
-    for place, grant in asked:
-        if grant.broker and not any(grant.holds_at(name, is_first=False) for name in names):
-            known = ", ".join(names[:20]) or "none: there is no [[brokers]]"
-            return f"{place}: expected the name of a broker ({known}), got {grant.broker!r}"
-    return None
-
-
-def _session_secret_problem(name: str, environment: Mapping[str, str]) -> str | None:
-    """A variable that is not set is no problem: a random secret is used, and the log says so."""
-    secret = environment.get(name)
-    if secret is None or len(secret.encode()) >= _SECRET_BYTES:
-        return None
-    return f"auth.session_secret_env: expected at least {_SECRET_BYTES} bytes in {name}"
-
-
-def _secret_problem(jwt: JwtSettings, environment: Mapping[str, str]) -> str | None:
-    if not jwt.secret_env:
-        return None
-    secret = environment.get(jwt.secret_env)
-    if secret is None:
-        return f"auth.jwt.secret_env: expected a secret in {jwt.secret_env}, it is not set"
-    if len(secret.encode()) < _SECRET_BYTES:
-        return f"auth.jwt.secret_env: expected at least {_SECRET_BYTES} bytes in {jwt.secret_env}"
-    return None
 
 
 __getattr__: OldNameLookup = old_names(

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Connection
     from hopback.topology.check import Finding
     from hopback.topology.model import Binding
-    from hopback.topology.plan import Plan, Tier
+    from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
 __all__ = [
@@ -241,8 +241,13 @@ class _Reader:
         for tier in tiers:
             waits = tier.routes[0].queue
             new[waits] = at_least_once(waits, dead_lettering("", name, ttl_ms=tier.delay_ms))
-        added = tuple(self._known(each, tiers) for each in new.values())
-        topology = self._topology(self.queue, *added, plans=(plan,))
+        retry_queues = {tier.routes[0].queue for tier in tiers}
+        for each in new:
+            # As the broker has it already, where it does what the plan needs.
+            found = self.live.queue(each)
+            if found is not None and (each not in retry_queues or each in self.waiting):
+                new[each] = found
+        topology = self._topology(self.queue, *new.values(), plans=(plan,))
         fits = plan == self.plan and self.queue == hardened_queues(plan)[0]
         waits = ", ".join(quoted(format_duration(tier.delay_ms)) for tier in tiers)
         usual = plan.attempts == len(tiers) + 1
@@ -254,14 +259,6 @@ class _Reader:
             refused=tuple(self._unusable(topology)),
             decorator=f"@app.handler({quoted(name)}, retry=[{waits}]{further})" if fits else "",
         )
-
-    def _known(self, new: Queue, tiers: Iterable[Tier]) -> Queue:
-        """A queue of the plan as the broker has it already, where it does what the plan needs."""
-        found = self.live.queue(new.name)
-        if found is None:
-            return new
-        is_retry = any(tier.routes[0].queue == new.name for tier in tiers)
-        return found if not is_retry or new.name in self.waiting else new
 
     def _about_dead_letters(self) -> Iterator[str]:
         parked = self.parked
@@ -291,6 +288,7 @@ class _Reader:
 
     def _beside(self, as_it_is: Topology) -> AdoptionChoice:
         target = f"{self.queue.name}.dlq"
+        matching = matching_policies(self.queue, self.others)
         ours = Policy(
             policy_name(self.queue.name),
             exactly(self.queue.name),
@@ -299,7 +297,7 @@ class _Reader:
                 "dead-letter-exchange": "",
                 "dead-letter-routing-key": target,
             },
-            priority=max((p.priority for p in self._matching), default=0) + 1,
+            priority=max((p.priority for p in matching), default=0) + 1,
             apply_to="queues",
         )
         topology = replace(as_it_is, policies=(ours,))
@@ -310,15 +308,14 @@ class _Reader:
             refused=tuple(self._in_the_way(ours, target)),
         )
 
-    @property
-    def _matching(self) -> tuple[Policy, ...]:
-        return matching_policies(self.queue, self.others)
-
     def _what_moves(self, target: str) -> Iterator[str]:
         """What comes to the dead-letter queue from then on, besides what consumers reject."""
         if self.former is not None:
+            keys = ", ".join(
+                f"{key}: {shown(value)}" for key, value in self.former.definition.items()
+            )
             yield (
-                f"it carries every key of policy {self.former.name} ({_keys(self.former)}), which is"
+                f"it carries every key of policy {self.former.name} ({keys}), which is"
                 " then in force for this queue no more: a later change there must be made here too"
             )
         if "x-message-ttl" in self.before:
@@ -449,10 +446,6 @@ class _Reader:
         }
         judged = replace(topology, policies=tuple(policies.values()))
         return AdoptionChoice(way, topology, check(judged, self.version), notes, refused, decorator)
-
-
-def _keys(policy: Policy) -> str:
-    return ", ".join(f"{key}: {shown(value)}" for key, value in policy.definition.items())
 
 
 def _resting_queue(name: str) -> Queue:

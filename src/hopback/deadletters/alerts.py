@@ -441,13 +441,15 @@ def _notice(
     """What the target is to be told now, if anything, and the alerts with that written down."""
     firing: list[Alert] = []
     resolved: list[Alert] = []
-    is_due = False
+    is_due, moment = False, datetime.fromtimestamp(now, manners.zone)
     for alert in alerts.values():
         if alert is None or alert.state is AlertState.PENDING:
             continue
         rule = rules.get(alert.rule)
-        if rule is not None and _is_quiet(rule, now, manners):
-            continue
+        if rule is not None:
+            quiet = manners.quiet if rule.quiet is None else rule.quiet
+            if any(parse_quiet(each).holds(moment) for each in quiet):
+                continue
         told = alert.told.get(target)
         if alert.state is AlertState.RESOLVED:
             if told is not None and told.state is AlertState.FIRING:
@@ -478,12 +480,6 @@ def _notice(
         max(len(firing) - _MOST_IN_NOTICE, 0) + max(len(resolved) - _MOST_IN_NOTICE, 0),
     )
     return updated, notice
-
-
-def _is_quiet(rule: AlertRule, now: float, manners: AlertManners) -> bool:
-    times = manners.quiet if rule.quiet is None else rule.quiet
-    moment = datetime.fromtimestamp(now, manners.zone)
-    return any(parse_quiet(each).holds(moment) for each in times)
 
 
 # --- where a rule holds

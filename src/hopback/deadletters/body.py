@@ -163,7 +163,10 @@ def parsed_as(content_type: str | None, body: bytes, *, too_deep: object = None)
     `too_deep` stands for JSON that is nested more deeply than Python reads.
     """
     if is_msgpack(content_type):
-        return _from_msgpack(body)
+        try:
+            return msgspec.msgpack.decode(body)
+        except (msgspec.DecodeError, RecursionError, ValueError, TypeError):
+            return None
     if _essence(content_type) in _YAML:
         return _from_yaml(body)
     return parsed_body(body, len(body), too_deep=too_deep)
@@ -183,13 +186,6 @@ def parsed_body(body: bytes, limit: int = BODY_BYTES, *, too_deep: object = None
     except RecursionError:
         return too_deep
     return found
-
-
-def _from_msgpack(body: bytes) -> object:
-    try:
-        return msgspec.msgpack.decode(body)
-    except (msgspec.DecodeError, RecursionError, ValueError, TypeError):
-        return None
 
 
 def _from_yaml(body: bytes) -> object:

@@ -262,16 +262,6 @@ def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = N
     )
 
 
-def _without_names(
-    roles: Mapping[str, QueueRole], moved: Mapping[str, set[str]]
-) -> dict[str, QueueRole]:
-    """The roles as they are without what names tell: what the broker moves nothing to is plain."""
-    return {
-        name: QueueRole.PLAIN if role is QueueRole.DEAD_LETTER and not moved.get(name) else role
-        for name, role in roles.items()
-    }
-
-
 def _waits(
     effective: Topology, found: DeadLetterQueue, into: Mapping[str, set[str]]
 ) -> tuple[RetryWait, ...]:
@@ -279,29 +269,28 @@ def _waits(
 
     A queue of origin with a time to live is one, too: an unhandled message dies there only then.
     """
-    ttl = {queue.name: _ttl_s(queue) for queue in effective.queues}
+    ttl_s = {
+        queue.name: ttl / 1000
+        for queue in effective.queues
+        if "x-dead-letter-exchange" in queue.arguments
+        and isinstance(ttl := queue.arguments.get("x-message-ttl"), int)
+        and not isinstance(ttl, bool)
+    }
     made: list[RetryWait] = []
     for origin in found.origins:
         reached = {origin}
         waiting = [origin]
         while waiting:
             for name in into.get(waiting.pop(), ()):
-                if name not in reached and name != found.name and ttl.get(name) is not None:
+                if name not in reached and name != found.name and name in ttl_s:
                     reached.add(name)
                     waiting.append(name)
         made.extend(
-            RetryWait(origin, name, seconds, origin in into.get(name, ()))
+            RetryWait(origin, name, ttl_s[name], origin in into.get(name, ()))
             for name in sorted(reached)
-            if (seconds := ttl.get(name)) is not None
+            if name in ttl_s
         )
     return tuple(made)
-
-
-def _ttl_s(queue: Queue) -> float | None:
-    """How long a message may wait in it, in seconds; None for as long as it takes."""
-    ttl = queue.arguments.get("x-message-ttl")
-    dies = "x-dead-letter-exchange" in queue.arguments
-    return ttl / 1000 if dies and isinstance(ttl, int) and not isinstance(ttl, bool) else None
 
 
 def _origins(
@@ -318,9 +307,14 @@ def _origins(
         name: ("plan", (*queues, *sorted(moved.get(name, set()) - set(queues))))
         for name, queues in planned.items()
     }
+    # Without what names tell, a queue to which the broker moves nothing is plain.
+    by_broker = {
+        name: QueueRole.PLAIN if role is QueueRole.DEAD_LETTER and not moved.get(name) else role
+        for name, role in roles.items()
+    }
     named = {
         name: owner
-        for name, owner in dead_letter_owners(effective, _without_names(roles, moved)).items()
+        for name, owner in dead_letter_owners(effective, by_broker).items()
         if name not in found
     }
     for name, role in roles.items():

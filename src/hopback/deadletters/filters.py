@@ -13,6 +13,7 @@ body holds is looked at within limits; beyond them the answer is that nobody loo
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections.abc import Mapping
@@ -315,18 +316,9 @@ def _needles(word: str) -> tuple[bytes, ...]:
     lower = word.lower()
     ways = [lower.encode("utf-8", "backslashreplace"), lower.encode("utf-16-le", "ignore")]
     if not lower.isascii():
-        escaped = "".join(
-            sign if sign.isascii() else "".join(f"\\u{unit:04x}" for unit in _units(sign))
-            for sign in lower
-        )
+        escaped = "".join(sign if sign.isascii() else json.dumps(sign)[1:-1] for sign in lower)
         ways.append(escaped.encode("ascii", "ignore"))
     return tuple(dict.fromkeys(ways))
-
-
-def _units(sign: str) -> Iterator[int]:
-    """The UTF-16 units of a character, as JSON escapes them."""
-    raw = sign.encode("utf-16-be", "surrogatepass")
-    return (int.from_bytes(raw[place : place + 2], "big") for place in range(0, len(raw), 2))
 
 
 def _word_in(word: str, delivery: Delivery) -> Judgement:

@@ -398,7 +398,10 @@ def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
     failed = None
     if trace:
         queue = _text_of(body.get("queue_name")).removesuffix(".DQ")
-        moment = _count_of_ms(options.get("requeue_timestamp"))
+        ms = options.get("requeue_timestamp")
+        moment = 0.0
+        if isinstance(ms, int) and not isinstance(ms, bool) and 0 < ms < 2**48:
+            moment = ms / 1000
         failure = failure_from_traceback(trace)._replace(first=moment, last=moment)
         failed = ForeignFailure("Dramatiq", failure, queue, retries)
     return TaskCall(
@@ -438,9 +441,3 @@ def _text_of(value: object) -> str:
 def _count(value: object) -> int:
     plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MANY_RETRIES
     return int(value) if plain and isinstance(value, int) else 0
-
-
-def _count_of_ms(value: object) -> float:
-    """A moment in milliseconds as seconds; 0 for what is none."""
-    plain = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**48
-    return value / 1000 if plain and isinstance(value, int) else 0.0

@@ -316,17 +316,14 @@ class Head:
         """Wait for messages; False if the queue has no more."""
         if self._consumer is None:
             await self._start_consumer()
-        elif self._is_spent():
+            return True
+        # It cannot give what is wanted: it is full of kept ones, or of a wrong size.
+        is_full = bool(self._late_acks) or self._kept * 2 >= self._prefetch
+        is_small = self._prefetch < self._next_prefetch() // 2
+        if is_full or is_small or self._prefetch > self._fitting() * 2:
             await self._end_consumer()
-        else:
-            return await self._wait()
-        return True
-
-    def _is_spent(self) -> bool:
-        """Whether this consumer cannot give what is wanted: full of kept ones, or of a wrong size."""
-        small = self._prefetch < self._next_prefetch() // 2
-        large = self._prefetch > self._fitting() * 2
-        return bool(self._late_acks) or self._kept * 2 >= self._prefetch or small or large
+            return True
+        return await self._wait()
 
     def _fitting(self) -> int:
         """How many messages of this size there is room for."""

@@ -91,7 +91,20 @@ def _shallow(value: Any) -> Any:
 def read_job(text: str) -> JobRecord:
     """The job that `write_job` wrote."""
     said = json.loads(text)
-    said["spec"] = _spec(said["spec"])
+    spec = said["spec"]
+    chosen, target, pace = spec["selection"], spec["target"], spec["pace"]
+    spec["kind"] = JobKind(spec["kind"])
+    spec["selection"] = SelectionSnapshot(
+        chosen["count"],
+        chosen["filter"],
+        None if chosen["digests"] is None else tuple(chosen["digests"]),
+        chosen.get("behind"),  # a job of an earlier version does not tell
+    )
+    spec["by"] = Who(**spec["by"])
+    spec["target"] = Target(**target | {"kind": TargetKind(target["kind"])})
+    spec["pace"] = Pace(**pace | {"ramp": tuple(pace["ramp"])})
+    spec["change"] = tuple(PatchOperation(**step) for step in spec.get("change", ()))
+    said["spec"] = JobSpec(**spec)
     said["state"] = JobState(said["state"])
     said["counts"] = Counts(**said["counts"])
     said.pop("certain", None)  # it is found anew when the job goes on
@@ -105,23 +118,6 @@ def read_job(text: str) -> JobRecord:
         mark.get("has_twins", False),
     )
     return JobRecord(**said)
-
-
-def _spec(said: dict[str, Any]) -> JobSpec:
-    frozen = said["selection"]
-    digests = frozen["digests"]
-    said["kind"] = JobKind(said["kind"])
-    said["selection"] = SelectionSnapshot(
-        frozen["count"],
-        frozen["filter"],
-        None if digests is None else tuple(digests),
-        frozen.get("behind"),  # a job of an earlier version does not tell
-    )
-    said["by"] = Who(**said["by"])
-    said["target"] = Target(**said["target"] | {"kind": TargetKind(said["target"]["kind"])})
-    said["pace"] = Pace(**said["pace"] | {"ramp": tuple(said["pace"]["ramp"])})
-    said["change"] = tuple(PatchOperation(**step) for step in said.get("change", ()))
-    return JobSpec(**said)
 
 
 def write_control(request: ControlRequest) -> str:

@@ -277,7 +277,11 @@ def read_dead_letter(
     known = read_history(headers, origin)
     died = _death_in(known)
     reason = _reason(headers, died, origin, recorded_by)
-    attempts, at_least = _attempts(known, source, failure, _retries(foreign, call))
+    # The retries that its framework counted; None if nothing says that it was run.
+    retries = None if call is None else call.retries or None
+    if foreign is not None:
+        retries = foreign.retries
+    attempts, at_least = _attempts(known, source, failure, retries)
     said = _envelope(delivery.properties, parsed)
     digest = content_digest(delivery)
     return DeadLetter(
@@ -485,13 +489,6 @@ def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str)
     if died is None or (recorded and last_death_queue(headers) != origin):
         return "parked" if recorded else "unknown"
     return clipped(died.reason, _TEXT_BYTES)
-
-
-def _retries(foreign: ForeignFailure | None, call: TaskCall | None) -> int | None:
-    """The retries that its framework counted; None if nothing says that it was run."""
-    if foreign is not None:
-        return foreign.retries
-    return call.retries or None if call is not None else None
 
 
 def _attempts(

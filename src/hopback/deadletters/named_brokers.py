@@ -106,7 +106,9 @@ def name_brokers(
     found: dict[str, NamedBroker] = {}
     for entry in entries:
         url = _address(entry, environment, where)
-        addresses = [_at(url, vhost) for vhost in entry.vhosts] or [url]
+        parts = urlsplit(url)
+        paths = [f"/{quote(vhost, safe='')}" for vhost in entry.vhosts]
+        addresses = [urlunsplit(parts._replace(path=path)) for path in paths] or [url]
         for name, address in zip(broker_names([entry]), addresses, strict=True):
             if name in found:
                 raise BadBrokers(f"{where}: brokers: expected each name once, got {name!r} twice")
@@ -152,8 +154,3 @@ def _address(entry: BrokerSettings, environment: Mapping[str, str], where: str) 
     if entry.vhosts and parts.path.strip("/"):
         raise BadBrokers(f"{here}: expected the virtual host in url or in vhosts, got both")
     return url
-
-
-def _at(url: str, vhost: str) -> str:
-    """The address with that virtual host."""
-    return urlunsplit(urlsplit(url)._replace(path=f"/{quote(vhost, safe='')}"))

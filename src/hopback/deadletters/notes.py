@@ -182,7 +182,16 @@ class JournalNotes:
     async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
         """What was done to a group, or to a queue, as far back as the last 500 entries about the queue."""
         entries = await self._read(AuditQuery(queue=queue, limit=_LOOKED_THROUGH))
-        return tuple(one for one in entries if not group or _is_about(one, group))
+        if not group:
+            return entries
+        found = []
+        for entry in entries:
+            # It names the group, or a filter that selects it.
+            names = _GROUP.findall(str(entry.details.get("filter", "")))
+            is_named = str(entry.details.get("group", "")).startswith(group)
+            if is_named or any(group.startswith(one) or one.startswith(group) for one in names):
+                found.append(entry)
+        return tuple(found)
 
     async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
         """The saved filters of a queue, by name."""
@@ -211,11 +220,3 @@ class JournalNotes:
             raise NoSuch("saved filter", name)
         await self._journal.unlearn(self._broker, _FILTERS, f"{queue}\n{name}")
         await self._write("filter.remove", queue=queue, details={"name": name})
-
-
-def _is_about(entry: AuditEntry, group: str) -> bool:
-    """Whether an entry names the group, or a filter that selects it."""
-    named = _GROUP.findall(str(entry.details.get("filter", "")))
-    return str(entry.details.get("group", "")).startswith(group) or any(
-        group.startswith(one) or one.startswith(group) for one in named
-    )

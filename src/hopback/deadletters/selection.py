@@ -36,8 +36,6 @@ from hopback.topology.durations import format_duration
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hopback.broker.port import Broker
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
@@ -265,7 +263,12 @@ class SelectedMessages:
                 self._found(delivery, mark)
                 self._source.more(1)
                 return
-            self._stranger(delivery)
+            # Only what came back before stands among those that were being sent; then the rest begins.
+            # There a message may be the twin of one that is done: it must not be taken for it.
+            if self._strangers:
+                self._strangers -= 1
+            elif not delivery.redelivered:
+                self._give_up_finding()
         if self._taken >= self._budget:
             self._beyond.add(delivery.tag)
             return
@@ -285,16 +288,6 @@ class SelectedMessages:
         near = self._end_is_sure or not self._returned_first
         self._is_over = self._is_over or is_new or near
         self._beyond.add(delivery.tag)
-
-    def _stranger(self, delivery: Delivery) -> None:
-        """Only what came back before stands among those that were being sent; then the rest begins.
-
-        There a message may be the twin of one that is done: it must not be taken for it.
-        """
-        if self._strangers:
-            self._strangers -= 1
-        elif not delivery.redelivered:
-            self._give_up_finding()
 
     def _give_up_finding(self) -> None:
         self._gone += self._unfound.total()
@@ -484,7 +477,17 @@ class WatchTimer:
         by_origin: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for wait in self._source.waits:
             by_origin[wait.origin][wait.queue] = wait.seconds
-        return max((_reckoned(ttl, self._counted) for ttl in by_origin.values()), default=(0.0, ""))
+        ways = [(0.0, "")]
+        for ttl in by_origin.values():
+            total, laps = sum(ttl.values()), self._counted
+            names = ", ".join(f"{_spoken(s)} in {queue}" for queue, s in sorted(ttl.items()))
+            if len(ttl) > 1:
+                shown = names if len(ttl) < 6 else f"in {len(ttl)} retry queues"
+                ways.append((total, f"a message waits {shown}"))
+            else:
+                expected = f"{laps} times are reckoned with"
+                ways.append((laps * total, f"a message waits {names}, {expected}"))
+        return max(ways)
 
 
 def planned_seconds(plan: Plan) -> float:
@@ -493,14 +496,6 @@ def planned_seconds(plan: Plan) -> float:
         return 0.0
     once = sum(tier.delay_ms for tier in plan.tiers) / 1000
     return once * max((plan.attempts - 1) / len(plan.tiers), 1.0)
-
-
-def _reckoned(ttl: Mapping[str, float], laps: int) -> tuple[float, str]:
-    names = ", ".join(f"{_spoken(seconds)} in {queue}" for queue, seconds in sorted(ttl.items()))
-    if len(ttl) > 1:
-        shown = names if len(ttl) < 6 else f"in {len(ttl)} retry queues"
-        return sum(ttl.values()), f"a message waits {shown}"
-    return laps * sum(ttl.values()), f"a message waits {names}, {laps} times are reckoned with"
 
 
 def _count(value: object) -> int:

@@ -386,20 +386,6 @@ class Operations:
         an active job. The same `key` again returns the job that is there.
         """
         request = request if request.by != NOBODY else structs.replace(request, by=self._who)
-        known = await self._begun_before(request)
-        if known is not None:
-            return known
-        check_request(request)
-        snapshot = await self._live.snapshot(count=request.queue)
-        job_id = new_job_id()
-        spec, held = await self._planner.spec(request, snapshot, self._name, job_id)
-        job = await self._runner.begin(job_id, spec, snapshot, held)
-        if job.id == job_id:
-            await self._told("job.start", job, request.by, request.reason)
-        return job.view
-
-    async def _begun_before(self, request: Request) -> Job | None:
-        """The job of the same key; JobConflict for a key of something else, or an active job."""
         if request.key is not None:
             known = await self.journal.keyed(self._name, request.key)
             if known is not None and known.queue != request.queue:
@@ -408,7 +394,14 @@ class Operations:
                 return await self.job(known.id)
         for active in await self._records(queue=request.queue, active=True):
             raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
-        return None
+        check_request(request)
+        snapshot = await self._live.snapshot(count=request.queue)
+        job_id = new_job_id()
+        spec, held = await self._planner.spec(request, snapshot, self._name, job_id)
+        job = await self._runner.begin(job_id, spec, snapshot, held)
+        if job.id == job_id:
+            await self._told("job.start", job, request.by, request.reason)
+        return job.view
 
     async def _told(
         self, action: str, job: JobRecord, by: Who | None, reason: str = "", **further: object

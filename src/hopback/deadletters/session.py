@@ -152,9 +152,14 @@ class BrowseSession:
             head.keep(delivery.tag)
             if self.skipped < self.window.skip:
                 self.skipped += 1
-                self._check_spent(delivery)
             else:
-                self._hold(delivery)
+                place = self.skipped + len(self._dead_letters) + 1
+                dead_letter = read_dead_letter(delivery, place, self.source)
+                self._dead_letters.append(dead_letter)
+                if self.window.bodies:
+                    self._deliveries[dead_letter.id] = delivery
+                    self.held_bytes += held_size(delivery)
+            self._check_spent(delivery)
             await turns.after(rough_size(delivery))
         shown = self.skipped + len(self._dead_letters)
         is_read_out = self.cost.is_stream and head.taken < count and shown == head.taken
@@ -172,15 +177,6 @@ class BrowseSession:
         if not self._over:
             self._end(f"the broker took everything back: {error}")
             await self._connection.close()
-
-    def _hold(self, delivery: Delivery) -> None:
-        place = self.skipped + len(self._dead_letters) + 1
-        dead_letter = read_dead_letter(delivery, place, self.source)
-        self._dead_letters.append(dead_letter)
-        if self.window.bodies:
-            self._deliveries[dead_letter.id] = delivery
-            self.held_bytes += held_size(delivery)
-        self._check_spent(delivery)
 
     def _check_spent(self, delivery: Delivery) -> None:
         if not self.forced:
@@ -385,7 +381,11 @@ class Grouping:
 
     def _count(self, key: str, failed: Moment | None) -> None:
         self._counts[key] += 1
-        self._times[key] = _spanned(self._times.get(key, (None, None)), failed)
+        first, last = self._times.get(key, (None, None))
+        if failed is not None:
+            first = failed if first is None else min(first, failed)
+            last = failed if last is None else max(last, failed)
+        self._times[key] = first, last
 
     def groups(self) -> tuple[Group, ...]:
         """The groups, the largest first."""
@@ -394,18 +394,6 @@ class Grouping:
             for key, sample in self._samples.items()
         )
         return tuple(sorted(made, key=lambda group: (-group.count, group.key)))
-
-
-def _spanned(
-    span: tuple[Moment | None, Moment | None], moment: Moment | None
-) -> tuple[Moment | None, Moment | None]:
-    if moment is None:
-        return span
-    first, last = span
-    return (
-        moment if first is None else min(first, moment),
-        moment if last is None else max(last, moment),
-    )
 
 
 _REMEMBERED = 1000  # sessions of which it can still be told why they ended

@@ -42,13 +42,11 @@ if TYPE_CHECKING:
 
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
-    from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
     from hopback.deadletters.session import BrowseSession, Sessions
-    from hopback.message import Delivery
 
 
 __all__ = ["Views", "summary_of"]
@@ -93,19 +91,6 @@ def summary_of(
             for name in found.origins
             if name in readings and readings[name].counts.consumers == 0
         ),
-    )
-
-
-def _failure_record(delivery: Delivery) -> FailureRecord | None:
-    found = recorded_failure(delivery)
-    if found is None or not (found.type or found.message or found.stack):
-        return None
-    return FailureRecord(
-        plain_text(found.type),
-        plain_text(found.message),
-        plain_text(found.frame),
-        plain_text(found.stack),
-        plain_text(found.host),
     )
 
 
@@ -175,13 +160,17 @@ class Views:
             way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
         else:
             no_way = aim
+        failure, failed = None, recorded_failure(delivery)
+        if failed is not None and (failed.type or failed.message or failed.stack):
+            said = (failed.type, failed.message, failed.frame, failed.stack, failed.host)
+            failure = FailureRecord(*map(plain_text, said))
         payload, encoding = plain_payload(delivery)
         headers, more_headers = plain_headers(delivery.properties.headers)
         return MessageView(
             dead_letter=dead_letter,
             sentence=what_happened(dead_letter, delivery),
             timeline=timeline(delivery, dead_letter),
-            failure=_failure_record(delivery),
+            failure=failure,
             way=way,
             no_way=no_way,
             properties=plain_properties(delivery.properties),
@@ -202,7 +191,12 @@ class Views:
         self, queue: str, wanted: Filter, limit: int | None, *, forced: bool
     ) -> AsyncGenerator[bytes, None]:
         """The messages that match, as lines; given back when the last was read."""
-        source, count, cost = await self._may_walk(queue, limit, forced=forced)
+        snapshot = await self._live.snapshot()
+        source, cost = snapshot.one(queue), snapshot.cost(queue)
+        check_cost(cost, forced=forced)
+        depth, _ = await self._live.depth(queue)
+        ready = depth.ready or 0
+        count = ready if limit is None else min(limit, ready)
         place, now = 0, self._clock.now()
         async with aclosing(walk(self._live.broker, queue, count, cost)) as messages:
             async for delivery in messages:
@@ -220,17 +214,6 @@ class Views:
             delivery = session.delivery(dead_letter.id)
             yield write_line(delivery, dead_letter)
             await turns.after(held_size(delivery))
-
-    async def _may_walk(
-        self, queue: str, limit: int | None, *, forced: bool
-    ) -> tuple[DeadLetterQueue, int, Cost]:
-        """The queue, how many to take, and what that costs; UnsafeOperation if it could lose something."""
-        snapshot = await self._live.snapshot()
-        source, cost = snapshot.one(queue), snapshot.cost(queue)
-        check_cost(cost, forced=forced)
-        depth, _ = await self._live.depth(queue)
-        ready = depth.ready or 0
-        return source, ready if limit is None else min(limit, ready), cost
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Showing": "Views"})

@@ -147,15 +147,14 @@ class Outbox:
         query = select(outbox).where(*wanted).order_by(columns.id).limit(most)
         async with self._engine.connect() as connection:
             rows = (await connection.execute(query)).all()
-        return [Pending(row.id, row.key, self._message(row), row.failures) for row in rows]
-
-    def _message(self, row: Any) -> Message:
-        """What waits in a row; of what is to come later, only the rest of its wait."""
-        properties = read_properties(row.properties)
-        message = Message(row.exchange, row.routing_key, bytes(row.body), properties)
-        if DELAY in properties.headers:
-            return delay_until_due(message, self._clock.now())
-        return message
+        found = []
+        for row in rows:
+            properties = read_properties(row.properties)
+            message = Message(row.exchange, row.routing_key, bytes(row.body), properties)
+            if DELAY in properties.headers:  # only the rest of its wait
+                message = delay_until_due(message, self._clock.now())
+            found.append(Pending(row.id, row.key, message, row.failures))
+        return found
 
     async def settle(self, published: Sequence[int], failed: Mapping[int, str]) -> None:
         """Take away what the broker has confirmed and note why the rest was not published."""
