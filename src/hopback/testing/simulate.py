@@ -260,9 +260,9 @@ async def play(
         await channel.declare_queue(queue)
     for binding in topology.bindings:
         await channel.bind(binding)
-    player = _Player(topology, plan, script, version, broker.node, channel)
-    await player.publish(entrance, delay_ms)
-    await player.run()
+    message_run = _MessageRun(topology, plan, script, version, broker.node, channel)
+    await message_run.publish(entrance, delay_ms)
+    await message_run.run()
     await connection.close()
     return Timeline(
         topology=topology.name,
@@ -270,11 +270,11 @@ async def play(
         version=version,
         exchange=entrance.exchange,
         routing_key=entrance.routing_key,
-        entries=tuple(player.entries),
+        entries=tuple(message_run.entries),
     )
 
 
-class _Player:
+class _MessageRun:
     """Consumes, decides, carries out, and writes down what the broker says."""
 
     def __init__(
