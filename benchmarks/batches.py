@@ -246,7 +246,7 @@ async def _fill_scale(broker: RabbitMQ, app: App, count: int) -> None:
 
 
 async def worker(url: str) -> None:
-    """Consume for ever, once told to begin."""
+    """Consume forever, once told to begin."""
     app = App("bench")
 
     @app.handler("bench.scale", concurrency=100, retry=["10s"])

@@ -393,7 +393,7 @@ class JobConflict(OperationRefused):
 class NotAllowed(OperationRefused):
     """This operation is switched off here, or the caller may not do it."""
 
-    remedy: ClassVar[str] = "Switch it on in the settings of whoever runs this, if it is wanted."
+    remedy: ClassVar[str] = "Switch it on in the settings of the service, if it is wanted."
 
 
 class LeaseLost(HopbackError):

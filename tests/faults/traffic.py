@@ -262,7 +262,7 @@ def _queue_of(campaign: Campaign, kind: str) -> str:
 
 
 async def poison(site: Site) -> Part:
-    """Messages that kill whoever handles them, among others that do not: only they are parked."""
+    """Messages that kill the process that handles them, among others that do not: only they are parked."""
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         async with site.turns:

@@ -100,7 +100,7 @@ class PostgresNode:
         command = [str(self._programs / program), *map(str, arguments)]
         if os.geteuid() == 0:
             command = ["setpriv", f"--reuid={_account()}", "--clear-groups", *command]
-        # Its output goes to a file: the server would keep a pipe open for ever.
+        # Its output goes to a file: the server would keep a pipe open forever.
         with (self._folder / "output").open("w+") as output:
             done = subprocess.run(
                 command, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False

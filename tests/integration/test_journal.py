@@ -193,7 +193,7 @@ async def test_the_audit_is_append_only(engine: AsyncEngine) -> None:
 
 
 async def test_old_entries_go_only_with_a_line_about_them(engine: AsyncEngine) -> None:
-    """What is older than it is kept is deleted in chunks; when and up to where stays for ever."""
+    """What is older than it is kept is deleted in chunks; when and up to where stays forever."""
     clock = ManualClock(400 * 86_400.0)
     journal = SqlJournal(engine, clock)
     for number in range(1201):

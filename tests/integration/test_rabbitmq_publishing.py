@@ -160,7 +160,7 @@ async def test_silence_is_a_timeout_for_each_sender(amqp_url: str) -> None:
 
 
 async def test_a_cut_line_interrupts_every_publish(amqp_url: str) -> None:
-    """Nobody waits for ever, nobody is told that it was stored."""
+    """Nobody waits forever, nobody is told that it was stored."""
     async with Proxy(amqp_url) as proxy:
         connection = await RabbitMQ(proxy.url).connect()
         channel = await connection.open_channel()

@@ -38,7 +38,7 @@ class _Endpoint:
         self.most_at_once = 0
         self.url = ""
         self.tasks: set[asyncio.Task[None] | None] = set()
-        """Connections being served; nobody else refers to one that waits for ever."""
+        """Connections being served; nobody else refers to one that waits forever."""
         self._reply = reply
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -223,7 +223,7 @@ async def _drip(_request: bytes, writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize("reply", [_never, _drip])
 async def test_an_answer_has_to_be_complete_in_time(reply: Reply) -> None:
-    """The timeout is for the whole exchange, so a slot is never held for ever."""
+    """The timeout is for the whole exchange, so a slot is never held forever."""
     async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url, timeout=0.5)) as test:
         await test.publish("", "events", {})
         assert await test.drain() == Tally(retried=1, parked=1)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 300.0
 _LONGEST_S = 5.0
-"""What a health check may wait on a busy machine; without bounds it was 20 s, or for ever."""
+"""What a health check may wait on a busy machine; without bounds it was 20 s, or forever."""
 _DLQ = "orders.dlq"
 _BODIES, _LARGE = 30, 340_000
 _HEADERS = 150

@@ -49,7 +49,7 @@ class _Program:
                     channel = await self._channel()
 
     async def consume(self) -> None:
-        """For ever, on one connection after the other."""
+        """Forever, on one connection after the other."""
         while True:
             channel = await self._channel()
             try:

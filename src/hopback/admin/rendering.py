@@ -230,7 +230,7 @@ _DETAILS = {
     "skipped": "{:,} skipped",
     "came_back": "{:,} came back",
     "arrived_meanwhile": "{:,} arrived meanwhile",
-    "forced": "in spite of the danger",
+    "forced": "despite the danger",
     "address": "from {}",
     "policy": "policy {}",
     "target": "{}",

@@ -40,7 +40,7 @@ class LazyCommand:
 
 
 class _ReaderLeft(Exception):
-    """Whoever read our output has closed it. Click would make a failure of that."""
+    """The reader of our output has closed it. Click would report that as a failure."""
 
 
 class LazyGroup(click.Group):

@@ -131,7 +131,7 @@ def refusals_explained(queue: str) -> Iterator[None]:
     try:
         yield
     except UnsafeOperation as refused:
-        do = "--force looks in spite of the danger."
+        do = "--force looks despite the danger."
         if "cannot be lifted" not in str(refused):  # then advising it would lead in a circle
             do = (
                 "--lift-limit lifts the queue's delivery limit by a policy (`hopback dlq restore-limit"

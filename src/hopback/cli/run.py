@@ -71,7 +71,7 @@ __all__ = ["RunSettings", "load_app", "load_module", "pause", "resume", "run"]
     help="Create what is missing, only make sure that it is there, or do not look.",
 )
 @click.option(
-    "--accept", multiple=True, metavar="RULE", help="Start in spite of this error; repeatable."
+    "--accept", multiple=True, metavar="RULE", help="Start despite this error; repeatable."
 )
 @click.option(
     "--grace",
@@ -132,7 +132,7 @@ def _run_one(settings: RunSettings) -> int:
     except UnsafeOperation as error:
         raise CommandFailed(
             str(error),
-            do="`hopback topology check` gives the fix of each; --accept RULE starts in spite of it.",
+            do="`hopback topology check` gives the fix of each; --accept RULE starts despite it.",
         ) from error
     except TopologyConflict as error:
         raise CommandFailed(
@@ -345,7 +345,7 @@ def _application(module: ModuleType, attribute: str) -> App:
 
 
 def _require_handlers(app: App, target: str) -> None:
-    """An application that has nothing to do would say that it is ready, and then nothing for ever."""
+    """An application that has nothing to do would say that it is ready, and then nothing forever."""
     if app.handlers or app.has_lifespan:
         return
     module = target.partition(":")[0]

@@ -150,7 +150,7 @@ _BEAT_S = 1.0
 _RECONNECT = Backoff(first=0.5, most=15.0)
 """How long a job waits before it asks again for a broker that is away (seconds)."""
 _MOST_RUNS = (
-    20  # a broker that flaps makes some; a job that kills every process must not go on for ever
+    20  # a broker that flaps makes some; a job that kills every process must not go on forever
 )
 _LOOK_AGAIN_S = 0.5
 """How often a job that another process runs is read from the journal while somebody waits for news."""

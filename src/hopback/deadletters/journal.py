@@ -254,7 +254,7 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days that something is kept; 0 keeps it for ever.
+    """Days that something is kept; 0 keeps it forever.
 
     Of jobs only those go of which nothing more can come: completed and cancelled ones. One that was
     interrupted or has failed can be resumed, so it stays.

@@ -102,7 +102,7 @@ _BY_STATUS: dict[int, type[OperationRefused]] = {
 _AWAY = frozenset({502, 503, 504})
 _REMEDIES = {
     401: "Give a token or API key of this server (--token, HOPBACK_TOKEN).",
-    403: "Ask whoever runs the server for the role that is named.",
+    403: "Ask the administrators of the server for the role that is named.",
 }
 
 

@@ -27,7 +27,7 @@ CELERY_RULES: Mapping[str, str] = {
     "celery-delay-classic": "Delayed tasks wait in classic queues.",
     "celery-visibility": "A broker that is no RabbitMQ delivers again what takes long.",
     "celery-no-time-limit": "A task that hangs is delivered again while it runs.",
-    "celery-pickle": "Whoever can publish can run code in a worker.",
+    "celery-pickle": "Anybody who can publish can run code in a worker.",
 }
 """Every rule, and what it looks for."""
 
@@ -241,7 +241,7 @@ def _content(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-pickle",
             "setting `accept_content`",
-            "A pickle can run anything when it is loaded: whoever can publish to a queue can run code in "
+            "A pickle can run anything when it is loaded: anybody who can publish to a queue can run code in "
             "its workers. Nor can an operator see what is in it: Hopback loads no pickle.",
             'Set `task_serializer = "json"` and `accept_content = ["json"]`.',
         )

@@ -1,6 +1,6 @@
 """A system's database: SQLite by default, PostgreSQL by URL, tables made and brought up to date at first use.
 
-A system starts though its database is away; whoever works with it finds out, and tries again later.
+A system starts though its database is away; what needs it finds out, and tries again later.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class System:
 
     `start` runs all of it for as long as its context lasts. `traffic` produces a little traffic
     with deliberate failures, through its front door, until it is cancelled. `accepts` names the
-    errors of `topology check` that its documented form is run in spite of.
+    errors of `topology check` that its documented form is run despite.
     """
 
     name: str

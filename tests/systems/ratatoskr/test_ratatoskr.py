@@ -102,7 +102,7 @@ async def test_a_transient_failure_comes_back_after_the_retry_delay(
 async def test_max_retries_park_and_the_dead_letter_counts_them(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Closed for ever: four runs, then the DLQ with `x-retry-count` 3."""
+    """Closed forever: four runs, then the DLQ with `x-retry-count` 3."""
     async with _running(tmp_path, hardened=hardened) as shop:
         await shop.warehouse(is_open=False)
         await shop.place("o1")

@@ -93,7 +93,7 @@ def test_what_is_on_its_way_to_us_is_not_moved_twice() -> None:
 
 
 def test_a_message_that_cannot_be_published_again_ends_the_move() -> None:
-    """The error is told, nothing waits for ever, and every message is in one of the two queues."""
+    """The error is told, nothing waits forever, and every message is in one of the two queues."""
 
     def rewrite(delivery: Delivery) -> Properties:
         if delivery.body == b"3":

@@ -257,7 +257,7 @@ def test_a_module_of_a_package_that_is_broken_is_named(folder: Path) -> None:
 def test_an_application_without_handlers_is_not_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would be ready at once, and then do nothing for ever; the remedy names the usual reason."""
+    """It would be ready at once, and then do nothing forever; the remedy names the usual reason."""
     (folder / "loaded_empty.py").write_text("from hopback import App\napp = App('shop')\n")
     assert run(["run", "loaded_empty:app", "--broker", "embedded"]) == 2
     told = capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_waiting_for_what_never_comes_is_an_error_that_names_the_place() -> None
 
 
 def test_running_in_circles_is_an_error_too() -> None:
-    """A deadline that is set anew for ever ends with the patience of the loop."""
+    """A deadline that is set anew forever ends with the patience of the loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -76,7 +76,7 @@ async def test_a_handler_may_ask_a_service_in_virtual_time() -> None:
 def test_a_connection_that_is_only_open_does_not_hold_time_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody owes anything on it: were it waited for, this would wait for ever."""
+    """Nobody owes anything on it: were it waited for, this would wait forever."""
     monkeypatch.setattr(virtual_time, "_ANSWER_S", None)
 
     async def main() -> None:

@@ -83,7 +83,7 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
 
 @in_virtual_time
 async def test_a_session_ends_by_itself_and_can_be_renewed() -> None:
-    """When its time is over everything is back; renewing holds on, but not for ever."""
+    """When its time is over everything is back; renewing holds on, but not forever."""
     async with open_shop() as shop:
         await shop.park(3)
         session = await shop.operations.open_session(DLQ, Window(seconds=60))

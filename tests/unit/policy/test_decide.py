@@ -259,7 +259,7 @@ def _full(
 def test_a_message_with_no_room_for_its_count_is_parked_instead_of_retried(
     outcome: Outcome,
 ) -> None:
-    """Published without a count it would be retried for ever."""
+    """Published without a count it would be retried forever."""
     decision = _full(_ORDERS, outcome, _filled(FRAME_BYTES - 10))
     assert isinstance(decision, decided.Park)
     assert decision.by is Leave.PUBLISH
@@ -312,7 +312,7 @@ def test_what_is_to_wait_longer_than_any_tier_waits_just_so_long(
 
 
 def test_a_delay_needs_room_for_the_count_too() -> None:
-    """Else it would come back for ever."""
+    """Else it would come back forever."""
     delivery = Received(_ORDERS.queue, "", "k", b"", _filled(FRAME_BYTES - 10))
     decision = decide(delivery, Snooze(7200), _ORDERS, version=_V40, longest_delay_ms=_DELAYS_MS)
     assert isinstance(decision, decided.Park)

@@ -157,7 +157,7 @@ def test_a_message_is_not_redriven_for_ever() -> None:
 
 
 def test_a_message_without_room_for_its_counts_stays() -> None:
-    """Re-driven without them it could loop for ever; the refusal comes before the attempt."""
+    """Re-driven without them it could loop forever; the refusal comes before the attempt."""
     dead = _dead(_AUDIT, {"u": "u" * (FRAME_BYTES - 60)})
     refusal = redrive_refusal(dead, _AUDIT)
     assert refusal == "its headers leave no room for the counts that a re-drive needs"

@@ -64,7 +64,7 @@ async def test_one_that_cannot_be_entered_ends_the_run() -> None:
 
 
 async def test_who_waits_for_readiness_is_told_why_it_will_not_come() -> None:
-    """`await service.ready.wait()` raises what `run` raised, instead of waiting for ever."""
+    """`await service.ready.wait()` raises what `run` raised, instead of waiting forever."""
 
     service = Service(_app([], fails=True), EmbeddedBroker())
     running = asyncio.create_task(service.run())

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["api"]
 
 _LONGEST_DELAY_MS = 86_400_000
-"""A day: whoever wants an event later than that wants a scheduler."""
+"""A day: an event that is due later than that needs a scheduler."""
 
 
 def api(

@@ -50,7 +50,7 @@ async def _traffic(host: Host) -> None:
                 event = {**event, "type": "order.reminder", "processAfterDelayMs": 8000}
             if number % 10 == 4:
                 event = {"type": "stock.corrected", "payload": {"shelf": number}}
-                # Told each time: whoever tries the commands makes the service well-behaved again.
+                # Told each time: a reader who tries the commands makes the service well-behaved again.
                 hopeless = {"status": 422, "type": "stock.corrected"}
                 await client.put("/receiver/wms-orders/behaviour", json=hopeless)
             if number % 6 == 0:

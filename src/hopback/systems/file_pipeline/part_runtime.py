@@ -34,7 +34,7 @@ _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REST_S = 1.0
 """Between two tries: a database that starts needs seconds, and the log stays readable."""
 _PATIENCE_S = 20.0
-"""Longer than PostgreSQL takes to start beside us; then whoever supervises us should know."""
+"""Longer than PostgreSQL takes to start beside us; then the supervisor should know."""
 _REMEMBERED_S = 30 * 24 * 3600.0
 """Longer than any dead letter rests before it is re-driven or discarded."""
 _FORGET_EVERY_S = 6 * 3600.0

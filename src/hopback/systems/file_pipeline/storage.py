@@ -60,7 +60,7 @@ class FileStorage(Protocol):
         """How long a file is, without reading it."""
 
     def keep_thumbnail(self, file_id: str, content: bytes) -> None:
-        """Keep a small picture; whoever looks meanwhile sees the old one or the new one."""
+        """Keep a small picture; a reader meanwhile sees the old one or the new one."""
 
     def read_thumbnail(self, file_id: str) -> bytes | None:
         """The file's small picture; None if there is none (yet)."""

@@ -66,7 +66,7 @@ class _RatatoskrApi:
     async def publish(self, request: Request) -> JSONResponse:
         """Publish an event; whether it makes sense is the consumer's to say.
 
-        Whoever sends an `Idempotency-Key` may send the event again: it has one effect.
+        A client that sends an `Idempotency-Key` may send the event again: it has one effect.
         """
         body = await json_body(request)
         if body.get("type") not in TYPES:

@@ -158,7 +158,7 @@ def _overruled(analysis: Analysis) -> Iterator[Hit]:
                 f"It sets {listed(policy.definition)} for {queue_place(*ruled[policy.name])}, over"
                 " their own arguments and policies, where the smaller value wins. Who declares the"
                 " queues does not see it. What it does there is judged by the other findings.",
-                "Make sure that whoever runs the broker means these queues, too.",
+                "Make sure that the operators of the broker mean these queues, too.",
             )
 
 
