@@ -11,9 +11,9 @@ from sqlalchemy import select
 from hopback import Message
 from hopback.systems.database import Database
 from hopback.systems.host import Host, running
-from hopback.systems.raffle.dead_letters import dead_letter_consumer
+from hopback.systems.raffle.consumer import dead_letter_consumer
+from hopback.systems.raffle.raffles import METADATA, dropped
 from hopback.systems.raffle.settings import Batching, RaffleSettings
-from hopback.systems.raffle.tables import METADATA, dropped
 from tests.harness.postgres import PostgresNode
 from tests.integration.database import database_url
 from tests.systems.running_system import running_system

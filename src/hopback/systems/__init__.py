@@ -1,6 +1,6 @@
 """The five documented systems as applications, on Hopback's public API.
 
-Each lives in a folder of its own with a README, and describes itself as `SYSTEM` (see `stage.py`).
+Each lives in a folder of its own with a README, and describes itself as `SYSTEM` (see `host.py`).
 """
 
 from __future__ import annotations

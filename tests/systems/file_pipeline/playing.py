@@ -16,12 +16,12 @@ from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.logs import JsonLog
 from hopback.policy import RedriveOccasion, redrive_message
 from hopback.store import Outbox
-from hopback.systems.file_pipeline.folder import Folder
+from hopback.systems.file_pipeline.demo import whole_app
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.systems.file_pipeline.storage import Folder
 from hopback.systems.file_pipeline.tables import audit, files, notifications
-from hopback.systems.file_pipeline.whole import whole_app
 from hopback.testing import AppTest
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import jwt
 import pytest
 
 from hopback import Message, Properties
-from hopback.systems.file_pipeline.admin_access import ACCEPTED
+from hopback.systems.file_pipeline.gateway import ACCEPTED
 from hopback.testing import Fault, in_virtual_time
 from tests.systems.file_pipeline.front_door import FrontDoor, front_door
 from tests.systems.file_pipeline.samples import broken_png, png

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.systems.file_pipeline.contents import HEAD_BYTES, TYPES, Rejection, judge, sniff
-from hopback.systems.file_pipeline.folder import Folder, shown_name
+from hopback.systems.file_pipeline.storage import Folder, shown_name
 from tests.systems.file_pipeline.samples import gif, jpeg_with_exif, png
 
 _MOST = 1_000_000

@@ -17,12 +17,12 @@ from hopback.systems.file_pipeline.messages import (
     ProcessingFailed,
     ThumbnailGenerated,
 )
-from hopback.systems.file_pipeline.process import Process
+from hopback.systems.file_pipeline.projection import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.systems.file_pipeline.process import Fact
+    from hopback.systems.file_pipeline.projection import Fact
 
 _UPLOADED = FileUploaded("f", 1, "a.png", "image/png", 5, "00")
 _PICTURE = FileValidated("f", 1, "a.png", "image/png", 5, "00")

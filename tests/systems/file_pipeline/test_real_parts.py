@@ -22,9 +22,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from hopback.systems.file_pipeline.contents import Rejection
-from hopback.systems.file_pipeline.folder import Folder
-from hopback.systems.file_pipeline.s3 import S3Storage
 from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.systems.file_pipeline.storage import Folder, S3Storage
 from hopback.systems.settings import SettingsError
 from hopback.testing import in_virtual_time
 from tests.systems.file_pipeline.front_door import front_door

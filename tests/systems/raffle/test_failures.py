@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import select
 
 from hopback.systems.database import Database
-from hopback.systems.raffle.dead_letters import dead_letter_consumer
-from hopback.systems.raffle.tables import METADATA, dropped
+from hopback.systems.raffle.consumer import dead_letter_consumer
+from hopback.systems.raffle.raffles import METADATA, dropped
 from hopback.testing import AppTest, Fault, in_virtual_time
 from tests.systems.raffle.running import running_raffle, settings_in
 

@@ -14,9 +14,9 @@ from hopback.designs.event_bus import prefix_of
 from hopback.systems.event_bus.events import event_message
 from hopback.systems.event_bus.pushing import queue_of
 from hopback.systems.event_bus.registry import ServiceRegistry
-from hopback.systems.publishing import TopologyPublisher
 from hopback.systems.web import (
     RequestRefused,
+    TopologyPublisher,
     field,
     idempotency_key,
     json_body,

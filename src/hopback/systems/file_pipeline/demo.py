@@ -12,19 +12,43 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from hopback.systems.file_pipeline.audit import add_audit
+from hopback.systems.file_pipeline.extractor import add_extractor
 from hopback.systems.file_pipeline.gateway import gateway
+from hopback.systems.file_pipeline.notification import add_notification
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
+from hopback.systems.file_pipeline.projection import add_projection
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.whole import whole_app
+from hopback.systems.file_pipeline.stages import assemble
+from hopback.systems.file_pipeline.thumbnail import add_thumbnail
+from hopback.systems.file_pipeline.upload import add_upload
+from hopback.systems.file_pipeline.validator import add_validator
 from hopback.systems.host import Part, Running, System, Try, running
 from hopback.systems.web import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from hopback import App
     from hopback.systems.host import Host
 
-__all__ = ["SYSTEM"]
+__all__ = ["SYSTEM", "whole_app"]
+
+_PARTS = (
+    add_upload,
+    add_validator,
+    add_thumbnail,
+    add_extractor,
+    add_projection,
+    add_notification,
+    add_audit,
+)
+
+
+def whole_app(runtime: PartRuntime) -> App:
+    """The seven consumers together; the runtime opens and closes with the application."""
+    return assemble("file-pipeline", runtime, *_PARTS)
+
 
 _EVERY_S = 4.0
 """Slow enough that one file can be followed through all parts before the next one comes."""

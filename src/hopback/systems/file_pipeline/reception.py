@@ -12,7 +12,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hopback.systems.file_pipeline.contents import TYPES
-from hopback.systems.file_pipeline.folder import shown_name
+from hopback.systems.file_pipeline.storage import shown_name
 from hopback.systems.web import RequestRefused
 
 if TYPE_CHECKING:

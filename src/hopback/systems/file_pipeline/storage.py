@@ -1,17 +1,41 @@
-"""Where files lie: a port, so that a folder can be replaced by an object store.
+"""Where files lie: a port, so that a folder can be replaced by an object store; and both of them.
 
-All methods may block and are called in threads. `folder.py` and `s3.py` implement it.
+All methods may block and are called in threads. The object store speaks S3: Amazon's, MinIO, Ceph and
+others. Credentials and region come from where boto3 looks for them (`AWS_ACCESS_KEY_ID`, …, or the
+machine's role).
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from hopback.extras import needs
+from hopback.systems.settings import SettingsError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hopback.systems.file_pipeline.settings import PipelineSettings
 
-__all__ = ["FileStorage", "Fingerprint", "IncomingFile", "open_storage"]
+__all__ = [
+    "FileStorage",
+    "Fingerprint",
+    "Folder",
+    "IncomingFile",
+    "S3Storage",
+    "checked_id",
+    "fingerprint",
+    "open_storage",
+    "shown_name",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +93,269 @@ class FileStorage(Protocol):
 def open_storage(settings: PipelineSettings) -> FileStorage:
     """The storage that the settings name; MissingExtra if its library is not installed."""
     if settings.storage:
-        from hopback.systems.file_pipeline.s3 import S3Storage
-
         return S3Storage.at(settings.storage, settings.s3_endpoint)
-    from hopback.systems.file_pipeline.folder import Folder
-
     return Folder(settings.folder)
+
+
+_BLOCK = 1 << 20
+"""Bytes that are read at once: memory does not grow with the file."""
+_LONGEST_NAME = 200
+"""Characters: below the 255 bytes of file systems for most scripts, and short enough to show."""
+_FORGOTTEN_S = 24 * 3600.0
+"""An unfinished upload of yesterday is one whose process was killed; none takes a day."""
+_UNFIT = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where the files are; each is known by an id of ours, which is checked before it is a path."""
+
+    root: Path
+
+    def prepare(self, now: float) -> None:
+        """Make what is missing, and remove what an upload left that never ended."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # what people upload is theirs
+        for name in ("incoming", "files", "thumbnails"):
+            (self.root / name).mkdir(mode=0o700, exist_ok=True)
+        for path in (self.root / "incoming").glob("*.part"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < now - _FORGOTTEN_S:
+                    path.unlink()
+
+    def incoming(self, file_id: str) -> Path:
+        """Where a file is received."""
+        return self.root / "incoming" / checked_id(file_id)
+
+    def file(self, file_id: str) -> Path:
+        """Where a file is once it was taken in."""
+        return self.root / "files" / checked_id(file_id)
+
+    def thumbnail(self, file_id: str) -> Path:
+        """Where the file's small picture is."""
+        return self.root / "thumbnails" / f"{checked_id(file_id)}.png"
+
+    def take_in(self, file_id: str) -> Fingerprint:
+        """Move a received file to its place; one that is there already is left as it is."""
+        source, target = self.incoming(file_id), self.file(file_id)
+        try:
+            os.replace(source, target)
+        except FileNotFoundError:
+            if not target.exists():
+                raise FileNotFoundError(f"file {file_id} was never received") from None
+        return fingerprint(target)
+
+    def receive(self, file_id: str) -> _IncomingPath:
+        """Begin to receive a file."""
+        return _IncomingPath(self.incoming(file_id))
+
+    def forget(self, file_id: str) -> None:
+        """Remove a received file that nobody was told of."""
+        self.incoming(file_id).unlink(missing_ok=True)
+
+    def read(self, file_id: str) -> bytes:
+        """A file that was taken in."""
+        return self.file(file_id).read_bytes()
+
+    def size(self, file_id: str) -> int:
+        """How long a file is."""
+        return self.file(file_id).stat().st_size
+
+    def keep_thumbnail(self, file_id: str, content: bytes) -> None:
+        """Write it beside its place and move it there."""
+        target = self.thumbnail(file_id)
+        unfinished = target.with_suffix(".part")
+        unfinished.write_bytes(content)
+        os.replace(unfinished, target)
+
+    def read_thumbnail(self, file_id: str) -> bytes | None:
+        """The file's small picture; None if there is none (yet)."""
+        try:
+            return self.thumbnail(file_id).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+class _IncomingPath:
+    """Writes a file beside its place, and moves it there when it is complete."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._unfinished = target.with_suffix(".part")
+        self._file = self._unfinished.open("xb")
+
+    def write(self, content: bytes) -> None:
+        """Add a piece."""
+        self._file.write(content)
+
+    def keep(self) -> None:
+        """The command that follows must not outlive its file: it is on the disk before that."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._unfinished, self._target)
+
+    def drop(self) -> None:
+        """Remove what is not kept."""
+        self._file.close()
+        self._unfinished.unlink(missing_ok=True)
+
+
+def checked_id(file_id: str) -> str:
+    """The id, if it is one of ours; a message may say anything."""
+    try:
+        if str(uuid.UUID(file_id)) == file_id:
+            return file_id
+    except ValueError:
+        pass
+    raise ValueError(f"expected the id of a file, got {file_id[:60]!r}")
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """Size and hash, read block by block."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return Fingerprint(size, digest.hexdigest())
+
+
+def shown_name(given: str) -> str:
+    """A name that is safe to show and to keep: no folders, no control characters, not too long."""
+    last = re.split(r"[/\\]", given)[-1]
+    plain = _UNFIT.sub("", last).strip().strip(".").strip()
+    if len(plain) > _LONGEST_NAME:
+        stem, dot, ending = plain.rpartition(".")
+        kept = f"{dot}{ending}" if stem and len(ending) <= 10 else ""
+        plain = plain[: _LONGEST_NAME - len(kept)] + kept
+    return plain
+
+
+_ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w/.-]*))?\Z")
+_IN_MEMORY = 4 * 1024 * 1024
+"""A file that is coming in is held in memory up to this size, then on disk: S3 wants to know its length."""
+_MISSING = ("404", "NoSuchKey", "NotFound")
+"""What object stores call a key that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Storage:
+    """A bucket; `prefix` is empty or ends with a slash."""
+
+    client: Any
+    bucket: str
+    prefix: str = ""
+
+    @classmethod
+    def at(cls, address: str, endpoint: str = "") -> Self:
+        """From `s3://bucket/prefix`; `endpoint` is the store's URL where it is not Amazon's."""
+        found = _ADDRESS.match(address)
+        if found is None:
+            raise SettingsError(f"FILES_STORAGE: expected s3://bucket/prefix, got {address!r}")
+        with needs("s3", "storage in S3"):
+            boto3 = import_module("boto3")
+        prefix = (found[2] or "").strip("/")
+        client = boto3.client("s3", endpoint_url=endpoint or None)
+        return cls(client, found[1], f"{prefix}/" if prefix else "")
+
+    def prepare(self, now: float) -> None:
+        """Make sure that the bucket is there; what uploads leave is removed by a rule of the bucket."""
+        try:
+            self.client.head_bucket(Bucket=self.bucket)
+        except Exception as error:
+            raise OSError(f"bucket {self.bucket}: {error}") from error
+
+    def receive(self, file_id: str) -> _IncomingObject:
+        """Begin to receive a file."""
+        return _IncomingObject(self, self._key("incoming", file_id))
+
+    def forget(self, file_id: str) -> None:
+        """Remove a received file; S3 does not mind if there is none."""
+        self.client.delete_object(Bucket=self.bucket, Key=self._key("incoming", file_id))
+
+    def take_in(self, file_id: str) -> Fingerprint:
+        """Copy a received file to its place, then remove the one that came in: a copy may be repeated."""
+        source, target = self._key("incoming", file_id), self._key("files", file_id)
+        if self._found(source):
+            origin = {"Bucket": self.bucket, "Key": source}
+            self.client.copy(origin, self.bucket, target)  # in parts where one request is too small
+            self.client.delete_object(Bucket=self.bucket, Key=source)
+        elif not self._found(target):
+            raise FileNotFoundError(f"file {file_id} was never received")
+        content = self.read(file_id)
+        return Fingerprint(len(content), hashlib.sha256(content).hexdigest())
+
+    def read(self, file_id: str) -> bytes:
+        """A file that was taken in."""
+        content = self._content(self._key("files", file_id))
+        if content is None:
+            raise FileNotFoundError(f"file {file_id} is not in the bucket")
+        return content
+
+    def size(self, file_id: str) -> int:
+        """How long a file is."""
+        found = self._head(self._key("files", file_id))
+        if found is None:
+            raise FileNotFoundError(f"file {file_id} is not in the bucket")
+        return int(found["ContentLength"])
+
+    def keep_thumbnail(self, file_id: str, content: bytes) -> None:
+        """Keep a small picture: S3 replaces an object whole."""
+        key = self._key("thumbnails", file_id)
+        self.client.put_object(Bucket=self.bucket, Key=key, Body=content, ContentType="image/png")
+
+    def read_thumbnail(self, file_id: str) -> bytes | None:
+        """The file's small picture."""
+        return self._content(self._key("thumbnails", file_id))
+
+    def _key(self, kind: str, file_id: str) -> str:
+        return f"{self.prefix}{kind}/{checked_id(file_id)}"
+
+    def _found(self, key: str) -> bool:
+        return self._head(key) is not None
+
+    def _head(self, key: str) -> Any:
+        try:
+            return self.client.head_object(Bucket=self.bucket, Key=key)
+        except self.client.exceptions.ClientError as error:
+            if not _is_missing(error):
+                raise
+            return None
+
+    def _content(self, key: str) -> bytes | None:
+        try:
+            found = self.client.get_object(Bucket=self.bucket, Key=key)
+        except self.client.exceptions.ClientError as error:
+            if not _is_missing(error):
+                raise
+            return None
+        content: bytes = found["Body"].read()
+        return content
+
+
+def _is_missing(error: Any) -> bool:
+    return error.response["Error"]["Code"] in _MISSING
+
+
+class _IncomingObject:
+    """Gathers a file, and puts it into the bucket when it is complete."""
+
+    def __init__(self, storage: S3Storage, key: str) -> None:
+        self._storage = storage
+        self._key = key
+        self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed by `drop`
+
+    def write(self, content: bytes) -> None:
+        """Add a piece."""
+        self._file.write(content)
+
+    def keep(self) -> None:
+        """Put it into the bucket; S3 has it durably when it answers."""
+        self._file.seek(0)
+        self._storage.client.upload_fileobj(self._file, self._storage.bucket, self._key)
+
+    def drop(self) -> None:
+        """Forget it."""
+        self._file.close()

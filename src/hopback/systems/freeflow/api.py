@@ -11,11 +11,10 @@ from starlette.routing import Route
 
 from hopback import compose
 from hopback.systems.database import Database
-from hopback.systems.freeflow.domains import EXCHANGE
-from hopback.systems.freeflow.tables import METADATA, VIEWS
-from hopback.systems.publishing import TopologyPublisher
+from hopback.systems.freeflow.domains import EXCHANGE, METADATA, VIEWS
 from hopback.systems.web import (
     RequestRefused,
+    TopologyPublisher,
     idempotency_key,
     json_body,
     publish,

@@ -9,8 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from hopback import App, Context, Rule, Verdict
 from hopback.designs.freeflow import queues_of
 from hopback.systems.database import Database
-from hopback.systems.freeflow.domains import DOMAINS, DomainEvent, Hopeless
-from hopback.systems.freeflow.tables import METADATA, audit
+from hopback.systems.freeflow.domains import DOMAINS, METADATA, DomainEvent, Hopeless, audit
 from hopback.systems.settings import SettingsError
 
 if TYPE_CHECKING:

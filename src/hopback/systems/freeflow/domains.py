@@ -9,19 +9,108 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlalchemy import insert, select, update
-
-from hopback.systems.freeflow.tables import alarms, documents, notifications, users, workflows
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Double,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    insert,
+    select,
+    update,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from sqlalchemy import Table
-
     from hopback import Context
     from hopback.store import Transaction
 
-__all__ = ["DOMAINS", "EXCHANGE", "DomainEvent", "Handle", "Hopeless", "MissingYet"]
+__all__ = [
+    "DOMAINS",
+    "EXCHANGE",
+    "METADATA",
+    "VIEWS",
+    "DomainEvent",
+    "Handle",
+    "Hopeless",
+    "MissingYet",
+    "alarms",
+    "audit",
+    "documents",
+    "notifications",
+    "users",
+    "workflows",
+]
+
+METADATA = MetaData()
+
+users: Table = Table(
+    "freeflow_users",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("logins", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+)
+
+alarms: Table = Table(
+    "freeflow_alarms",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("text", Text, nullable=False),
+    Column("cleared", Boolean, nullable=False),
+)
+
+documents: Table = Table(
+    "freeflow_documents",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("title", Text, nullable=False),
+    Column("words", Integer, nullable=False),
+    Column("archived", Boolean, nullable=False),
+)
+
+workflows: Table = Table(
+    "freeflow_workflows",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("steps", Integer, nullable=False),
+    Column("done", Integer, nullable=False),
+)
+
+notifications: Table = Table(
+    "freeflow_notifications",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("recipient", Text, nullable=False),
+    Column("text", Text, nullable=False),
+)
+
+audit: Table = Table(
+    "freeflow_audit",
+    METADATA,
+    Column("message_id", Text, primary_key=True),
+    Column("routing_key", Text, nullable=False),
+    Column("arrivals", Integer, nullable=False),
+    Column("last_at", Double, nullable=False),
+)
+"""What the audit's queue received, and how often: of its own domain, or of all where it is bound to `#`. Then
+a retry of any domain arrives again, in the documented form."""
+
+VIEWS = {
+    "users": users,
+    "alarms": alarms,
+    "documents": documents,
+    "workflows": workflows,
+    "notifications": notifications,
+    "audit": audit,
+}
+"""The tables that can be looked at over HTTP."""
+
 
 EXCHANGE = "freeflow.events"
 _MOST_FAILURES = 3

@@ -13,12 +13,10 @@ from starlette.routing import Route
 
 from hopback import compose
 from hopback.systems.database import Database
-from hopback.systems.publishing import TopologyPublisher
-from hopback.systems.raffle.raffles import Raffles
-from hopback.systems.raffle.tables import METADATA
-from hopback.systems.raffle.users import InvalidUser, User, find_user
+from hopback.systems.raffle.raffles import METADATA, InvalidUser, Raffles, User, find_user
 from hopback.systems.web import (
     RequestRefused,
+    TopologyPublisher,
     field,
     idempotency_key,
     json_body,

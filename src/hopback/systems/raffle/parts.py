@@ -10,7 +10,7 @@ import os
 
 from hopback.systems.raffle.api import api
 from hopback.systems.raffle.consumer import consumer as _consumer
-from hopback.systems.raffle.dead_letters import dead_letter_consumer
+from hopback.systems.raffle.consumer import dead_letter_consumer
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.settings import broker_named
 

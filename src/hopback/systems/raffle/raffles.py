@@ -1,17 +1,29 @@
-"""Raffles: create one, join it, draw it once, read the result."""
+"""The raffle's database: users, what was dropped, and raffles, each created, joined, drawn once, read."""
 
 from __future__ import annotations
 
+import re
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import (
+    Column,
+    DateTime,
+    ForeignKey,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
-
-from hopback.systems.raffle.tables import entries, raffles, users
-from hopback.systems.raffle.users import moment
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +31,148 @@ if TYPE_CHECKING:
     from hopback.store import Transaction
     from hopback.systems.database import Database
 
-__all__ = ["Raffles"]
+__all__ = [
+    "METADATA",
+    "InvalidUser",
+    "Raffles",
+    "User",
+    "data_error",
+    "db_error",
+    "dropped",
+    "entries",
+    "find_user",
+    "insert_users",
+    "moment",
+    "raffles",
+    "users",
+]
+
+METADATA = MetaData()
+
+users: Table = Table(
+    "users",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("email", Text, nullable=False, unique=True),
+    Column("inserted_at", DateTime(timezone=True)),
+    Column("updated_at", DateTime(timezone=True)),
+)
+"""As Ecto names the times of a row. They may be empty: tables of earlier versions did not have them."""
+
+raffles: Table = Table(
+    "raffles",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("drawn_at", DateTime(timezone=True)),
+)
+
+entries: Table = Table(
+    "raffle_entries",
+    METADATA,
+    Column("raffle_id", Text, ForeignKey("raffles.id"), primary_key=True),
+    Column("user_id", Text, ForeignKey("users.id"), primary_key=True),
+    Column("won_at", DateTime(timezone=True)),
+)
+
+dropped: Table = Table(
+    "raffle_dropped",
+    METADATA,
+    Column("message_id", Text, primary_key=True),
+    Column("dropped_at", DateTime(timezone=True), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""The audit of the dead-letter consumer: messages that are no users, with their content."""
+
+
+_EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,189}\Z")
+
+
+class InvalidUser(ValueError):
+    """It is no user, and never will be."""
+
+
+# Lower case, because the name is what the document writes into `x-retry-reason`.
+class db_error(Exception):  # noqa: N801
+    """The database failed: nobody's row is to blame."""
+
+
+class data_error(Exception):  # noqa: N801
+    """The database refused a row of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user as the message carries it."""
+
+    id: str
+    name: str
+    email: str
+
+    def validated(self) -> User:
+        """Itself; InvalidUser says what is wrong."""
+        if not _is_uuid4(self.id):
+            raise InvalidUser("id: expected a UUID of version 4")
+        if not (1 <= len(self.name.strip()) <= 200 and self.name.isprintable()):
+            raise InvalidUser("name: expected 1 to 200 characters")
+        if not (_EMAIL.match(self.email) and self.email.isprintable()):
+            raise InvalidUser("email: expected something like joao@email.com")
+        return self
+
+
+def _is_uuid4(text: str) -> bool:
+    try:
+        found = uuid.UUID(text)
+    except ValueError:
+        return False
+    return found.version == 4 and str(found) == text
+
+
+async def insert_users(database: Database, batch: Sequence[User]) -> None:
+    """Insert all of them by one statement, once each: who is there already stays as it is.
+
+    Raises `data_error` if a row is to blame (its e-mail is another user's), else `db_error`.
+    """
+    dialect = postgresql if database.engine.dialect.name == "postgresql" else sqlite
+    # One row for each id: a redelivery may share a batch with the message it repeats.
+    now = datetime.now(UTC)
+    times = {"inserted_at": now, "updated_at": now}
+    rows = {
+        user.id: {"id": user.id, "name": user.name, "email": user.email, **times} for user in batch
+    }
+    statement = dialect.insert(users).values(list(rows.values()))
+    try:
+        async with database.transaction() as tx:
+            await tx.execute(statement.on_conflict_do_nothing(index_elements=["id"]))
+    except (IntegrityError, DataError) as error:
+        raise data_error(_first_line(error)) from None
+    except (SQLAlchemyError, OSError, TimeoutError) as error:
+        raise db_error(_first_line(error)) from None
+
+
+async def find_user(database: Database, user_id: str) -> Mapping[str, Any] | None:
+    """The user, or None if the consumer has not inserted it (yet)."""
+    row = await database.row(select(users).where(users.c.id == user_id))
+    if row is None:
+        return None
+    shown = {name: row[name] for name in ("id", "name", "email")}
+    return {**shown, "insertedAt": moment(row["inserted_at"])}
+
+
+def moment(stored: datetime | None) -> str | None:
+    """A time as clients get it, always with its zone; SQLite keeps none, and what we store is UTC."""
+    if stored is None:
+        return None
+    return (stored if stored.tzinfo else stored.replace(tzinfo=UTC)).isoformat()
+
+
+def _first_line(error: Exception) -> str:
+    """What the driver said: without the statement, and without the values of rows."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return str(cause).strip().partition("\n")[0] or type(error).__name__
+
 
 _FAIR = SystemRandom()
 

@@ -10,11 +10,10 @@ from starlette.routing import Route
 
 from hopback import compose
 from hopback.systems.database import Database
-from hopback.systems.publishing import TopologyPublisher
-from hopback.systems.ratatoskr.events import TYPES
-from hopback.systems.ratatoskr.orders import METADATA, find_order, open_warehouse
+from hopback.systems.ratatoskr.orders import METADATA, TYPES, find_order, open_warehouse
 from hopback.systems.web import (
     RequestRefused,
+    TopologyPublisher,
     idempotency_key,
     json_body,
     publish,

@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 from hopback import App, Context, Rule, Verdict
 from hopback.systems.database import Database
-from hopback.systems.ratatoskr.events import Event  # noqa: TC001 - the runtime reads it
-from hopback.systems.ratatoskr.orders import METADATA, OrderRefused, apply_event
+from hopback.systems.ratatoskr.orders import (
+    METADATA,
+    Event,
+    OrderRefused,
+    apply_event,
+)
 
 if TYPE_CHECKING:
     from hopback.systems.ratatoskr.settings import RatatoskrSettings

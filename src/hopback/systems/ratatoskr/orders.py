@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sqlalchemy import Boolean, Column, Integer, MetaData, Table, Text, insert, select, update
-
-from hopback.systems.ratatoskr.events import OrderPlaced, OrderShipped, PaymentReceived
 
 if TYPE_CHECKING:
     from hopback.store import Transaction
     from hopback.systems.database import Database
-    from hopback.systems.ratatoskr.events import Event
 
-__all__ = ["METADATA", "NotYet", "OrderRefused", "apply_event", "find_order", "open_warehouse"]
+__all__ = [
+    "METADATA",
+    "TYPES",
+    "Event",
+    "NotYet",
+    "OrderPlaced",
+    "OrderRefused",
+    "OrderShipped",
+    "PaymentReceived",
+    "apply_event",
+    "find_order",
+    "open_warehouse",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPlaced:
+    """Somebody wants something."""
+
+    type: Literal["order.placed"]
+    order: str
+    sku: str
+    quantity: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaymentReceived:
+    """Somebody paid."""
+
+    type: Literal["payment.received"]
+    order: str
+    cents: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderShipped:
+    """A parcel left the house."""
+
+    type: Literal["order.shipped"]
+    order: str
+
+
+Event: TypeAlias = OrderPlaced | PaymentReceived | OrderShipped
+"""Whatever the queue may hold; `type` tells which, and is the routing key too."""
+
+TYPES = ("order.placed", "payment.received", "order.shipped")
+"""The types there are."""
+
 
 METADATA = MetaData()
 _PRICES = {"acorn": 5, "walnut": 20, "hazelnut": 8}
