@@ -2,7 +2,7 @@
 
 Run from the root: `python -m benchmarks.bytes_per_message [SUITE …]`. A suite is one of those that
 `tests.harness.versions` builds (`trixie`, `forky`) or `host` for the installed RabbitMQ. The rows go into
-`src/hopback/rehearse/storage.py` with the date and the versions.
+`src/hopback/rehearse/forecast.py` with the date and the versions.
 """
 
 from __future__ import annotations

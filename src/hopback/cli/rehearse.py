@@ -461,7 +461,7 @@ def _print_text(forecast: Forecast, findings: Sequence[TimedFinding]) -> None:
 
 def _print_charts(forecast: Forecast) -> None:
     """A chart for each queue that held anything, the fullest first; below, when something is down."""
-    from hopback.rehearse.braille import braille_chart
+    from hopback.rehearse.chart import braille_chart
 
     full = sorted(forecast.queues, key=lambda queue: -queue.peak)
     for queue in [one for one in full if one.peak >= 1][:_MOST_CHARTS]:

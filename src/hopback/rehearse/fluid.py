@@ -8,22 +8,32 @@ moment a backlog is gone. The number of steps grows with what happens, not with 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hopback.rehearse.backlog import Backlog
-from hopback.rehearse.breakers import Breakers
-from hopback.rehearse.curve import Cumulative
+from hopback.rehearse.forecast import Cumulative
 from hopback.rehearse.scenario import ArrivalKind
-from hopback.rehearse.stream import TINY, Stream, alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from hopback.policy.breaker import BreakerPolicy
     from hopback.rehearse.scenario import RedriveWave, Scenario
     from hopback.rehearse.station import Station
 
-__all__ = ["Flow", "Totals", "flows_of"]
+__all__ = [
+    "SAME",
+    "TINY",
+    "Backlog",
+    "Breakers",
+    "Flow",
+    "Stream",
+    "Stretch",
+    "Totals",
+    "alike",
+    "flows_of",
+]
 
 _FINEST = 50_000
 """The shortest step is the horizon divided by this; what is shorter is averaged, no message is lost."""
@@ -493,3 +503,172 @@ def _conditions_at(station: Station, moment: float) -> _Conditions:
     )
     alive = max(0, load.processes - down) / load.processes
     return _Conditions(moment, load.slots * alive, max(run_s, 1e-6), 1 - well)
+
+
+TINY = 1e-7
+"""Seconds or messages: below what double precision keeps of a day."""
+SAME = 0.002
+"""Rates that differ by less than this part of their sum are one rate."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Constant inflow from `begin` to `end`: rates by class, and their sum."""
+
+    begin: float
+    end: float
+    rates: list[float]
+    total: float
+
+
+class Stream:
+    """Inflow over time: stretches in order, those that are nearly alike joined."""
+
+    __slots__ = ("_grain", "stretches")
+
+    def __init__(self, grain: float) -> None:
+        self.stretches: deque[Stretch] = deque()
+        self._grain = grain
+
+    def push(self, begin: float, end: float, rates: list[float], now: float = 0.0) -> None:
+        """Add a stretch behind the others; what has flowed before `now` is averaged with nothing."""
+        total = sum(rates)
+        last = self.stretches[-1] if self.stretches else None
+        if last is not None and last.begin < now < last.end:
+            last.begin = now
+        if last is None or begin - last.end > TINY:
+            if total > 0:
+                self.stretches.append(Stretch(begin, end, rates, total))
+            return
+        begin = last.end  # the run time may have shrunk: a retry queue keeps the order
+        if end - begin <= 0:
+            return
+        short = last.end - last.begin < self._grain or end - begin < self._grain
+        if not short and not alike(last, rates, total):
+            self.stretches.append(Stretch(begin, end, rates, total))
+            return
+        old, new = last.end - last.begin, end - begin
+        share = new / (old + new)
+        last.rates = [a + (b - a) * share for a, b in zip(last.rates, rates, strict=True)]
+        last.total += (total - last.total) * share
+        last.end = end
+
+    def at(self, now: float) -> Stretch | None:
+        """The stretch that flows now, or else the next one."""
+        stretches = self.stretches
+        while stretches and stretches[0].end <= now + TINY:
+            stretches.popleft()
+        return stretches[0] if stretches else None
+
+
+def alike(last: Stretch, rates: list[float], total: float) -> bool:
+    """Whether rates are so near to those of a stretch that they are one.
+
+    Averages of a flow that has ended come near to nothing and never reach it: that is nothing, too.
+    """
+    most = max(SAME * max(last.total, total), TINY)
+    return all(abs(a - b) <= most for a, b in zip(last.rates, rates, strict=True))
+
+
+@dataclass(slots=True)
+class _Slice:
+    """A part of a backlog: its amount, its mixture of classes, and when its ends came in."""
+
+    amount: float
+    parts: list[float]
+    first_in: float
+    last_in: float
+
+
+class Backlog:
+    """A queue's messages, the oldest first; `amount` is how many they are."""
+
+    __slots__ = ("_slices", "amount")
+
+    def __init__(self) -> None:
+        self._slices: deque[_Slice] = deque()
+        self.amount: float = 0.0
+
+    @property
+    def head(self) -> float:
+        """How many are alike at its head: so many can leave before the mixture changes."""
+        return self._slices[0].amount
+
+    def oldest(self, now: float) -> float:
+        """How long (seconds) the foremost has stood here."""
+        return max(0.0, now - self._slices[0].first_in) if self._slices else 0.0
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self.amount = 0.0
+        self._slices.clear()
+
+    def take_in(self, rates: Sequence[float], inflow: float, begin: float, span: float) -> None:
+        """Messages join its end at these rates, whose sum is `inflow`, for a span from `begin` on."""
+        amount, end = inflow * span, begin + span
+        parts = [rate / inflow for rate in rates]
+        last = self._slices[-1] if self._slices else None
+        self.amount += amount
+        if last is None or any(abs(a - b) > SAME for a, b in zip(last.parts, parts, strict=True)):
+            self._slices.append(_Slice(amount, parts, begin, end))
+            return
+        whole = last.amount + amount
+        last.parts = [
+            (a * last.amount + b * amount) / whole for a, b in zip(last.parts, parts, strict=True)
+        ]
+        last.amount, last.last_in = whole, end
+
+    def take_out(self, wanted: float, out: list[float]) -> float:
+        """Move so much from its head into `out`, by class; how much it was."""
+        left = wanted
+        while left > 0 and self._slices:
+            head = self._slices[0]
+            taken = min(left, head.amount)
+            for one, part in enumerate(head.parts):
+                out[one] += part * taken
+            if head.amount - taken <= TINY:
+                self._slices.popleft()
+            else:
+                gone = taken / head.amount
+                head.first_in += (head.last_in - head.first_in) * gone
+                head.amount -= taken
+            left -= taken
+        # Of millions that came in and left, the sum is off by more than TINY; no slice means none.
+        self.amount = max(0.0, self.amount - (wanted - left)) if self._slices else 0.0
+        return wanted - left
+
+
+@dataclass(slots=True)
+class Breakers:
+    """How near they are to opening, and until when they are open."""
+
+    policy: BreakerPolicy | None
+    progress: float = 0.0
+    openings: int = 0
+    until: float = -math.inf
+    probe_end: float | None = None
+
+    def runs_to_open(self, fail: float) -> float:
+        """Expected runs of one process until so many in a row have failed."""
+        policy = self.policy
+        if policy is None or fail <= 0:
+            return math.inf
+        if fail >= 1:
+            return float(policy.failures)
+        rare = fail ** -min(policy.failures, 500)
+        return (rare - 1) / (1 - fail)
+
+    def open(self, now: float) -> None:
+        """Everything fails: pause, each time in a row for twice as long."""
+        assert self.policy is not None  # noqa: S101 - who has no policy never opens
+        doubled = self.policy.cool_down * 2.0 ** min(self.openings, 32)
+        self.until = now + min(doubled, self.policy.longest_cool_down)
+        self.openings += 1
+        self.progress = 0.0
+        self.probe_end = None
+
+    def close(self) -> None:
+        """A probe worked."""
+        self.openings = 0
+        self.progress = 0.0
+        self.probe_end = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hopback.rehearse.curve import differences
-from hopback.rehearse.storage import LOG_BYTES, storage_of
+from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,16 +19,166 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 __all__ = [
+    "BYTES_EACH",
+    "LOG_BYTES",
+    "Cumulative",
     "Forecast",
     "QueueCourse",
     "StationCourse",
+    "Storage",
     "Track",
     "csv_rows",
+    "differences",
     "forecast_document",
     "forecast_of",
     "sample_times",
+    "storage_of",
     "usual_retrying",
 ]
+
+
+class Cumulative:
+    """Corners of a curve, in the order of time; it begins at 0, 0 and ends as it last was."""
+
+    __slots__ = ("moments", "values")
+
+    def __init__(self) -> None:
+        self.moments: list[float] = [0.0]
+        self.values: list[float] = [0.0]
+
+    @property
+    def last(self) -> float:
+        """The value at the end."""
+        return self.values[-1]
+
+    def add(self, begin: float, end: float, amount: float) -> None:
+        """Grow by an amount, evenly from `begin` to `end`."""
+        value = self.values[-1]
+        begin = max(begin, self.moments[-1])
+        if begin > self.moments[-1]:
+            self.to(begin, value)
+        self.to(max(end, begin), value + amount)
+
+    def hold(self, begin: float, end: float, value: float) -> None:
+        """Be this value from `begin` to `end`."""
+        self.to(begin, value)
+        self.to(end, value)
+
+    def to(self, moment: float, value: float) -> None:
+        """Go straight to a value; a corner on a straight line is left out."""
+        moments, values = self.moments, self.values
+        if len(moments) > 1 and values[-1] == value == values[-2]:
+            moments[-1] = moment
+            return
+        moments.append(moment)
+        values.append(value)
+
+    def at(self, moment: float) -> float:
+        """The value at one moment."""
+        return self.sampled((moment,))[0]
+
+    def when(self, value: float) -> float:
+        """When it first reaches a value, of a curve that never falls; infinity if it does not."""
+        moments, values = self.moments, self.values
+        place = bisect_left(values, value)
+        if place == len(values):
+            return math.inf
+        if place == 0:
+            return moments[0]
+        low, high = values[place - 1], values[place]
+        begin, end = moments[place - 1], moments[place]
+        return begin + (end - begin) * (value - low) / (high - low)
+
+    def sampled(self, times: Sequence[float]) -> list[float]:
+        """The values at these moments; of a jump, the later one."""
+        moments, values = self.moments, self.values
+        most = len(moments) - 1
+        found = []
+        for time in times:
+            place = bisect_right(moments, time)
+            if place > most:
+                found.append(values[most])
+            elif place == 0:
+                found.append(0.0)
+            else:
+                begin, end = moments[place - 1], moments[place]
+                share = (time - begin) / (end - begin)
+                found.append(values[place - 1] + (values[place] - values[place - 1]) * share)
+        return found
+
+
+def differences(values: Sequence[float], times: Sequence[float]) -> tuple[float, ...]:
+    """Growth per second before each moment; the first is that of the second."""
+    steps = [
+        (after - before) / (end - begin)
+        for before, after, begin, end in zip(values, values[1:], times, times[1:], strict=False)
+    ]
+    return (steps[0], *steps) if steps else (0.0,) * len(values)
+
+
+class Storage(NamedTuple):
+    """Bytes of memory and of disk for one message that waits; `logged` is memory beyond that for as
+    long as the message stands in the write-ahead log of quorum queues."""
+
+    memory: float
+    disk: float
+    logged: float = 0.0
+
+
+LOG_BYTES = 512 * 1024 * 1024
+"""RabbitMQ's `raft.wal_max_size_bytes`: a log that is full is written to the queues' own files, and what
+it held leaves the memory. All quorum queues of a node share it."""
+
+BYTES_EACH: dict[str, tuple[tuple[BrokerVersion, tuple[tuple[int, Storage], ...]], ...]] = {
+    "classic": (
+        (BrokerVersion(3, 10), (
+            (100, Storage(793, 308)),
+            (1_000, Storage(1_694, 1_209)),
+            (10_000, Storage(11_216, 10_236)),
+            (100_000, Storage(108_171, 100_243)),
+        )),
+        # From 4.0 on classic queues keep messages on disk and only the next few in memory.
+        (BrokerVersion(4, 0), (
+            (100, Storage(3, 300)),
+            (1_000, Storage(13, 1_201)),
+            (10_000, Storage(393, 10_220)),
+            (100_000, Storage(11_542, 100_227)),
+        )),
+    ),
+    # `logged` is that of 4.3, the largest of the three: on 3.10 and 4.0 part of the log had been written
+    # out when it was measured.
+    "quorum": (
+        (BrokerVersion(3, 10), (
+            (100, Storage(42, 451, 756)),
+            (1_000, Storage(41, 1_352, 1_668)),
+            (10_000, Storage(63, 10_361, 11_454)),
+            (100_000, Storage(226, 100_418, 107_710)),
+        )),
+        (BrokerVersion(4, 0), (
+            (100, Storage(70, 390, 756)),
+            (1_000, Storage(71, 1_299, 1_668)),
+            (10_000, Storage(117, 10_287, 11_454)),
+            (100_000, Storage(205, 100_346, 107_710)),
+        )),
+        (BrokerVersion(4, 3), (
+            (100, Storage(37, 374, 756)),
+            (1_000, Storage(33, 1_278, 1_668)),
+            (10_000, Storage(79, 10_287, 11_454)),
+            (100_000, Storage(407, 100_523, 107_710)),
+        )),
+    ),
+}  # fmt: skip
+"""By queue type: from which version on, and the rows of a body's size and its cost."""
+
+
+def storage_of(queue_type: str, size: int, version: BrokerVersion) -> Storage:
+    """Bytes per message of this size; a version older than all that were measured counts as the oldest."""
+    measured = BYTES_EACH.get(queue_type, BYTES_EACH["quorum"])
+    rows = next((rows for since, rows in reversed(measured) if since <= version), measured[0][1])
+    low, high = next((pair for pair in pairwise(rows) if size <= pair[1][0]), (rows[-2], rows[-1]))
+    share = max(0.0, (size - low[0]) / (high[0] - low[0]))
+    return Storage(*(a + (b - a) * share for a, b in zip(low[1], high[1], strict=True)))
+
 
 _REST_SHARE = 0.005
 """A queue is as usual again when it holds no more than usual and this part of its worst: waiting for

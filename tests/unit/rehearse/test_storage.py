@@ -6,7 +6,7 @@ import pytest
 
 from hopback.designs.recommended import recommended
 from hopback.rehearse import rehearse
-from hopback.rehearse.storage import BYTES_EACH, LOG_BYTES, storage_of
+from hopback.rehearse.forecast import BYTES_EACH, LOG_BYTES, storage_of
 from hopback.version import BrokerVersion
 from tests.unit.rehearse.worlds import scenario
 
