@@ -13,7 +13,17 @@ import pytest
 from hopback.renamed import RENAMED, new_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+
+
+@pytest.fixture(autouse=True)
+def _designs_as_they_were() -> Iterator[None]:
+    """Importing `hopback.patterns.raffle` lays that module over the function of the same name."""
+    designs = importlib.import_module("hopback.designs")
+    before = dict(vars(designs))
+    yield
+    vars(designs).update(before)
 
 
 def _import(name: str) -> tuple[ModuleType, list[str]]:
