@@ -22,10 +22,17 @@ if TYPE_CHECKING:
     from hopback.errors import BrokerError, HopbackError, NoReply
     from hopback.message import Delivery, Message, Properties
     from hopback.policy.breaker import BreakerPolicy
-    from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
+    from hopback.policy.outcome import (
+        ConsumerStatus,
+        Done,
+        Outcome,
+        Park,
+        Retry,
+        Rule,
+        Snooze,
+        Verdict,
+    )
     from hopback.policy.periodic import Missed
-    from hopback.policy.rules import Rule, Verdict
-    from hopback.policy.status import ConsumerStatus
     from hopback.runtime.app import App, Router
     from hopback.runtime.codecs import Codec, Codecs, JsonCodec, MsgpackCodec, ProtobufCodec
     from hopback.runtime.context import Context, compose
@@ -123,10 +130,17 @@ _HOMES = {
     "hopback.message": ("Delivery", "Message", "Properties"),
     "hopback.designs": ("DESIGNS", "recommended"),
     "hopback.policy.breaker": ("BreakerPolicy",),
-    "hopback.policy.outcome": ("Done", "Outcome", "Park", "Retry", "Snooze"),
-    "hopback.policy.rules": ("Rule", "Verdict"),
+    "hopback.policy.outcome": (
+        "ConsumerStatus",
+        "Done",
+        "Outcome",
+        "Park",
+        "Retry",
+        "Rule",
+        "Snooze",
+        "Verdict",
+    ),
     "hopback.policy.periodic": ("Missed",),
-    "hopback.policy.status": ("ConsumerStatus",),
     "hopback.runtime.app": ("App", "Router"),
     "hopback.runtime.codecs": (
         "Codec",

@@ -16,13 +16,18 @@ from hopback.admin.pages import Pages
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.errors import InvalidTopology
-from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms, without_delay_levels
+from hopback.topology.delays import (
+    DUE,
+    is_delay_level,
+    longest_delay_ms,
+    scheduled_queue,
+    without_delay_levels,
+)
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.effective import effective_topology
 from hopback.topology.plan import Leave
 from hopback.topology.roles import QueueRole, queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
-from hopback.topology.schedules import scheduled_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -55,7 +55,7 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.topology.redrive_limit import MAX_REDRIVES
+from hopback.topology.plan import MAX_REDRIVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

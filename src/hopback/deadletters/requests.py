@@ -16,7 +16,7 @@ from hopback.deadletters.patch import (  # noqa: TC001  msgspec reads them at ru
     Patch,
     PatchOperation,
 )
-from hopback.topology.redrive_limit import MAX_REDRIVES
+from hopback.topology.plan import MAX_REDRIVES
 
 if TYPE_CHECKING:
     from pathlib import Path

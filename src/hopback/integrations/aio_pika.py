@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractConnection, AbstractIncomingMessage, AbstractQueue
 
     from hopback.integrations.planned import ForeignDelivery, PlanOptions
-    from hopback.policy.rules import Rule
+    from hopback.policy.outcome import Rule
     from hopback.runtime.answer import Answer
 
 __all__ = [

@@ -25,8 +25,7 @@ from hopback.integrations.celery_settings import CELERY_RULES, check_settings
 from hopback.integrations.planned import LoopThread, PlannedQueues, broker_url, header_values
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
-from hopback.policy.outcome import Park
-from hopback.policy.rules import reason_of
+from hopback.policy.outcome import Park, reason_of
 from hopback.runtime.answer import Answer
 from hopback.topology.routing import topic_matches
 

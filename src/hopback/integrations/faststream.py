@@ -20,8 +20,7 @@ from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.integrations.aio_pika import ChannelEndings, connection_url, received, settle
 from hopback.integrations.planned import PlannedQueues, given_back, rejected
-from hopback.policy.outcome import Park, Retry
-from hopback.policy.rules import Rule, Verdict, reason_of
+from hopback.policy.outcome import Park, Retry, Rule, Verdict, reason_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.worker import answer_for
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pika.connection import Parameters  # type: ignore[import-untyped]
 
     from hopback.integrations.planned import ForeignDelivery, PlanOptions
-    from hopback.policy.rules import Rule
+    from hopback.policy.outcome import Rule
     from hopback.runtime.answer import Answer
     from hopback.runtime.app import Waits
 

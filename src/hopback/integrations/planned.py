@@ -26,8 +26,7 @@ from hopback.headers import failure_from_exception
 from hopback.observe.events import Bus
 from hopback.observe.logs import LEVELS, SEVERITY
 from hopback.policy.decision import Settlement
-from hopback.policy.outcome import Done, Park, Retry, Snooze
-from hopback.policy.rules import outcome_of, reason_of
+from hopback.policy.outcome import Done, Park, Retry, Snooze, outcome_of, reason_of
 from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.app import App
 from hopback.runtime.failures import FailedRuns
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.fields import FieldValue, Headers
     from hopback.message import Received
-    from hopback.policy.rules import Rule
+    from hopback.policy.outcome import Rule
     from hopback.runtime.app import Waits
     from hopback.topology.model import Queue
     from hopback.topology.plan import Plan

@@ -5,7 +5,21 @@ from __future__ import annotations
 from hopback.policy.backoff import BackoffWaits, delay, schedule, show_schedule
 from hopback.policy.decide import decide
 from hopback.policy.effects import Occasion, effects
-from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
+from hopback.policy.outcome import (
+    ConsumerStatus,
+    Done,
+    Outcome,
+    Park,
+    Retry,
+    Rule,
+    Snooze,
+    Verdict,
+    classify,
+    consumer_status,
+    outcome_for_status,
+    outcome_of,
+    reason_of,
+)
 from hopback.policy.reading import (
     Reading,
     attempt_of,
@@ -19,8 +33,6 @@ from hopback.policy.redrive import (
     redrive_message,
     redrive_refusal,
 )
-from hopback.policy.rules import Rule, Verdict, classify, outcome_of, reason_of
-from hopback.policy.status import ConsumerStatus, consumer_status, outcome_for_status
 from hopback.renamed import OldNameLookup, old_names
 
 __all__ = [

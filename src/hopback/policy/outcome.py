@@ -1,16 +1,42 @@
-"""What a handler can say of a delivery: the closed menu of outcomes."""
+"""What a handler can say of a delivery: the closed menu of outcomes.
+
+A return value, the exception that was raised and an HTTP answer to a pushed event each become one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, assert_never
 
+from hopback.headers import type_and_message
+from hopback.policy import decision as decided
 from hopback.topology.durations import duration_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hopback.policy.decision import Decision
     from hopback.topology.durations import Duration
 
-__all__ = ["Done", "Outcome", "Park", "Retry", "Snooze"]
+__all__ = [
+    "MENU",
+    "TOO_EARLY",
+    "ConsumerStatus",
+    "Done",
+    "Outcome",
+    "Park",
+    "Retry",
+    "Rule",
+    "Snooze",
+    "Verdict",
+    "classify",
+    "consumer_status",
+    "is_outcome",
+    "outcome_for_status",
+    "outcome_of",
+    "reason_of",
+]
 
 
 def _read(duration: Duration) -> float:
@@ -62,3 +88,164 @@ class Snooze:
 
 
 Outcome: TypeAlias = Done | Retry | Park | Snooze
+
+
+TOO_EARLY = 425
+"""The answer of a service to an event whose `processAfterDelayMs` is not over."""
+
+
+class ConsumerStatus(StrEnum):
+    """The document's names for what a consumer does with a message."""
+
+    ACK = "ACK"
+    DROP = "DROP"
+    REQUEUE = "REQUEUE"
+
+
+def outcome_for_status(
+    status: int, *, due_in: float = 0.0, retry_after: float | None = None
+) -> Outcome:
+    """The outcome of an HTTP answer.
+
+    2xx is done; 425 is not due yet (`due_in` seconds to go); everything else is retried: 429 and
+    409, server errors, other client errors (which will likely fail again, and park in the end),
+    and answers that should not occur at all.
+    """
+    if 200 <= status <= 299:
+        return Done()
+    if status == TOO_EARLY:
+        return Snooze(due_in)
+    return Retry(f"HTTP {status}", retry_after)
+
+
+def consumer_status(decision: Decision) -> ConsumerStatus | None:
+    """The document's name for a decision: a parked message is acknowledged, as its table says.
+
+    None where nothing is settled, which the document does not know.
+    """
+    match decision:
+        case decided.Ack() | decided.Park():
+            return ConsumerStatus.ACK
+        case decided.Retry():
+            return ConsumerStatus.DROP
+        case decided.Requeue():
+            return ConsumerStatus.REQUEUE
+        case decided.Keep():
+            return None
+        case _:
+            assert_never(decision)
+
+
+MENU = "nothing, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
+"""What a handler may return, as it is told to one that returned something else."""
+
+
+_REQUEUE_S = 2.0
+"""The longest of the event bus's short waits before a requeue: its plan takes a random part of it."""
+
+
+_STATUSES: dict[ConsumerStatus, Outcome] = {
+    ConsumerStatus.ACK: Done(),
+    ConsumerStatus.DROP: Retry("the handler returned DROP"),
+    ConsumerStatus.REQUEUE: Snooze(_REQUEUE_S),
+}
+"""What the event bus's names mean as outcomes."""
+
+
+class Verdict(StrEnum):
+    """What a rule says of an exception."""
+
+    RETRY = "retry"
+    PARK = "park"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kind of exception, narrowed by `when`, and what becomes of the message.
+
+    `after` (`"30s"`, seconds or a timedelta) is the shortest wait before the next run; an exception
+    that has an attribute `after` or `retry_after` of its own knows better.
+    """
+
+    exception: type[BaseException] | tuple[type[BaseException], ...]
+    verdict: Verdict
+    when: Callable[[BaseException], bool] | None = None
+    after: Duration | None = None
+
+    def __post_init__(self) -> None:
+        if self.after is not None:
+            duration_seconds(self.after)  # a text that is no duration is refused here
+
+
+def classify(exception: BaseException, rules: Sequence[Rule] = ()) -> Outcome:
+    """The outcome of an exception: the first rule that fits; without one it is retried."""
+    rule = next((rule for rule in rules if _fits(rule, exception)), None)
+    reason = reason_of(exception)
+    if rule is not None and rule.verdict is Verdict.PARK:
+        return Park(reason)
+    wanted = _wanted_wait(exception)
+    return Retry(reason, wanted if wanted is not None or rule is None else rule.after)
+
+
+def reason_of(exception: BaseException) -> str:
+    """One line that says what was raised."""
+    kind, message = type_and_message(exception)
+    name = kind.rpartition(".")[2]
+    return f"{name}: {message}" if message else name
+
+
+def outcome_of(returned: object) -> Outcome:
+    """The outcome of a handler's return value; what is not on the menu parks and prints it."""
+    match returned:
+        case None:
+            return Done()
+        case Done() | Park(reason=str()):
+            return returned
+        case Retry(reason=str(), after=after) if after is None or _is_wait(after):
+            return returned
+        case Snooze(delay=delay) if _is_wait(delay):
+            return returned
+        case ConsumerStatus():  # not a text that looks like one
+            return _STATUSES[returned]
+    return Park(f"the handler returned {_shown(returned)}; expected {MENU}")
+
+
+def is_outcome(returned: object) -> bool:
+    """Whether it is on the menu, apart from nothing: where a handler may return a reply."""
+    return isinstance(returned, Done | Park | Retry | Snooze | ConsumerStatus)
+
+
+def _fits(rule: Rule, exception: BaseException) -> bool:
+    """A predicate that raises has said nothing: the next rule is asked."""
+    if not isinstance(exception, rule.exception):
+        return False
+    try:
+        return rule.when is None or bool(rule.when(exception))
+    except Exception:
+        return False
+
+
+def _wanted_wait(exception: BaseException) -> float | None:
+    """The wait in seconds that the exception itself asks for."""
+    wanted = (_attribute(exception, name) for name in ("after", "retry_after"))
+    return next((value for value in wanted if _is_wait(value)), None)
+
+
+def _attribute(exception: BaseException, name: str) -> object:
+    try:
+        return duration_seconds(getattr(exception, name, None))  # type: ignore[arg-type]
+    except Exception:
+        return None  # it has none, or a text that is none, such as an HTTP date
+
+
+def _is_wait(value: object) -> TypeGuard[float]:
+    """Any number of seconds from 0 on; a comparison with what is no number is never true."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = "something that cannot be shown"
+    return f"{text[:200]} ({type(value).__name__})"

@@ -29,8 +29,7 @@ from hopback.headers.names import (
 from hopback.message import Message, Properties
 from hopback.policy.raw_redrive import RawRedriver
 from hopback.policy.reading import Reading
-from hopback.topology.plan import Fact
-from hopback.topology.redrive_limit import MAX_REDRIVES
+from hopback.topology.plan import MAX_REDRIVES, Fact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.effective import effective_arguments
-from hopback.topology.entrance import find_entrance
-from hopback.topology.routing import RoutingTable, topic_matches
+from hopback.topology.routing import RoutingTable, find_entrance, topic_matches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopback.rehearse.scenario import Crash, Load, Outage, RedriveWave, Scenario, Slowdown
-    from hopback.topology.entrance import Entrance
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan, Tier
+    from hopback.topology.routing import Entrance
 
 __all__ = ["Station", "Wait", "stations_of", "time_for"]
 

@@ -36,12 +36,11 @@ from hopback.runtime.middleware import check_middleware
 from hopback.runtime.periodic import Periodic, read_schedule
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.runtime.requests import REQUEST_TIMEOUT
-from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology
+from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology, schedule_queue
 from hopback.topology.durations import duration_seconds
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
 from hopback.topology.feed import feeds_of
 from hopback.topology.model import Binding, Exchange, Topology, joined
-from hopback.topology.schedules import schedule_queue, schedule_queue_name
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery, Message
     from hopback.policy.breaker import BreakerPolicy
-    from hopback.policy.outcome import Outcome
-    from hopback.policy.rules import Rule
+    from hopback.policy.outcome import Outcome, Rule
     from hopback.runtime.codecs import Codecs
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.delays import Cancellations
@@ -547,6 +545,7 @@ class App(Router):
         given = self._given or Topology(self.name)
         plans = [declared.plan(queue) for queue, declared in self._queues.items()]
         ways = (way for queue, one in self._queues.items() for way in one.bindings(queue))
+        schedules = [schedule_queue(queue) for queue in self.periodic]
         whole = replace(
             given,
             name=self.name,
@@ -555,12 +554,12 @@ class App(Router):
                 (
                     *given.queues,
                     *(queue for plan in plans for queue in hardened_queues(plan)),
-                    *map(schedule_queue, self.periodic),
+                    *schedules,
                 )
             ),
             bindings=_united(given.bindings, ways),
             plans=_united(given.plans, plans),
-            unconsumed=given.unconsumed | set(map(schedule_queue_name, self.periodic)),
+            unconsumed=given.unconsumed | {queue.name for queue in schedules},
         )
         if self._delays is not None:
             whole = replace(joined((whole, self._delays)), name=self.name, foreign=whole.foreign)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hopback.policy.batching import BatchWindow, halves
-from hopback.policy.outcome import Done, Park, Retry, Snooze
-from hopback.policy.rules import MENU, outcome_of
+from hopback.policy.outcome import MENU, Done, Park, Retry, Snooze, outcome_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context, current_context
 from hopback.runtime.middleware import run_through
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from hopback.message import Delivery
-    from hopback.policy.rules import Rule
+    from hopback.policy.outcome import Rule
     from hopback.runtime.answer import HeldDelivery
     from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import BatchHandler

@@ -20,8 +20,7 @@ from typing import (
 )
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.policy.outcome import Outcome
-from hopback.policy.rules import MENU
+from hopback.policy.outcome import MENU, Outcome
 from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context, warn_of_milliseconds
 from hopback.runtime.dependencies import Injector, hints_of, needs_of
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery
     from hopback.policy.breaker import BreakerPolicy
-    from hopback.policy.rules import Rule
+    from hopback.policy.outcome import Rule
     from hopback.runtime.dependencies import Need
     from hopback.runtime.payload import Decoder
     from hopback.topology.durations import Duration

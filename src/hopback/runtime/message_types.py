@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.policy.outcome import Park
-from hopback.policy.rules import outcome_of
+from hopback.policy.outcome import Park, outcome_of
 from hopback.runtime.answer import Answer
 from hopback.runtime.handler import BatchHandler, Handler
 from hopback.runtime.worker import answer_for

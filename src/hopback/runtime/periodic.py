@@ -22,8 +22,8 @@ from hopback.errors import BrokerError, InvalidTopology, Problem
 from hopback.message import Message, Properties
 from hopback.policy.periodic import Every, due_id, due_now, parse_cron
 from hopback.runtime.context import compose
+from hopback.topology.delays import schedule_queue_name
 from hopback.topology.durations import parse_wait_ms
-from hopback.topology.schedules import schedule_queue_name
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:

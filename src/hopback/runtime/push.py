@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 from hopback.errors import InvalidTopology, Problem
 from hopback.extras import needs
 from hopback.headers import failure_from_exception, identity
-from hopback.policy.outcome import Done, Retry
+from hopback.policy.outcome import TOO_EARLY, Done, Retry, outcome_for_status, reason_of
 from hopback.policy.reading import Reading
-from hopback.policy.rules import reason_of
-from hopback.policy.status import TOO_EARLY, outcome_for_status
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import trace_source
 from hopback.runtime.handler import require

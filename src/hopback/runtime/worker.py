@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hopback.headers import failure_from_exception
-from hopback.policy.outcome import Park, Retry
-from hopback.policy.rules import classify, is_outcome, outcome_of
+from hopback.policy.outcome import Park, Retry, classify, is_outcome, outcome_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context, context_with, current_context
 from hopback.runtime.middleware import run_through
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery, Message
     from hopback.observe.events import Bus
-    from hopback.policy.rules import Rule
+    from hopback.policy.outcome import Rule
     from hopback.runtime.answer import HeldDelivery, Run
     from hopback.runtime.codecs import Codecs
     from hopback.runtime.dependencies import Injector, Opened

@@ -36,11 +36,11 @@ from hopback.policy.delays import delay, read_delayed
 from hopback.policy.outcome import Done, Park, Retry, Snooze
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms
-from hopback.topology.diagram.labels import Ids, label
+from hopback.topology.diagram import Ids, label
 from hopback.topology.durations import format_duration
-from hopback.topology.entrance import CannotSimulate, find_entrance
 from hopback.topology.expand import retry_queues
 from hopback.topology.plan import Fact
+from hopback.topology.routing import CannotSimulate, find_entrance
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from hopback.policy.decision import Decision
     from hopback.policy.outcome import Outcome
     from hopback.topology.durations import Duration
-    from hopback.topology.entrance import Entrance
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
+    from hopback.topology.routing import Entrance
 
 __all__ = [
     "DEFAULT_VERSION",

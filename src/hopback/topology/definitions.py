@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.topology.arguments import decode, decode_table
-from hopback.topology.json_values import without_what_json_lacks
+from hopback.topology.arguments import decode, decode_table, without_what_json_lacks
 from hopback.topology.located import Located
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze
 from hopback.topology.rabbitmq_arguments import (

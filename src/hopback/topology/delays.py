@@ -17,8 +17,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.topology.durations import parse_wait_ms
-from hopback.topology.expand import at_least_once, dead_lettering, hardened_queues, recommended_plan
-from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
+from hopback.topology.expand import (
+    NO_DELIVERY_LIMIT,
+    at_least_once,
+    dead_lettering,
+    hardened_queues,
+    recommended_plan,
+)
+from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType, Topology
 
 if TYPE_CHECKING:
     from hopback.topology.durations import Duration
@@ -31,6 +37,9 @@ __all__ = [
     "is_delay_level",
     "level_count",
     "longest_delay_ms",
+    "schedule_queue",
+    "schedule_queue_name",
+    "scheduled_queue",
     "way_in",
     "without_delay_levels",
 ]
@@ -127,3 +136,28 @@ def delay_level_names(highest: str) -> tuple[str, ...]:
 
 def _name(level: int) -> str:
     return f"{_LEVEL}{level:02}" if level >= 0 else DUE
+
+
+_SCHEDULE = ".schedule"
+
+
+def schedule_queue_name(queue: str) -> str:
+    """The name of the queue that keeps what the periodic messages for `queue` have reached."""
+    return queue + _SCHEDULE
+
+
+def scheduled_queue(name: str) -> str | None:
+    """The queue whose periodic messages a queue of this name may keep; None if by its name it is none."""
+    return name.removesuffix(_SCHEDULE) if name.endswith(_SCHEDULE) else None
+
+
+def schedule_queue(queue: str) -> Queue:
+    """The queue itself. Processes may die as often as they like: nothing removes its message."""
+    return Queue(
+        schedule_queue_name(queue),
+        QueueType.QUORUM,
+        arguments={
+            "x-single-active-consumer": True,
+            "x-delivery-limit": NO_DELIVERY_LIMIT,
+        },
+    )

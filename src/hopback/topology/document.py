@@ -1,24 +1,61 @@
 """A topology as a plain document: what JSON holds as it is, and TOML too.
 
 `to_document` writes every topology; `from_document` reads it back equal, and reads the short form
-that people write by hand. The format is described in `docs/reference/topology-file.md`.
+that people write by hand, with every problem at its path. The format is described in
+`docs/reference/topology-file.md`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from enum import StrEnum
+from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology
-from hopback.topology.document_reader import read_document
-from hopback.topology.document_writer import write_explicit, write_short
+from hopback.topology.arguments import decode, decode_table, encode, encode_table
+from hopback.topology.durations import format_duration
+from hopback.topology.expand import DELIVERY_LIMIT, hardened_queues, recommended_plan
+from hopback.topology.located import Located
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze
+from hopback.topology.plan import (
+    Count,
+    Fact,
+    Leave,
+    LocalWait,
+    Parking,
+    Plan,
+    Redrive,
+    Return,
+    Route,
+    Stamp,
+    Tier,
+)
 from hopback.topology.validate import problems
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.topology.model import Topology
+    from hopback.errors import Problem
+    from hopback.fields import FieldValue
+    from hopback.topology.located import Table
 
-__all__ = ["from_document", "to_document"]
+__all__ = [
+    "Pattern",
+    "from_document",
+    "read_document",
+    "read_plan",
+    "read_recommended",
+    "to_document",
+    "write_binding",
+    "write_exchange",
+    "write_explicit",
+    "write_plan",
+    "write_queue",
+    "write_recommended",
+    "write_short",
+]
 
 
 def from_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
@@ -41,3 +78,562 @@ def to_document(topology: Topology, *, terse: bool = False) -> dict[str, object]
     candidates = (write_short(topology, nested=nested) for nested in (True, False))
     same = (candidate for candidate in candidates if read_document(candidate) == topology)
     return next(same, None) or write_explicit(topology, terse=True)
+
+
+def read_plan(queue: str, place: Located) -> Plan:
+    """The plan of this queue."""
+    table = place.table()
+    parking = table.need("parking", _parking, Parking("", Leave.PUBLISH, "", ""), "a table")
+    plan = Plan(
+        queue=queue,
+        attempts=table.need("attempts", Located.positive, 1, "how often the handler may run"),
+        tiers=tuple(_tier(item) for item in table.items("tiers")),
+        leave=table.read("leave", _leave, Leave.PUBLISH),
+        returns=table.read("returns", lambda inner: inner.option(Return), Return.QUEUE),
+        parking=parking,
+        count=table.read("count", lambda inner: inner.option(Count), Count.HEADER),
+        redrive=table.read("redrive", lambda inner: _redrive(inner, queue), Redrive("", queue)),
+        count_header=table.read("count_header", Located.text, None),
+        snooze=table.read("snooze", _snooze, None),
+        snooze_exhausts=table.read("snooze_exhausts", Located.flag, False),
+        retry_stamps=_stamps(table, "retry_stamps"),
+        park_stamps=_stamps(table, "park_stamps"),
+    )
+    table.close()
+    return plan
+
+
+def _leave(place: Located) -> Leave:
+    return place.option(Leave)
+
+
+def _parking(place: Located) -> Parking:
+    table = place.table()
+    queue = table.need("queue", Located.text, "", "the name of the dead-letter queue")
+    parking = Parking(
+        queue,
+        table.read("by", _leave, Leave.PUBLISH),
+        table.read("exchange", Located.text, ""),
+        table.read("key", Located.text, queue),
+    )
+    table.close()
+    return parking
+
+
+def _redrive(place: Located, queue: str) -> Redrive:
+    table = place.table()
+    redrive = Redrive(
+        table.read("exchange", Located.text, ""),
+        table.read("key", Located.text, queue),
+        table.read("reset", Located.flag, True),
+        table.read("keep_deaths", Located.flag, False),
+    )
+    table.close()
+    return redrive
+
+
+def _snooze(place: Located) -> LocalWait | None:
+    table = place.table()
+    usual = LocalWait()
+    wait = LocalWait(
+        table.read("min", Located.duration_ms, usual.min_ms),
+        table.read("max", Located.duration_ms, usual.max_ms),
+    )
+    table.close()
+    return wait
+
+
+def _tier(place: Located) -> Tier:
+    table = place.table()
+    delay_ms = table.need("delay", Located.duration_ms, 0, "a duration like 30s")
+    tier = Tier(
+        table.read("name", Located.text, format_duration(delay_ms)),
+        delay_ms,
+        tuple(_route(item) for item in table.items("routes")),
+    )
+    table.close()
+    return tier
+
+
+def _route(place: Located) -> Route:
+    table = place.table()
+    queue = table.need("queue", Located.text, "", "the name of the retry queue")
+    route = Route(
+        table.read("exchange", Located.text, ""),
+        table.read("key", Located.text, queue),
+        queue,
+        table.read("pattern", Located.text, "#"),
+    )
+    table.close()
+    return route
+
+
+def _stamps(table: Table, key: str) -> tuple[Stamp, ...]:
+    return tuple(_stamp(item) for item in table.items(key))
+
+
+def _stamp(place: Located) -> Stamp:
+    table = place.table()
+    facts = ", ".join(Fact)
+    stamp = Stamp(
+        table.need("header", Located.text, "", "the name of a header"),
+        table.need("fact", lambda inner: inner.option(Fact), Fact.NOW, f"one of {facts}"),
+        table.read("once", Located.flag, False),
+    )
+    table.close()
+    return stamp
+
+
+def read_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
+    """The topology that a document describes; InvalidTopology lists everything wrong with it."""
+    root = Located("", data, [])
+    reader = _DocumentReader(root.table())
+    topology = reader.topology()
+    blamed = [problem.path for problem in root.problems]
+    root.problems.extend(
+        problem
+        for problem in problems(topology, binding_paths=reader.binding_paths)
+        if not _explained(problem, blamed)
+    )
+    root.check(where)
+    return topology
+
+
+def _explained(problem: Problem, blamed: list[str]) -> bool:
+    """Whether it only follows from something that could not be read at or above its place."""
+    return any(
+        problem.path == path or problem.path.startswith((f"{path}.", f"{path}[")) for path in blamed
+    )
+
+
+class _DocumentReader:
+    """Collects the objects of one document: bindings and queues come from several of its places."""
+
+    def __init__(self, root: Table) -> None:
+        self.root = root
+        self.queues: list[Queue] = []
+        self.bindings: list[Binding] = []
+        self.binding_paths: list[str] = []
+        self.plans: list[Plan] = []
+        self.unconsumed: set[str] = set()
+
+    def topology(self) -> Topology:
+        """Everything read, in the order of the file."""
+        root = self.root
+        name = root.read("name", Located.text, "topology")
+        exchanges = tuple(self.exchange(*entry) for entry in root.entries("exchanges"))
+        explicit = dict(root.entries("plans"))
+        for entry in root.entries("queues"):
+            self.queue(*entry, planned=entry[0] in explicit)
+        for place in root.items("bindings"):
+            self.binding(place)
+        self.plans += [read_plan(*entry) for entry in explicit.items()]
+        policies = tuple(_policy(*entry) for entry in root.entries("policies"))
+        foreign = {key: freeze(decode(place)) for key, place in root.entries("foreign")}
+        root.close()
+        return Topology(
+            name,
+            exchanges,
+            tuple(self.queues),
+            tuple(self.bindings),
+            tuple(self.plans),
+            policies,
+            MappingProxyType(foreign),
+            frozenset(self.unconsumed),
+        )
+
+    def exchange(self, name: str, place: Located) -> Exchange:
+        """One exchange, with the bindings that feed it."""
+        table = place.table()
+        exchange = Exchange(
+            name,
+            type=table.read("type", Located.text, "direct"),
+            durable=table.read("durable", Located.flag, True),
+            auto_delete=table.read("auto_delete", Located.flag, False),
+            internal=table.read("internal", Located.flag, False),
+            arguments=table.read("arguments", decode_table, {}),
+        )
+        for item in table.items("bindings"):
+            self.binding(item, to=name, to_exchange=True)
+        table.close()
+        return exchange
+
+    def queue(self, name: str, place: Located, *, planned: bool) -> None:
+        """One queue and all that its pattern makes of it."""
+        table = place.table()
+        consumed = table.read("consumers", Located.flag, True)
+        self.unconsumed |= set() if consumed else {name}
+        if _pattern(table, silent=planned or not consumed) is Pattern.RECOMMENDED:
+            queues, plan = read_recommended(name, table)
+            self.queues += queues
+            self.plans += [plan] if plan else []
+        else:
+            self.queues.append(_plain(name, table))
+        for item in table.items("bindings"):
+            self.binding(item, to=name)
+        table.close()
+
+    def binding(self, place: Located, to: str | None = None, to_exchange: bool = False) -> None:
+        """One binding; `to` is known where it stands under the queue or exchange it feeds."""
+        table = place.table()
+        source = table.need("exchange", Located.text, "", "the name of an exchange")
+        destination, to_exchange = (to, to_exchange) if to is not None else _destination(table)
+        self.binding_paths.append(place.path)
+        self.bindings.append(
+            Binding(
+                source,
+                destination,
+                table.read("key", Located.text, ""),
+                to_exchange,
+                table.read("arguments", decode_table, {}),
+            )
+        )
+        table.close()
+
+
+def _destination(table: Table) -> tuple[str, bool]:
+    queue, exchange = table.get("queue"), table.get("to_exchange")
+    if queue is not None and exchange is not None:
+        exchange.wrong("either `queue` or `to_exchange`", "both")
+    if queue is None and exchange is not None:
+        return exchange.text(), True
+    return table.need("queue", Located.text, "", "the name of a queue, or `to_exchange`"), False
+
+
+def _pattern(table: Table, silent: bool) -> Pattern:
+    """The pattern that is asked for; `silent` if none is meant where nothing is said."""
+    place = table.get("pattern")
+    if place is None:
+        return Pattern.NONE if silent else Pattern.RECOMMENDED
+    if place.value in tuple(Pattern):
+        return place.option(Pattern)
+    place.option(Pattern)
+    return Pattern.NONE if table.get("retry") is None else Pattern.RECOMMENDED
+
+
+def _plain(name: str, table: Table) -> Queue:
+    for key in ("retry", "attempts", "delivery_limit"):
+        place = table.get(key)
+        if place is not None:
+            place.wrong('`pattern = "recommended"` beside it')
+    return Queue(
+        name,
+        type=table.read("type", lambda inner: inner.option(QueueType), QueueType.CLASSIC),
+        durable=table.read("durable", Located.flag, True),
+        exclusive=table.read("exclusive", Located.flag, False),
+        auto_delete=table.read("auto_delete", Located.flag, False),
+        arguments=table.read("arguments", decode_table, {}),
+    )
+
+
+def _policy(name: str, place: Located) -> Policy:
+    table = place.table()
+    policy = Policy(
+        name,
+        pattern=table.need("pattern", Located.text, "", "a regular expression"),
+        definition=table.need("definition", decode_table, {}, "a table of policy keys"),
+        priority=table.read("priority", Located.integer, 0),
+        apply_to=table.read("apply_to", Located.text, "all"),
+    )
+    table.close()
+    return policy
+
+
+class Pattern(StrEnum):
+    """What is made of a queue in a file."""
+
+    RECOMMENDED = "recommended"
+    """The queue, its retry queues, its dead-letter queue and its plan; all quorum."""
+    NONE = "none"
+    """The queue as it is written, and nothing else."""
+
+
+def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan | None]:
+    """The queues and the plan of a queue in short form; no plan if its delays cannot be read."""
+    tiers_ms = _tiers_ms(table)
+    attempts = table.read("attempts", Located.positive, None)
+    delivery_limit = table.read("delivery_limit", Located.positive, DELIVERY_LIMIT)
+    arguments: dict[str, FieldValue] = table.read("arguments", decode_table, {})
+    place = table.get("type")
+    if place is not None and place.option(QueueType) is not QueueType.QUORUM:
+        place.wrong('"quorum", the type of the recommended pattern (or `pattern = "none"`)')
+    for key, only in (("durable", True), ("exclusive", False), ("auto_delete", False)):
+        flag = table.get(key)
+        if flag is not None and flag.value is not only:
+            flag.wrong(f"{str(only).lower()}, as in every recommended queue")
+    if tiers_ms is None or not name:
+        return (Queue(name, QueueType.QUORUM, arguments=arguments),), None
+    plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
+    main, *others = hardened_queues(plan, delivery_limit=delivery_limit)
+    _no_overriding(table, main, arguments)
+    together = {**main.arguments, **arguments}
+    return (replace(main, arguments=together), *others), plan
+
+
+def write_recommended(plan: Plan, topology: Topology) -> dict[str, object] | None:
+    """The short form of a queue, if plan and queues are just what it stands for."""
+    main = topology.queue(plan.queue)
+    limit = main.arguments.get("x-delivery-limit") if main is not None else None
+    if main is None or not isinstance(limit, int) or limit < 1 or plan != _recommended(plan):
+        return None
+    own, *others = hardened_queues(plan, delivery_limit=limit)
+    shared = {key: value for key, value in main.arguments.items() if key in own.arguments}
+    if replace(main, arguments=shared) != own:
+        return None
+    if any(topology.queue(queue.name) != queue for queue in others):
+        return None
+    further = {key: value for key, value in main.arguments.items() if key not in shared}
+    fields: dict[str, object] = {
+        "retry": [{"delay": format_duration(tier.delay_ms)} for tier in plan.tiers]
+    }
+    fields |= {"attempts": plan.attempts} if plan.attempts != len(plan.tiers) + 1 else {}
+    fields |= {"delivery_limit": int(limit)} if limit != DELIVERY_LIMIT else {}
+    return fields | ({"arguments": encode_table(further)} if further else {})
+
+
+def _recommended(plan: Plan) -> Plan | None:
+    """What the recommended plan of the same queue, delays and attempts looks like."""
+    tiers_ms = [tier.delay_ms for tier in plan.tiers]
+    try:
+        return recommended_plan(plan.queue, tiers_ms=tiers_ms, attempts=plan.attempts)
+    except InvalidTopology:
+        return None
+
+
+def _tiers_ms(table: Table) -> tuple[int, ...] | None:
+    """The delays, or None if any of them cannot be used."""
+    place = table.get("retry")
+    if place is None:
+        table.place.wrong(
+            'what happens when its handler fails: `retry = [{ delay = "30s" }]`, or'
+            " `consumers = false` if nothing of ours consumes it",
+            "neither",
+        )
+        return None
+    known = len(place.problems)
+    tiers_ms = tuple(_delay_ms(item) for item in place.items())
+    for at, (before, after) in enumerate(pairwise(tiers_ms)):
+        if 0 < after < before:
+            longer = f"a delay no shorter than the tier before it ({format_duration(before)})"
+            place.inner(at + 1, None).inner("delay", None).wrong(longer, format_duration(after))
+    return tiers_ms if len(place.problems) == known else None
+
+
+def _delay_ms(place: Located) -> int:
+    table = place.table()
+    known = len(place.problems)
+    delay_ms = table.need("delay", Located.duration_ms, 0, "a duration like 30s")
+    if delay_ms == 0 and len(place.problems) == known:
+        place.inner("delay", "0s").wrong("a delay longer than nothing", "0s")
+    table.close()
+    return delay_ms
+
+
+def _no_overriding(table: Table, main: Queue, arguments: dict[str, FieldValue]) -> None:
+    """The pattern's own arguments are what keeps messages safe, so they are not up for change."""
+    place = table.place.inner("arguments", None)
+    for key in main.arguments.keys() & arguments.keys():
+        hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
+        place.inner(key, arguments[key]).wrong(f"this argument left to the pattern{hint}")
+
+
+_Tables = dict[str, dict[str, object]]
+
+
+def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
+    """The document in short form, its bindings `nested` or in a list of their own.
+
+    It need not mean the same: order can be lost, so whoever writes it reads it back first.
+    """
+    # The queues that have a short form.
+    forms = ((plan.queue, write_recommended(plan, topology)) for plan in topology.plans)
+    short = {queue: form for queue, form in forms if form is not None}
+    exchanges = {item.name: write_exchange(item, terse=True) for item in topology.exchanges}
+    queues = _queues(topology, short)
+    for item in topology.bindings if nested else ():
+        _nest(item, exchanges if item.to_exchange else queues)
+    whole = write_explicit(topology, terse=True) | {
+        "exchanges": exchanges,
+        "queues": queues,
+        "plans": {
+            plan.queue: write_plan(plan, terse=True)
+            for plan in topology.plans
+            if plan.queue not in short
+        },
+    }
+    return {
+        key: value for key, value in whole.items() if value and not (nested and key == "bindings")
+    }
+
+
+def _queues(topology: Topology, short: _Tables) -> _Tables:
+    """All queues but those that a short form stands for."""
+    implied = {
+        queue.name
+        for plan in topology.plans
+        if plan.queue in short
+        for queue in hardened_queues(plan)
+    }
+    return {
+        queue.name: short.get(queue.name) or write_queue(queue, topology, terse=True)
+        for queue in topology.queues
+        if queue.name in short or queue.name not in implied
+    }
+
+
+def _nest(binding: Binding, tables: _Tables) -> None:
+    """Put a binding under what it feeds; one that feeds something implied has no place there."""
+    written = write_binding(binding, terse=True)
+    home = tables.get(binding.destination)
+    if home is not None:
+        here = {key: value for key, value in written.items() if key not in ("queue", "to_exchange")}
+        already = home.get("bindings")
+        home["bindings"] = [*(already if isinstance(already, list) else []), here]
+
+
+_Field = tuple[str, object, object]
+
+
+def write_explicit(topology: Topology, terse: bool) -> dict[str, object]:
+    """The whole document; `terse` leaves out what is the default anyway."""
+    return _fields(
+        terse,
+        ("name", topology.name, None),
+        ("exchanges", {item.name: write_exchange(item, terse) for item in topology.exchanges}, {}),
+        ("queues", {item.name: write_queue(item, topology, terse) for item in topology.queues}, {}),
+        ("bindings", [write_binding(item, terse) for item in topology.bindings], []),
+        ("plans", {plan.queue: write_plan(plan, terse) for plan in topology.plans}, {}),
+        ("policies", {item.name: _write_policy(item, terse) for item in topology.policies}, {}),
+        ("foreign", {key: encode(value) for key, value in topology.foreign.items()}, {}),  # type: ignore[arg-type]
+    )
+
+
+def _fields(terse: bool, *fields: _Field) -> dict[str, object]:
+    """The fields that are there; None is never written, because TOML has no word for it."""
+    return {
+        key: value
+        for key, value, default in fields
+        if value is not None and not (terse and value == default)
+    }
+
+
+def write_exchange(exchange: Exchange, terse: bool) -> dict[str, object]:
+    """The table of an exchange."""
+    return _fields(
+        terse,
+        ("type", str(exchange.type), None),
+        ("durable", exchange.durable, True),
+        ("auto_delete", exchange.auto_delete, False),
+        ("internal", exchange.internal, False),
+        ("arguments", encode_table(exchange.arguments), {}),
+    )
+
+
+def write_queue(queue: Queue, topology: Topology, terse: bool) -> dict[str, object]:
+    """The table of a queue as it is."""
+    unconsumed = queue.name in topology.unconsumed
+    silent = unconsumed or topology.plan(queue.name) is not None
+    return _fields(
+        terse,
+        ("pattern", "none", "none" if silent else None),
+        ("consumers", False if unconsumed else None, None),
+        ("type", str(queue.type), None),
+        ("durable", queue.durable, True),
+        ("exclusive", queue.exclusive, False),
+        ("auto_delete", queue.auto_delete, False),
+        ("arguments", encode_table(queue.arguments), {}),
+    )
+
+
+def write_binding(binding: Binding, terse: bool) -> dict[str, object]:
+    """The table of a binding."""
+    return _fields(
+        terse,
+        ("exchange", binding.source, None),
+        ("to_exchange" if binding.to_exchange else "queue", binding.destination, None),
+        ("key", binding.routing_key, ""),
+        ("arguments", encode_table(binding.arguments), {}),
+    )
+
+
+def _write_policy(policy: Policy, terse: bool) -> dict[str, object]:
+    return _fields(
+        terse,
+        ("pattern", policy.pattern, None),
+        ("apply_to", policy.apply_to, "all"),
+        ("priority", policy.priority, 0),
+        ("definition", encode_table(policy.definition), None),
+    )
+
+
+def write_plan(plan: Plan, terse: bool) -> dict[str, object]:
+    """The table of a plan in full."""
+    parking, redrive, wait = plan.parking, plan.redrive, plan.snooze
+    return _fields(
+        terse,
+        ("attempts", plan.attempts, None),
+        ("leave", str(plan.leave), None),
+        ("returns", str(plan.returns), None),
+        ("count", str(plan.count), None),
+        ("count_header", plan.count_header, None),
+        ("snooze_exhausts", plan.snooze_exhausts, False),
+        ("snooze", wait and {"min": _duration(wait.min_ms), "max": _duration(wait.max_ms)}, None),
+        (
+            "parking",
+            {
+                "queue": parking.queue,
+                "by": str(parking.by),
+                "exchange": parking.exchange,
+                "key": parking.routing_key,
+            },
+            None,
+        ),
+        (
+            "redrive",
+            {
+                "exchange": redrive.exchange,
+                "key": redrive.routing_key,
+                "reset": redrive.reset,
+                "keep_deaths": redrive.keep_deaths,
+            },
+            None,
+        ),
+        ("retry_stamps", [_write_stamp(stamp, terse) for stamp in plan.retry_stamps], []),
+        ("park_stamps", [_write_stamp(stamp, terse) for stamp in plan.park_stamps], []),
+        ("tiers", [_write_tier(tier, terse) for tier in plan.tiers], []),
+    )
+
+
+def _write_stamp(stamp: Stamp, terse: bool) -> dict[str, object]:
+    return _fields(
+        terse,
+        ("header", stamp.header, None),
+        ("fact", str(stamp.fact), None),
+        ("once", stamp.once, False),
+    )
+
+
+def _write_tier(tier: Tier, terse: bool) -> dict[str, object]:
+    return _fields(
+        terse,
+        ("name", tier.name, None),
+        ("delay", _duration(tier.delay_ms), None),
+        (
+            "routes",
+            [
+                _fields(
+                    terse,
+                    ("exchange", route.exchange, None),
+                    ("key", route.routing_key, None),
+                    ("queue", route.queue, None),
+                    ("pattern", route.pattern, "#"),
+                )
+                for route in tier.routes
+            ],
+            None,
+        ),
+    )
+
+
+def _duration(duration_ms: int) -> str:
+    return format_duration(duration_ms)

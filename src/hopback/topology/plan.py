@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
+    "MAX_REDRIVES",
     "Count",
     "Fact",
     "Leave",
@@ -150,3 +151,7 @@ class Plan:
     snooze_exhausts: bool = False
     retry_stamps: tuple[Stamp, ...] = ()
     park_stamps: tuple[Stamp, ...] = ()
+
+
+MAX_REDRIVES = 3
+"""How often a message may be re-driven when nothing else is said; a fourth time is a loop."""

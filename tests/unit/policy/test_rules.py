@@ -22,7 +22,7 @@ from hopback.policy import (
     outcome_of,
 )
 from hopback.policy import decision as decided
-from hopback.policy.rules import MENU, is_outcome
+from hopback.policy.outcome import MENU, is_outcome
 from hopback.topology.plan import Leave, Route, Tier
 
 if TYPE_CHECKING:

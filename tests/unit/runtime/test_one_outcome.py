@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hopback import App, Done, EmbeddedBroker, Park, Retry, Rule, Snooze
 from hopback.broker.embedded import EventKind
 from hopback.observe.events import EVENTS
-from hopback.policy.rules import Verdict
+from hopback.policy.outcome import Verdict
 from hopback.testing import AppTest, in_virtual_time
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 from hopback import App, Context, Done, EmbeddedBroker, Park, Retry, Rule, Service, Snooze
 from hopback.observe.events import Bus
-from hopback.policy.rules import MENU, Verdict
+from hopback.policy.outcome import MENU, Verdict
 from hopback.runtime.settling import Environment
 from hopback.testing import AppTest, Tally, in_virtual_time
 

@@ -7,8 +7,8 @@ import pytest
 from hopback import App
 from hopback.designs import DESIGNS
 from hopback.testing.simulate import Script, Timeline, TimelineStep, simulate
-from hopback.topology.entrance import CannotSimulate
 from hopback.topology.model import Binding, Queue, Topology
+from hopback.topology.routing import CannotSimulate
 from hopback.version import BrokerVersion
 
 _VERSIONS = ("3.10", "4.0", "4.3")

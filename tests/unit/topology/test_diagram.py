@@ -8,11 +8,9 @@ import pytest
 
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
-from hopback.topology.delays import delay_topology
-from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
-from hopback.topology.diagram.labels import Ids, label
+from hopback.topology.delays import delay_topology, schedule_queue
+from hopback.topology.diagram import Ids, draw_flow, draw_sequence, draw_states, label
 from hopback.topology.model import Binding, Exchange, Queue, Topology, joined
-from hopback.topology.schedules import schedule_queue
 
 _RAFFLE = DESIGNS["raffle"].build()
 _FREEFLOW = DESIGNS["freeflow"].build()

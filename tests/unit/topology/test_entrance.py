@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hopback.designs import DESIGNS
-from hopback.topology.entrance import CannotSimulate, Entrance, find_entrance
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
-from hopback.topology.routing import RoutingTable
+from hopback.topology.routing import CannotSimulate, Entrance, RoutingTable, find_entrance
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ from tests.unit.topology_check.cases_moving import MOVING
 _DELAYS = delay_topology("10s")
 CASES = (
     *MOVING,
-    *DECLARING,
-    *LINKS,
     Case(
         "delay-cut-short",
         replace(
@@ -39,6 +37,8 @@ CASES = (
         "queue `hopback.delay.level-01`",
         "for 2000 ms of their time, and the queue is not there",
     ),
+    *DECLARING,
+    *LINKS,
 )
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from hopback.topology.hazards import (
     deadlettering,
     declarations,
-    delays,
-    links,
-    loops,
     losses,
-    names,
     parking,
     plans,
     policies,
@@ -20,15 +16,11 @@ __all__ = ["RULES"]
 
 RULES = (
     *deadlettering.RULES,
-    *loops.RULES,
     *retries.RULES,
     *parking.RULES,
     *plans.RULES,
     *losses.RULES,
-    *names.RULES,
     *declarations.RULES,
     *policies.RULES,
-    *links.RULES,
-    *delays.RULES,
 )
 """Every rule, in the order of the reference page."""

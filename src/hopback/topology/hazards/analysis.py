@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.renamed import OldNameLookup, old_names
+from hopback.topology.definitions import RECORD
 from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
-from hopback.topology.model import ExchangeType, Queue, QueueType, Topology
-from hopback.topology.parameters import operator_policies
+from hopback.topology.model import ExchangeType, Policy, Queue, QueueType, Topology
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from hopback.topology.model import Binding, Exchange, Topology
+    from hopback.topology.model import Binding, Exchange
     from hopback.topology.plan import Plan, Route
     from hopback.version import BrokerVersion
 
@@ -34,16 +35,62 @@ __all__ = [
     "Leg",
     "Limit",
     "Loop",
+    "Parameter",
     "arrivals",
     "drops_head",
     "limited",
     "number",
+    "operator_policies",
+    "parameters",
     "pass_on",
     "samples",
     "seems_resting",
     "seems_waiting",
     "text",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a component such as `shovel`."""
+
+    name: str
+    value: Mapping[str, object]
+
+    def text(self, key: str) -> str | None:
+        """A text in it; None where it is missing or of another type."""
+        found = self.value.get(key)
+        return found if isinstance(found, str) else None
+
+
+def parameters(topology: Topology, component: str) -> Iterator[Parameter]:
+    """The parameters of a component in the topology's own virtual host."""
+    record = topology.foreign.get(RECORD)
+    home = record.get("vhost") if isinstance(record, Mapping) else None
+    entries = topology.foreign.get("parameters")
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        if not isinstance(entry, Mapping) or entry.get("component") != component:
+            continue
+        name, value = entry.get("name"), entry.get("value")
+        if (
+            entry.get("vhost", home) == home
+            and isinstance(name, str)
+            and isinstance(value, Mapping)
+        ):
+            yield Parameter(name, value)
+
+
+def operator_policies(topology: Topology) -> tuple[Policy, ...]:
+    """The policies that operators lay over the others; definitions hold them as parameters."""
+    return tuple(_policies(topology))
+
+
+def _policies(topology: Topology) -> Iterator[Policy]:
+    for each in parameters(topology, "operator_policy"):
+        pattern, definition = each.text("pattern"), each.value.get("definition")
+        priority = each.value.get("priority", 0)
+        if pattern is not None and isinstance(definition, Mapping) and isinstance(priority, int):
+            yield Policy(each.name, pattern, definition, priority, each.text("apply-to") or "all")
 
 
 Keys: TypeAlias = "defaultdict[str, set[str]]"

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 
 from hopback.topology.expand import NO_DELIVERY_LIMIT
 from hopback.topology.hazards.analysis import drops_head, number
-from hopback.topology.hazards.phrases import HARDENED, listed, queue_place
-from hopback.topology.hazards.rule import HazardRule, Hit, errors, warnings
+from hopback.topology.hazards.rule import (
+    HARDENED,
+    HazardRule,
+    Hit,
+    errors,
+    listed,
+    queue_place,
+    warnings,
+)
 from hopback.topology.model import QueueType
 
 if TYPE_CHECKING:

@@ -6,14 +6,16 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from hopback.topology.hazards.analysis import limited, number, text
-from hopback.topology.hazards.phrases import HARDENED, listed, queue_place
 from hopback.topology.hazards.rule import (
+    HARDENED,
     HazardRule,
     Hit,
     Severity,
     VersionedSeverity,
     errors,
     infos,
+    listed,
+    queue_place,
     warnings,
 )
 from hopback.topology.model import QueueType

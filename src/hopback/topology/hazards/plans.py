@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.topology.hazards.phrases import (
+from hopback.topology.delays import scheduled_queue
+from hopback.topology.hazards.rule import (
     THE_TOPOLOGY,
+    HazardRule,
+    Hit,
+    errors,
     exchange_place,
+    infos,
     named,
     plan_place,
     queue_place,
+    warnings,
 )
-from hopback.topology.hazards.rule import HazardRule, Hit, errors, infos, warnings
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Leave
-from hopback.topology.schedules import scheduled_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,14 +1,27 @@
-"""Rules about retry queues: does a message wait as long as meant, and come back to its own queue."""
+"""Rules about queues in which messages wait, for a retry or for their time: does a message wait as long
+as meant, and come back to its own queue.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeAlias
 
+from hopback.topology.delays import delay_level_names, delay_topology, is_delay_level
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.hazards.analysis import drops_head, limited, number, seems_waiting
-from hopback.topology.hazards.phrases import HARDENED, exchange_place, listed, named, queue_place
-from hopback.topology.hazards.rule import HazardRule, Hit, errors, infos, warnings
+from hopback.topology.hazards.rule import (
+    HARDENED,
+    HazardRule,
+    Hit,
+    errors,
+    exchange_place,
+    infos,
+    listed,
+    named,
+    queue_place,
+    warnings,
+)
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Leave
 
@@ -220,6 +233,36 @@ def _with_priorities(analysis: Analysis) -> Iterator[Hit]:
             )
 
 
+def _cut_short(analysis: Analysis) -> Iterator[Hit]:
+    """What a level lets pass, or does not hold for its time, comes too early."""
+    levels = [each.name for each in analysis.topology.exchanges if is_delay_level(each.name)]
+    if not levels:
+        return
+    bound = {
+        (each.source, each.destination, each.routing_key) for each in analysis.topology.bindings
+    }
+    # Levels that stand on the broker are contiguous from the shortest on: the highest tells of all.
+    names = delay_level_names(max(levels))
+    whole = delay_topology((1 << len(names)) - 1)
+    ways = {each.source: each for each in whole.bindings}
+    for name in names:
+        queue, wanted = analysis.queues.get(name), whole.queue(name)
+        way = ways[name]
+        waits = None if queue is None else number(queue, "x-message-ttl")
+        expected = None if wanted is None else number(wanted, "x-message-ttl")
+        if waits == expected and (way.source, way.destination, way.routing_key) in bound:
+            continue
+        found = "is not there" if queue is None else f"holds them for {waits} ms"
+        if waits == expected:
+            found = "is not bound to its exchange"
+        yield Hit(
+            queue_place(name),
+            f"Delayed messages are to wait here for {expected} ms of their time, and the queue"
+            f" {found}: they come too early, or too late.",
+            "Let an application with `app.delays()` declare it, or take all queues of delays away.",
+        )
+
+
 RULES = (
     HazardRule("retry-without-ttl", errors(), _without_ttl),
     HazardRule("retry-without-return", errors(), _without_return),
@@ -228,5 +271,6 @@ RULES = (
     HazardRule("retry-reaches-others", warnings(), _reaches_others),
     HazardRule("retry-queue-limited", warnings(), _limited),
     HazardRule("retry-queue-with-priorities", warnings(), _with_priorities),
+    HazardRule("delay-cut-short", errors(), _cut_short),
 )
 """What can go wrong while a message waits."""

@@ -1,28 +1,31 @@
-"""The map of a topology: exchanges, queues by role, and the three ways between them.
+"""Topologies and plans as Mermaid diagrams: text only, the same text for the same topology.
 
-A solid line is a binding, a dashed one dead-lettering by the broker, a thick one a confirmed
-publish by the consumer.
+The topology as a map, the states of a message, and the life of one that always fails, step by step.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hopback.topology.delays import DUE, longest_delay_ms, without_delay_levels
-from hopback.topology.diagram.labels import Ids, label
+from hopback.errors import InvalidTopology, Problem
+from hopback.topology.delays import DUE, longest_delay_ms, scheduled_queue, without_delay_levels
 from hopback.topology.durations import LONGEST_MS, format_duration
-from hopback.topology.plan import Leave
+from hopback.topology.plan import Leave, Return
 from hopback.topology.roles import QueueRole, queue_roles
-from hopback.topology.schedules import scheduled_queue
+from hopback.topology.wording import did_you_mean, either, shown, waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hopback.topology.model import Exchange, Queue, Topology
-    from hopback.topology.plan import Plan
+    from hopback.topology.plan import Plan, Tier
 
-__all__ = ["draw_flow"]
+__all__ = ["Ids", "draw_flow", "draw_sequence", "draw_states", "label", "subject"]
+
+# It was a package: without a path, Python would not look for the old names below it.
+__path__: list[str] = []
 
 _DELAYS = "queues of delays"
 _CLASSES = (
@@ -201,3 +204,196 @@ def _members(plan: Plan) -> list[str]:
     """The queues of a plan, each once: its own, where it waits, where it rests."""
     waiting = (route.queue for tier in plan.tiers for route in tier.routes)
     return list(dict.fromkeys((plan.queue, *waiting, plan.parking.queue)))
+
+
+def draw_states(topology: Topology, queue: str | None = None) -> str:
+    """The states of a message of this queue, by default the first with a plan."""
+    return "\n".join(_lines(subject(topology, queue))) + "\n"
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield "stateDiagram-v2"
+    yield "    direction LR"
+    yield f'    state "ready in {label(plan.queue)}" as ready'
+    yield '    state "in the hands of the handler" as handled'
+    for at, (tier, _) in enumerate(waits(plan), start=1):
+        wait = format_duration(tier.delay_ms)
+        yield f'    state "waits {wait} in {label(tier.routes[0].queue)}" as waiting_{at}'
+    yield f'    state "parked in {label(plan.parking.queue)}" as parked'
+    yield "    [*] --> ready: published"
+    yield "    ready --> handled: delivered"
+    yield "    handled --> [*]: done"
+    yield from _failures(plan)
+    yield f"    handled --> parked: failure {plan.attempts}, or hopeless"
+    yield from _snooze(plan)
+    yield "    parked --> ready: re-driven"
+    yield "    parked --> [*]: discarded"
+
+
+def _failures(plan: Plan) -> Iterator[str]:
+    failure = 1
+    for at, (tier, laps) in enumerate(waits(plan), start=1):
+        last = failure + laps - 1
+        which = f"failure {failure}" if laps == 1 else f"failures {failure} to {last}"
+        yield f"    handled --> waiting_{at}: {which}"
+        yield f"    waiting_{at} --> ready: after {format_duration(tier.delay_ms)}"
+        failure = last + 1
+
+
+def _snooze(plan: Plan) -> Iterator[str]:
+    if plan.snooze is not None:
+        yield "    handled --> ready: snoozed, after a short wait in the consumer"
+
+
+def draw_sequence(topology: Topology, queue: str | None = None) -> str:
+    """The way of a message of this queue, by default the first with a plan, from publish to park."""
+    return "\n".join(_Sequence(topology, subject(topology, queue)).lines()) + "\n"
+
+
+class _Sequence:
+    """One sequence diagram in the making."""
+
+    def __init__(self, topology: Topology, plan: Plan) -> None:
+        self.plan = plan
+        self.ids = Ids()
+        sources = (item.source for item in topology.bindings if item.destination == plan.queue)
+        self.source = next(iter(sources), "")
+
+    def lines(self) -> Iterator[str]:
+        """All lines of the diagram."""
+        yield "sequenceDiagram"
+        yield "    autonumber"
+        yield from (f"    {line}" for line in self.participants())
+        yield from (f"    {line}" for line in self.story())
+
+    def participants(self) -> Iterator[str]:
+        """Who takes part, from left to right."""
+        yield "participant producer as producer"
+        yield f"participant {self.exchange()} as {self.exchange_name()}"
+        yield f"participant {self.queue(self.plan.queue)} as {label(self.plan.queue)}"
+        yield "participant consumer as consumer"
+        waiting = (tier.routes[0].queue for tier, _ in waits(self.plan))
+        for name in dict.fromkeys((*waiting, self.plan.parking.queue)):
+            yield f"participant {self.queue(name)} as {label(name)}"
+
+    def story(self) -> Iterator[str]:
+        """What happens, in order."""
+        main = self.queue(self.plan.queue)
+        yield f"producer->>{self.exchange()}: publish"
+        yield f"{self.exchange()}->>{main}: route"
+        attempt = 1
+        for tier, laps in waits(self.plan):
+            yield from self.laps(tier, attempt, laps)
+            attempt += laps
+        yield f"{main}->>consumer: deliver (attempt {attempt} of {self.plan.attempts})"
+        yield "consumer--xconsumer: the handler fails"
+        yield from self.park()
+
+    def laps(self, tier: Tier, attempt: int, laps: int) -> Iterator[str]:
+        """One or several rounds through a tier."""
+        last = attempt + laps - 1
+        which = f"attempt {attempt}" if laps == 1 else f"attempts {attempt} to {last}"
+        lap = self.lap(tier, f"{which} of {self.plan.attempts}")
+        if laps == 1:
+            yield from lap
+        else:
+            yield f"loop {laps} times"
+            yield from (f"    {line}" for line in lap)
+            yield "end"
+
+    def lap(self, tier: Tier, which: str) -> Iterator[str]:
+        """Deliver, fail, wait, return."""
+        main, waiting = self.queue(self.plan.queue), self.queue(tier.routes[0].queue)
+        yield f"{main}->>consumer: deliver ({which})"
+        yield "consumer--xconsumer: the handler fails"
+        yield from self.leave(self.plan.leave, waiting)
+        yield f"Note over {waiting}: waits {format_duration(tier.delay_ms)}"
+        if self.plan.returns is Return.EXCHANGE:
+            yield f"{waiting}-->>{main}: expired, back through an exchange"
+        else:
+            yield f"{waiting}-->>{main}: expired, back to its queue"
+
+    def leave(self, by: Leave, end: str) -> Iterator[str]:
+        """How a failed message gets from its queue to another."""
+        main = self.queue(self.plan.queue)
+        if by is Leave.PUBLISH:
+            yield f"consumer->>{end}: publish"
+            yield f"{end}-->>consumer: confirm"
+            yield f"consumer->>{main}: ack"
+        else:
+            yield f"consumer->>{main}: reject"
+            yield f"{main}-->>{end}: dead-letter"
+
+    def park(self) -> Iterator[str]:
+        """How a hopeless message comes to rest."""
+        end = self.queue(self.plan.parking.queue)
+        yield from self.leave(self.plan.parking.by, end)
+        yield f"Note over {end}: parked until it is re-driven or discarded"
+
+    def exchange(self) -> str:
+        """The id of the exchange that feeds the queue."""
+        return self.ids.of("x", self.source)
+
+    def exchange_name(self) -> str:
+        """Its label."""
+        return label(self.source) if self.source else "default exchange"
+
+    def queue(self, name: str) -> str:
+        """The id of a queue."""
+        return self.ids.of("q", name)
+
+
+def subject(topology: Topology, queue: str | None) -> Plan:
+    """The plan of this queue, or the first plan; InvalidTopology names the queues that have one."""
+    plan = next((plan for plan in topology.plans if queue in (None, plan.queue)), None)
+    if plan is not None:
+        return plan
+    known = [plan.queue for plan in topology.plans]
+    expected = either(known) if known else "a topology with a failure plan"
+    got = "none" if queue is None else shown(queue) + did_you_mean(queue, known)
+    raise InvalidTopology((Problem("queue", expected, got),), where=topology.name)
+
+
+_WORD = re.compile(r"[^A-Za-z0-9]+", re.ASCII)
+_LONGEST_ID = 40  # names of nodes stay readable in the source of the diagram
+_PLAIN = frozenset(" .,_-*/()+=→…")
+
+
+def label(text: str) -> str:
+    """The text as a label: letters, digits and a few signs stay, all others become entities.
+
+    So nothing in a name can end a label, open a tag or begin a comment.
+    """
+    return "".join(sign if _stays(sign) else _entity(sign) for sign in text) or "(no name)"
+
+
+def _stays(sign: str) -> bool:
+    return sign in _PLAIN or sign.isalnum()
+
+
+def _entity(sign: str) -> str:
+    # What cannot be shown (control characters, halves of surrogate pairs) has no entity either.
+    return f"#{ord(sign)};" if sign.isprintable() else "�"
+
+
+class Ids:
+    """Gives each name an id of its own: readable, of letters, digits and underscores only."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str, str], str] = {}
+        self._taken: set[str] = set()
+
+    def of(self, kind: str, name: str) -> str:
+        """The id of what has this kind and name, the same at every call."""
+        known = self._given.get((kind, name))
+        return known if known is not None else self._new(kind, name)
+
+    def _new(self, kind: str, name: str) -> str:
+        stem = f"{kind}_{_WORD.sub('_', name).strip('_')[:_LONGEST_ID]}".rstrip("_")
+        number, chosen = 1, stem
+        while chosen in self._taken:
+            number += 1
+            chosen = f"{stem}_{number}"
+        self._taken.add(chosen)
+        self._given[kind, name] = chosen
+        return chosen
