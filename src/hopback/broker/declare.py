@@ -364,19 +364,17 @@ async def check(connection: Connection, topology: Topology) -> None:
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
     missing = [text for _, text in await look_for(connection, items) if text is not None]
     if missing:
-        raise TopologyError(
-            _listed(f"{topology.name} is not complete on the broker", missing)
-            + "\nCreate them with `hopback topology apply`."
-        )
+        lines = [
+            f"{topology.name} is not complete on the broker:",
+            *(f"  {line}" for line in missing),
+            "Create them with `hopback topology apply`.",
+        ]
+        raise TopologyError("\n".join(lines))
 
 
 def own_exchanges(topology: Topology) -> list[Exchange]:
     """The default exchange and `amq.*` are always there and cannot be declared."""
     return [exchange for exchange in topology.exchanges if not _BUILT_IN.match(exchange.name)]
-
-
-def _listed(title: str, lines: list[str]) -> str:
-    return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
 
 
 @dataclass(frozen=True, slots=True)

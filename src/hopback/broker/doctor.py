@@ -16,7 +16,7 @@ from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
-    from typing import Any, TypeVar
+    from typing import TypeVar
 
     from hopback.broker.limits import LiftedLimit
     from hopback.broker.management import (
@@ -191,6 +191,10 @@ async def examine(
     live = await management.live_topology(vhost)
     parameters = await _permitted(management.parameters(vhost), ())
     disabled = (flag.name for flag in flags if not flag.enabled)
+    # The live objects with the failure plans that are known for them, and with their parameters.
+    names = {queue.name for queue in live.queues}
+    plans = () if desired is None else tuple(one for one in desired.plans if one.queue in names)
+    entries = [{**entry, "vhost": None} for entry in parameters]
     return Examination(
         address,
         vhost,
@@ -204,9 +208,17 @@ async def examine(
         await _permitted(management.alarms(), ()),
         flags,
         len(readings),
-        check(_judged(live, desired, parameters), version),
-        _held_back(readings),
-        _troubles(readings),
+        check(replace(live, plans=plans or live.plans, foreign={"parameters": entries}), version),
+        tuple(
+            HeldBackWarning(reading.queue.name, reading.counts.held_back, reading.counts.lag_s)
+            for reading in readings
+            if reading.counts.held_back
+        ),
+        tuple(
+            Trouble(reading.queue.name, reading.state)
+            for reading in readings
+            if reading.state in _DOWN
+        ),
         lifted_limits(live.policies),
     )
 
@@ -221,16 +233,6 @@ async def _permitted(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
         if error.status == 404:
             return otherwise
         raise
-
-
-def _judged(
-    live: Topology, desired: Topology | None, parameters: tuple[dict[str, Any], ...]
-) -> Topology:
-    """The live objects with the failure plans that are known for them, and with their parameters."""
-    names = {queue.name for queue in live.queues}
-    plans = () if desired is None else tuple(one for one in desired.plans if one.queue in names)
-    entries = [{**entry, "vhost": None} for entry in parameters]
-    return replace(live, plans=plans or live.plans, foreign={"parameters": entries})
 
 
 def _late_retries(live: Topology) -> tuple[Notice, ...]:
@@ -253,14 +255,6 @@ def _late_retries(live: Topology) -> tuple[Notice, ...]:
             " advanced.config of each node and restart it; not below what a confirm may take, or"
             " messages come twice."
         ),
-    )
-
-
-def _held_back(readings: tuple[QueueReading, ...]) -> tuple[HeldBackWarning, ...]:
-    return tuple(
-        HeldBackWarning(reading.queue.name, reading.counts.held_back, reading.counts.lag_s)
-        for reading in readings
-        if reading.counts.held_back
     )
 
 

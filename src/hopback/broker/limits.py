@@ -94,12 +94,12 @@ def lifting(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy:
 def lifted_limits(policies: Iterable[Policy]) -> tuple[LiftedLimit, ...]:
     """Every limit that Hopback has lifted here, by the names of the policies."""
     return tuple(
-        LiftedLimit(_queue_of(policy.name), policy) for policy in policies if is_ours(policy)
+        LiftedLimit(
+            policy.name.removeprefix(DLQ_LIMIT_PREFIX).removeprefix(MAIN_LIMIT_PREFIX), policy
+        )
+        for policy in policies
+        if is_ours(policy)
     )
-
-
-def _queue_of(name: str) -> str:
-    return name.removeprefix(DLQ_LIMIT_PREFIX).removeprefix(MAIN_LIMIT_PREFIX)
 
 
 _LOOKED_AT = 10_000

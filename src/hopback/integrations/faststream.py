@@ -122,16 +122,13 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
             if copy is not None:
                 await settle(self.msg, copy)
                 return None
-            await self._decode(msg)
+            # What cannot be decoded is known before the subscriber runs; FastStream keeps what was.
+            try:
+                await msg.decode()
+            except Exception:
+                self._stream_message = None  # as what could not be parsed
+                raise
         return await call_next(msg)
-
-    async def _decode(self, msg: Any) -> None:
-        """What cannot be decoded is known before the subscriber runs; FastStream keeps what was."""
-        try:
-            await msg.decode()
-        except Exception:
-            self._stream_message = None  # as what could not be parsed
-            raise
 
     async def after_processed(
         self,
@@ -160,7 +157,17 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
             case RejectMessage():
                 return rejected(error.__context__)
             case None:
-                return self._said()
+                # What the subscriber said by `msg.ack()`, `msg.nack()` or `msg.reject()`, or by returning.
+                match getattr(self._stream_message, "committed", None):
+                    case AckStatus.NACKED:
+                        return given_back(None, ())
+                    case AckStatus.REJECTED:
+                        return rejected(None)
+                    case None if self._subscriber.ack_policy is AckPolicy.MANUAL:
+                        return Answer(
+                            Retry("the subscriber returned without settling (AckPolicy.MANUAL)")
+                        )
+                return DONE
         if self._stream_message is None:
             # Nothing was run: it could not be parsed or decoded, or no filter wanted it.
             made = answer_for(error)
@@ -174,17 +181,6 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
         """
         title = getattr(error, "title", None)
         return title is not None and title in {call.name for call in self._subscriber.calls}
-
-    def _said(self) -> Answer:
-        """What the subscriber said by `msg.ack()`, `msg.nack()` or `msg.reject()`, or by returning."""
-        match getattr(self._stream_message, "committed", None):
-            case AckStatus.NACKED:
-                return given_back(None, ())
-            case AckStatus.REJECTED:
-                return rejected(None)
-            case None if self._subscriber.ack_policy is AckPolicy.MANUAL:
-                return Answer(Retry("the subscriber returned without settling (AckPolicy.MANUAL)"))
-        return DONE
 
 
 def _queue_of(subscriber: Any) -> str:

@@ -148,21 +148,18 @@ class PikaPlans:
             )
 
         def planned(channel: Any, method: Any, properties: Any, body: bytes) -> None:
-            self._channel(channel).run(queue, callback, method, properties, body)
+            known = self._channels.get(channel)
+            if known is None:
+                if self._thread is None:
+                    raise RuntimeError(
+                        "expected plans that are started before the consumer, and not closed"
+                    )
+                # A program that reconnects has a new channel each time.
+                self._channels = {one: of for one, of in self._channels.items() if one.is_open}
+                known = self._channels[channel] = PlannedChannel(channel, self._plans, self._thread)
+            known.run(queue, callback, method, properties, body)
 
         return planned
-
-    def _channel(self, channel: Any) -> PlannedChannel:
-        known = self._channels.get(channel)
-        if known is None:
-            if self._thread is None:
-                raise RuntimeError(
-                    "expected plans that are started before the consumer, and not closed"
-                )
-            # A program that reconnects has a new channel each time.
-            self._channels = {one: of for one, of in self._channels.items() if one.is_open}
-            known = self._channels[channel] = PlannedChannel(channel, self._plans, self._thread)
-        return known
 
 
 class PlannedChannel:

@@ -279,15 +279,11 @@ class _LoggedEvents:
         told = ", ".join(
             f"{key}={one_line(str(value))}"
             for key, value in fields.items()
-            if _is_short(key, value)
+            if key != "traceback" and value is not None
         )
         block = fields.get("traceback")
         text = f"{name}: {told}\n{block}" if block else f"{name}: {told}"
         _LOG.log(SEVERITY[LEVELS.get(name, "info")], "%s", text)
-
-
-def _is_short(key: str, value: object) -> bool:
-    return key != "traceback" and value is not None
 
 
 class PlanOptions(TypedDict, total=False):

@@ -112,7 +112,11 @@ class _Deliveries(Collector):
     def collect(self) -> Iterator[Metric]:
         """The numbers of now, in the form that a Counter and a Histogram have."""
         deliveries, seconds = self.describe()
-        dated = _dates_series()
+        # Whether the library gives each series the time of its beginning; the user decides that.
+        probe = Counter("probe", "Asked for its form.", registry=None)
+        dated = any(
+            sample.name.endswith("_created") for one in probe.collect() for sample in one.samples
+        )
         counted = {
             (queue, outcome): sum(tally.counts)
             for queue, runs in self._runs.items()
@@ -144,14 +148,6 @@ class _Deliveries(Collector):
             seconds.add_sample("hopback_handler_seconds_created", labels, self._since[queue,])
 
 
-def _dates_series() -> bool:
-    """Whether the library gives each series the time of its beginning; the user decides that."""
-    probe = Counter("probe", "Asked for its form.", registry=None)
-    return any(
-        sample.name.endswith("_created") for one in probe.collect() for sample in one.samples
-    )
-
-
 class Metrics:
     """A subscriber that counts; `render` gives what a scrape reads."""
 
@@ -177,7 +173,25 @@ class Metrics:
         self._deliveries = _Deliveries()
         self.registry.register(self._deliveries)
         self._error, self._exchange = Bounded(), Bounded()
-        self._on = self._subscriptions()
+        self._on: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "delivery.done": partial(self._outcome, "done"),
+            "delivery.retried": self._on_retried,
+            "delivery.parked": self._on_parked,
+            "delivery.snoozed": partial(self._outcome, "snooze"),
+            "delivery.held": self._on_held,
+            "delivery.abandoned": partial(self._outcome, "abandoned"),
+            "delivery.copy": self._on_copy,
+            "handler.overdue": partial(self._count, "overdue"),
+            "publish.failed": self._on_publish_failed,
+            "delay.sent": self._on_sent,
+            "delay.cancelled": partial(self._count, "delays_cancelled"),
+            "periodic.sent": self._on_sent,
+            "consumer.lost": partial(self._count, "consumers_lost"),
+            "consumer.paused": partial(self._on_paused, True),
+            "consumer.resumed": partial(self._on_paused, False),
+            "connection.state": self._on_connection,
+            "batch.handled": self._on_batch,
+        }
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         """Count the event."""
@@ -216,27 +230,6 @@ class Metrics:
         self._gauges[gauge].labels(*labels).set(value)
 
     # --- one method per kind of event --------------------------------------------------------------
-
-    def _subscriptions(self) -> dict[str, Callable[[Mapping[str, Any]], None]]:
-        return {
-            "delivery.done": partial(self._outcome, "done"),
-            "delivery.retried": self._on_retried,
-            "delivery.parked": self._on_parked,
-            "delivery.snoozed": partial(self._outcome, "snooze"),
-            "delivery.held": self._on_held,
-            "delivery.abandoned": partial(self._outcome, "abandoned"),
-            "delivery.copy": self._on_copy,
-            "handler.overdue": partial(self._count, "overdue"),
-            "publish.failed": self._on_publish_failed,
-            "delay.sent": self._on_sent,
-            "delay.cancelled": partial(self._count, "delays_cancelled"),
-            "periodic.sent": self._on_sent,
-            "consumer.lost": partial(self._count, "consumers_lost"),
-            "consumer.paused": partial(self._on_paused, True),
-            "consumer.resumed": partial(self._on_paused, False),
-            "connection.state": self._on_connection,
-            "batch.handled": self._on_batch,
-        }
 
     def _count(self, counter: str, fields: Mapping[str, Any]) -> None:
         self._counters[counter].labels(fields["queue"]).inc()

@@ -258,7 +258,16 @@ class Router:
             if message_type is None:
                 self.add_handler(handler)
             else:
-                self._add_typed(message_type, handler)
+                known = self.handlers.get(queue)
+                if known is None:
+                    type_of, unhandled = self._types.get(queue, (by_property, None))
+                    known = TypedHandlers(queue, handler.options, {}, type_of, unhandled)
+                elif not isinstance(known, TypedHandlers):
+                    found = Problem(
+                        f"handlers.{queue}", "one handler", f"another, of {message_type!r}"
+                    )
+                    raise InvalidTopology((found,), where=self._where)
+                self._put(known.joined(message_type, handler))
             return call
 
         return register
@@ -276,17 +285,6 @@ class Router:
         known = self.handlers.get(queue)
         if isinstance(known, TypedHandlers):
             self._put(replace(known, type_of=type_of, unhandled=unhandled))
-
-    def _add_typed(self, message_type: str, handler: Handler) -> None:
-        queue = handler.queue
-        known = self.handlers.get(queue)
-        if known is None:
-            type_of, unhandled = self._types.get(queue, (by_property, None))
-            known = TypedHandlers(queue, handler.options, {}, type_of, unhandled)
-        elif not isinstance(known, TypedHandlers):
-            found = Problem(f"handlers.{queue}", "one handler", f"another, of {message_type!r}")
-            raise InvalidTopology((found,), where=self._where)
-        self._put(known.joined(message_type, handler))
 
     def batch(
         self,

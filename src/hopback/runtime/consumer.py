@@ -394,7 +394,17 @@ class Consumer:
         except BrokerError as error:
             return _Ending(str(error), lost=True)
         finally:
-            await self._end(session)
+            intake, self._intake = self._intake, None
+            if intake is not None:
+                self._received += intake.received
+                intake.end()
+            if session is not None:
+                session.ended.set()
+                self._work.withdraw()
+            self._resting.set()
+            if session is not None:
+                with suppress(BrokerError):
+                    await session.channel.close()
 
     async def _consume(self, session: ConsumeSession, ending: asyncio.Future[_Ending]) -> _Ending:
         self._intake = Intake(
@@ -421,19 +431,6 @@ class Consumer:
             return await ending
         finally:
             closed.cancel()
-
-    async def _end(self, session: ConsumeSession | None) -> None:
-        intake, self._intake = self._intake, None
-        if intake is not None:
-            self._received += intake.received
-            intake.end()
-        if session is not None:
-            session.ended.set()
-            self._work.withdraw()
-        self._resting.set()
-        if session is not None:
-            with suppress(BrokerError):
-                await session.channel.close()
 
     def restore(self, reason: str) -> None:
         """Give the present session up and start another."""

@@ -290,14 +290,6 @@ def compose(
     mandatory = bool(exchange) or not routing_key.startswith(DIRECT_REPLY)
     if not options:
         return Message(exchange, routing_key, body, Properties.of(present), mandatory)
-    body = _said(options, present, body)
-    mandatory = mandatory and options.get("mandatory", True)
-    delay = _delay_of(options)
-    return Message(exchange, routing_key, body, Properties.of(present), mandatory, delay)
-
-
-def _said(options: PublishOptions, present: dict[str, Any], body: bytes) -> bytes:
-    """Add the properties that are said now and then; the body, compressed if that is said."""
     if (message_type := options.get("message_type")) is not None:
         present["type"] = message_type
     if (reply_to := options.get("reply_to")) is not None:
@@ -314,7 +306,9 @@ def _said(options: PublishOptions, present: dict[str, Any], body: bytes) -> byte
 
         body = compressed(body, compress)
         present["content_encoding"] = compress
-    return body
+    mandatory = mandatory and options.get("mandatory", True)
+    delay = _delay_of(options)
+    return Message(exchange, routing_key, body, Properties.of(present), mandatory, delay)
 
 
 def _delay_of(options: PublishOptions) -> int | datetime | None:

@@ -66,7 +66,13 @@ class DelayQueues:
         else:
             delay_ms = message.delay or 0
         if delay_ms > self._longest_ms:
-            raise _too_long(delay_ms, self._longest_ms)
+            if not self._longest_ms:
+                expected, got = "the queues of delays: declare them with `app.delays()`", "none"
+            else:
+                longest = format_duration(self._longest_ms)
+                expected = f"at most {longest}: ask for more with `app.delays(longest=…)`"
+                got = f"{delay_ms} ms"
+            raise InvalidTopology((Problem("delay", expected, got),), where="publish")
         await self._check(message.exchange, message.routing_key)
         return delay(replace(message, delay=None), delay_ms, now_ms + delay_ms)
 
@@ -99,17 +105,6 @@ async def _is_there(connection: Connection, exchange: str, queue: str) -> bool:
         return False
     await channel.close()
     return True
-
-
-def _too_long(delay_ms: int, longest_ms: int) -> InvalidTopology:
-    if not longest_ms:
-        expected, got = "the queues of delays: declare them with `app.delays()`", "none"
-    else:
-        expected = (
-            f"at most {format_duration(longest_ms)}: ask for more with `app.delays(longest=…)`"
-        )
-        got = f"{delay_ms} ms"
-    return InvalidTopology((Problem("delay", expected, got),), where="publish")
 
 
 class DueMessages:

@@ -84,11 +84,8 @@ def _new_fitter(wanted: Any) -> _Fit:
         return _fit_text(wanted, special)
     if isinstance(wanted, type) and not get_origin(wanted) and issubclass(wanted, Enum):
         return _fit_call(wanted, f"one of {[member.value for member in wanted]}")
-    return _fit_generic(wanted, get_origin(wanted) or wanted, get_args(wanted))
-
-
-def _fit_generic(wanted: Any, origin: Any, args: tuple[Any, ...]) -> _Fit:
-    """Containers, unions and literals; at the end the plain types."""
+    # Containers, unions and literals; at the end the plain types.
+    origin, args = get_origin(wanted) or wanted, get_args(wanted)
     if origin in (Union, types.UnionType):
         return _fit_union(args)
     if origin is Literal:
@@ -376,15 +373,11 @@ def guarded(decode: Decoder) -> Decoder:
         except Misfit as misfit:
             raise Undecodable(str(misfit)) from misfit
         except Exception as error:  # a model's own validators may raise anything
-            raise Undecodable(f"{type(error).__name__}: {_first_line(error)}") from error
+            # One line, and short: payloads do not belong into reasons.
+            text = str(error) or type(error).__name__
+            raise Undecodable(f"{type(error).__name__}: {text.splitlines()[0][:200]}") from error
 
     return guarded
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error, short: payloads do not belong into reasons."""
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0][:200]
 
 
 def encode_payload(payload: object) -> tuple[bytes, str | None]:

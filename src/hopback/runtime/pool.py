@@ -211,30 +211,27 @@ class Pool(Generic[T]):
         self._called = False
         while True:
             while self._may_start():
-                await self._handle_next(me)
+                key, item = self._lanes.take()
+                self._running[me] = item
+                # More may be ready than this worker can take: pass the call on.
+                if not self._called:
+                    self._wake()
+                try:
+                    await self._run(item)
+                except BaseException:
+                    self._tasks.discard(me)
+                    raise
+                finally:
+                    del self._running[me], item  # a worker that rests holds no message
+                    if self._lanes.finished(key) or me not in self._tasks:
+                        self._wake()
+                    self._settle_quiet()
                 if copy_context() != clean or me.cancelling():
                     # A tainted context ends with its task; another worker takes its place.
                     self._tasks.discard(me)
                     self._wake()
                     return
             await self._rest()
-
-    async def _handle_next(self, me: asyncio.Task[None]) -> None:
-        key, item = self._lanes.take()
-        self._running[me] = item
-        # More may be ready than this worker can take: pass the call on.
-        if not self._called:
-            self._wake()
-        try:
-            await self._run(item)
-        except BaseException:
-            self._tasks.discard(me)
-            raise
-        finally:
-            del self._running[me]
-            if self._lanes.finished(key) or me not in self._tasks:
-                self._wake()
-            self._settle_quiet()
 
     async def _rest(self) -> None:
         """Wait for work; a wake-up that was meant for us is never lost."""

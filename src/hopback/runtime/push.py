@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import httpx
 
     from hopback.clock import Clock
-    from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.runtime.handler import HandlerOptions
     from hopback.topology.plan import Plan
@@ -142,7 +141,11 @@ class PushRunner:
         except Exception as error:
             return Answer(Retry(reason_of(error)), failure_from_exception(error), error=error)
         due_in = self._due_in(delivery) if status == TOO_EARLY else 0.0
-        outcome = outcome_for_status(status, due_in=due_in, retry_after=_seconds(retry_after))
+        # A Retry-After in seconds; a date is not worth a clock that may differ.
+        after = None
+        if retry_after is not None and retry_after.isascii() and retry_after.isdigit():
+            after = float(retry_after) if len(retry_after) < 7 else None
+        outcome = outcome_for_status(status, due_in=due_in, retry_after=after)
         return DONE if isinstance(outcome, Done) else Answer(outcome, None, status)
 
     async def _post(self, delivery: Delivery) -> tuple[int, str | None]:
@@ -164,6 +167,9 @@ class PushRunner:
 
     def _headers(self, delivery: Delivery) -> dict[str, str]:
         reading, properties = Reading(delivery, self._plan), delivery.properties
+        # The current span where runs are traced, else the trace that the message carries.
+        current = trace_source.get(None)
+        trace = properties.headers if current is None else current()
         found = {
             "content-type": properties.content_type or "application/octet-stream",
             "x-message-id": properties.message_id or identity(delivery),
@@ -171,7 +177,7 @@ class PushRunner:
             "x-message-type": properties.type,
             "x-routing-key": reading.origin[1],
             "x-attempt": str(reading.attempt),
-            "traceparent": _trace(delivery).get("traceparent"),
+            "traceparent": trace.get("traceparent"),
         }
         harmless = {
             name: value
@@ -191,12 +197,6 @@ class PushRunner:
         if delay_ms is None or since is None:
             return _LONGEST_WAIT
         return min(max(since + delay_ms / 1000 - self._clock.now(), 0.0), _LONGEST_WAIT)
-
-
-def _trace(delivery: Delivery) -> Headers:
-    """The current span where runs are traced, else the trace that the message carries."""
-    current = trace_source.get(None)
-    return delivery.properties.headers if current is None else current()
 
 
 def push_client(target: PushTarget) -> httpx.AsyncClient:
@@ -235,12 +235,3 @@ def _delay_ms(body: bytes) -> float | None:
         return None
     delay = event.get("processAfterDelayMs") if isinstance(event, dict) else None
     return float(delay) if isinstance(delay, int | float) and 0 <= delay < 1e12 else None
-
-
-def _seconds(text: str | None) -> float | None:
-    """A Retry-After in seconds; a date is not worth a clock that may differ."""
-    return (
-        float(text)
-        if text is not None and text.isascii() and text.isdigit() and len(text) < 7
-        else None
-    )

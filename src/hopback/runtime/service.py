@@ -263,19 +263,14 @@ class Assembly:
         quarantine = None
         if can_suspect(plan):
             quarantine = Quarantine(plan, self._solitude, self.world)
-        return Consumer(plan.queue, limits, self._joined(work), self.world, quarantine)
 
-    def _joined(
-        self, work: Callable[[Callable[[Answer], object]], Work]
-    ) -> Callable[[Callable[[Answer], object]], Work]:
-        """What it makes is held while a suspected message of any queue runs alone."""
-
+        # What it makes is held while a suspected message of any queue runs alone.
         def make(observe: Callable[[Answer], object]) -> Work:
             made = work(observe)
             self._solitude.join(made)
             return made
 
-        return make
+        return Consumer(plan.queue, limits, make, self.world, quarantine)
 
     def _settling(self, plan: Plan, *, most_holds: int = 0) -> Settling:
         return Settling(
@@ -537,7 +532,22 @@ class Service:
         self.app.connected(self._outlet.send, self)
         try:
             async with self.app.lifespan(), self._assembly.started():
-                return await self._consume()
+                # Consume until the end was asked for, and end in order.
+                line = asyncio.create_task(self._line.run(), name="hopback-consuming")
+                shutdown = Shutdown(
+                    self.consumers, self._stopping, self.world.bus, self.options.grace
+                )
+                try:
+                    await first_of(line, self._stopping.asked.wait())
+                    return await shutdown.run()
+                except asyncio.CancelledError:
+                    self._stopping.force()
+                    await shutdown.run()
+                    raise
+                finally:
+                    self._line.stop()
+                    await self._assembly.close()
+                    await line  # raises what ended it if it was not us
         except BaseException as error:
             self.ready.end(error)
             raise
@@ -546,22 +556,6 @@ class Service:
             self.app.connected(None)
             await self.requests.close()
             await self._publisher.close()
-
-    async def _consume(self) -> Report:
-        """Consume until the end was asked for, and end in order."""
-        line = asyncio.create_task(self._line.run(), name="hopback-consuming")
-        shutdown = Shutdown(self.consumers, self._stopping, self.world.bus, self.options.grace)
-        try:
-            await first_of(line, self._stopping.asked.wait())
-            return await shutdown.run()
-        except asyncio.CancelledError:
-            self._stopping.force()
-            await shutdown.run()
-            raise
-        finally:
-            self._line.stop()
-            await self._assembly.close()
-            await line  # raises what ended it if it was not us
 
     def stop(self) -> None:
         """Ask for an orderly end; a second time, for an end at once."""

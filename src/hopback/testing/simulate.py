@@ -460,13 +460,10 @@ def _messages(timeline: Timeline, known: dict[str, str]) -> Iterator[str]:
     last = known[timeline.queue]
     for entry in timeline.entries:
         arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)
-        yield f"{arrow}: {label(_label(entry))}"
+        text = f"{format_duration(entry.at_ms)}, {entry.told}"
+        yield f"{arrow}: {label(text)}"
         if entry.step is TimelineStep.WAITS:
             last = known[entry.queue]
-
-
-def _label(entry: TimelineEvent) -> str:
-    return f"{format_duration(entry.at_ms)}, {entry.told}"
 
 
 __getattr__: OldNameLookup = old_names(

@@ -340,7 +340,17 @@ class WireConnection:
         if self._ignored(channel) and method_id not in _CLOSE_IDS:
             return
         if method_id in _SETTLEMENTS and channel.open:
-            self._on_settlement(channel.number, method_id, payload, events)
+            if len(payload) != 13:
+                raise ProtocolError(
+                    f"expected 13 bytes of {_SETTLEMENTS[method_id]}, got {len(payload)}"
+                )
+            self._method_of(method_id)
+            tag, bits = _settlement(payload, 4)
+            multiple = bits & 1 == 1 and method_id != _REJECT
+            requeue = bits & (1 if method_id == _REJECT else 2) != 0 and method_id != _ACK
+            events.append(
+                SettlementReceived(channel.number, _SETTLEMENTS[method_id], tag, multiple, requeue)
+            )
             return
         method = self._method_of(method_id)
         self._check_place(channel, method, self.role.other)
@@ -354,19 +364,6 @@ class WireConnection:
         elif method.name == "basic.cancel" and self.role is Side.CLIENT and not arguments["nowait"]:
             self.send(channel.number, "basic.cancel-ok", consumer_tag=arguments["consumer_tag"])
         events.append(MethodReceived(channel.number, method.name, arguments))
-
-    def _on_settlement(
-        self, number: int, method_id: int, payload: bytes, events: list[Event]
-    ) -> None:
-        if len(payload) != 13:
-            raise ProtocolError(
-                f"expected 13 bytes of {_SETTLEMENTS[method_id]}, got {len(payload)}"
-            )
-        self._method_of(method_id)
-        tag, bits = _settlement(payload, 4)
-        multiple = bits & 1 == 1 and method_id != _REJECT
-        requeue = bits & (1 if method_id == _REJECT else 2) != 0 and method_id != _ACK
-        events.append(SettlementReceived(number, _SETTLEMENTS[method_id], tag, multiple, requeue))
 
     def _check_place(self, channel: ChannelCore, method: MethodSpec, sender: Side) -> None:
         """Whether `sender` may send `method` on this channel now."""
@@ -427,35 +424,27 @@ class WireConnection:
                 f"expected {name} to fit a frame of {self.frame_max} bytes, got {len(payload) + 8}"
             )
         if number == 0:
-            self._send_on_connection(name)
+            following = CONNECTION.get((self.state, self.role, name))
+            if following is None:
+                raise ProtocolError(f"{name} is not allowed in state {self.state}")
+            for each in self.channels.values():
+                each.settlements.flush(self._out)
+                if name == "connection.close":
+                    each.open = False
+            self.state = following
         else:
-            self._send_on_channel(number, method, arguments)
+            channel = self.channels.get(number)
+            if channel is None:
+                channel = ChannelCore(number)
+            else:
+                channel.settlements.flush(self._out)
+            moves = (channel.state, self.role, name) in CHANNEL
+            if not moves and (channel.state is not ChannelState.OPEN or name in _MOVING):
+                raise ProtocolError(
+                    f"{name} is not allowed on channel {number} in state {channel.state}"
+                )
+            self._advance(channel, method, self.role, arguments)
         self._out.append(frame(METHOD, number, payload))
-
-    def _send_on_connection(self, name: str) -> None:
-        following = CONNECTION.get((self.state, self.role, name))
-        if following is None:
-            raise ProtocolError(f"{name} is not allowed in state {self.state}")
-        for channel in self.channels.values():
-            channel.settlements.flush(self._out)
-            if name == "connection.close":
-                channel.open = False
-        self.state = following
-
-    def _send_on_channel(
-        self, number: int, method: MethodSpec, arguments: Mapping[str, Any]
-    ) -> None:
-        channel = self.channels.get(number)
-        if channel is None:
-            channel = ChannelCore(number)
-        else:
-            channel.settlements.flush(self._out)
-        moves = (channel.state, self.role, method.name) in CHANNEL
-        if not moves and (channel.state is not ChannelState.OPEN or method.name in _MOVING):
-            raise ProtocolError(
-                f"{method.name} is not allowed on channel {number} in state {channel.state}"
-            )
-        self._advance(channel, method, self.role, arguments)
 
     def content(self, number: int, method: bytes, properties: bytes, body: bytes) -> None:
         """Queue a message: its method as a ready frame, encoded properties, body."""

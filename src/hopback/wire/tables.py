@@ -294,7 +294,8 @@ def _read_past(
         opaque.append(raw[start:end])
         return end
     key = name.decode("utf-8", "surrogateescape")
-    if key in headers or not _is_text(key):
+    # A key that was not UTF-8 reads as surrogates.
+    if key in headers or (not key.isascii() and any("\udc80" <= sign <= "\udcff" for sign in key)):
         further.append((name, value))
     else:
         headers[key] = value
@@ -307,11 +308,6 @@ def _value_or_raw(raw: bytes) -> FieldValue:
         return _DECODERS[raw[0]](raw, 1, 0)[0]
     except (ProtocolError, KeyError, IndexError, struct.error, UnicodeDecodeError):
         return RawValue(raw)
-
-
-def _is_text(key: str) -> bool:
-    """Whether the key was UTF-8: what was not, reads as surrogates."""
-    return key.isascii() or not any("\udc80" <= sign <= "\udcff" for sign in key)
 
 
 def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:

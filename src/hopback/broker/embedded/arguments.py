@@ -122,7 +122,8 @@ def check_queue_arguments(place: str, kind: str, arguments: Headers, profile: Pr
     """
     exchange = arguments.get("x-dead-letter-exchange", "")
     if not isinstance(exchange, str):
-        raise _wrong_type("x-dead-letter-exchange", exchange, place)
+        found = f"invalid type '{type_name(exchange)}' for arg 'x-dead-letter-exchange'"
+        raise precondition_failed(f"{found} in {place}")
     for name, check in _CHECKS.items():
         problem = check(arguments[name]) if name in arguments else None
         if problem is not None:
@@ -149,10 +150,6 @@ def _check_kind(place: str, kind: str, arguments: Headers, profile: Profile) -> 
             raise precondition_failed(
                 f"invalid arg '{name}' for {place} of queue type rabbit_{kind}_queue"
             )
-
-
-def _wrong_type(name: str, value: FieldValue, place: str) -> Refusal:
-    return precondition_failed(f"invalid type '{type_name(value)}' for arg '{name}' in {place}")
 
 
 def inequivalent(place: str, name: str, received: object, current: object) -> Refusal:

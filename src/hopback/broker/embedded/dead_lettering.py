@@ -77,8 +77,23 @@ def bury(
     """The dead letter that `content` becomes when it dies in `queue`."""
     headers = dict(content.headers)  # what is inside is shared, and never changed
     death = _death(content, queue, reason, now)
-    deaths = _recorded(headers, content.deaths, death, profile)
-    _write(headers, deaths, death, content, profile)
+    # The deaths so far and this one, most recent first.
+    older: list[_Table] = list(content.deaths)
+    if profile.scrambles_deaths:
+        older = _read(headers.get("x-death"))
+        if len(older) > 1:
+            older.reverse()
+    same = [table for table in older if _same(table, death)]
+    others = [table for table in older if not _same(table, death)]
+    deaths = [_again(same[0]) if same else death, *others]
+    # The record goes into the headers, with the names of the first and the last death.
+    begun = "x-death" in headers if profile.scrambles_deaths else bool(content.deaths)
+    headers["x-death"] = list(deaths)
+    for key in ("exchange", "queue", "reason"):
+        if not begun:
+            headers[f"x-first-death-{key}"] = death[key]
+        if profile.last_death_headers:
+            headers[f"x-last-death-{key}"] = death[key]
     further = content.properties.further_headers
     if routing_key is not None and profile.removes_cc:
         further = taken_off(headers, further, "CC")
@@ -126,20 +141,6 @@ def _death(content: StoredContent, queue: str, reason: Reason, now: float) -> _T
     return death
 
 
-def _recorded(
-    headers: _Table, own: tuple[_Table, ...], death: _Table, profile: Profile
-) -> list[_Table]:
-    """The deaths so far and this one, most recent first."""
-    older: list[_Table] = list(own)
-    if profile.scrambles_deaths:
-        older = _read(headers.get("x-death"))
-        if len(older) > 1:
-            older.reverse()
-    same = [table for table in older if _same(table, death)]
-    others = [table for table in older if not _same(table, death)]
-    return [_again(same[0]) if same else death, *others]
-
-
 def _read(found: FieldValue) -> list[_Table]:
     """What an old broker takes from the header; anything but an array is begun anew."""
     if not isinstance(found, list):
@@ -160,20 +161,6 @@ def _again(table: _Table) -> _Table:
     if not isinstance(count, int):
         raise MalformedDeaths("the count of an entry of x-death is not an integer")
     return {**table, "count": int(count) + 1}
-
-
-def _write(
-    headers: _Table, deaths: list[_Table], death: _Table, content: StoredContent, profile: Profile
-) -> None:
-    """Put the record into the headers, and the names of the first and the last death."""
-    last = {f"x-last-death-{key}": death[key] for key in ("exchange", "queue", "reason")}
-    first = {f"x-first-death-{key}": death[key] for key in ("exchange", "queue", "reason")}
-    begun = "x-death" in headers if profile.scrambles_deaths else bool(content.deaths)
-    headers["x-death"] = list(deaths)
-    if not begun:
-        headers.update(first)
-    if profile.last_death_headers:
-        headers.update(last)
 
 
 _WINDOW = 32

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.rights import Rights
     from hopback.broker.embedded.stored import Taken
     from hopback.clock import Clock, ManualClock
-    from hopback.fields import FieldValue, FurtherHeaders
+    from hopback.fields import FieldValue
     from hopback.message import Message, Properties
     from hopback.topology.model import Exchange, Queue
     from hopback.version import BrokerVersion
@@ -104,7 +104,19 @@ class PublishChecker:
             further = taken_off(headers, properties.further_headers, "BCC")
             properties = with_headers(properties, headers, further=further)
         if properties.further_headers and self._profile.sorts_headers:
-            properties = with_headers(properties, headers, further=_each_once(properties))
+            # The broker keeps the first of each name only.
+            once: dict[bytes, FieldValue] = {}
+            for name, value in properties.further_headers:
+                once.setdefault(name, value)
+            properties = with_headers(
+                properties,
+                headers,
+                further=tuple(
+                    (name, value)
+                    for name, value in once.items()
+                    if name.decode("utf-8", "surrogateescape") not in properties.headers
+                ),
+            )
         self._count += 1
         deaths = published_deaths(headers, self._profile) if "x-death" in headers else ()
         return StoredContent(
@@ -150,18 +162,6 @@ class PublishChecker:
                 raise frame_error(size, FRAME_PAYLOAD)
         headers = copied_table(properties.headers)
         return dict(sorted(headers.items())) if self._profile.sorts_headers else headers
-
-
-def _each_once(properties: Properties) -> FurtherHeaders:
-    """What is left of further headers where the broker keeps the first of each name only."""
-    once: dict[bytes, FieldValue] = {}
-    for name, value in properties.further_headers:
-        once.setdefault(name, value)
-    return tuple(
-        (name, value)
-        for name, value in once.items()
-        if name.decode("utf-8", "surrogateescape") not in properties.headers
-    )
 
 
 def _copies(headers: dict[str, FieldValue], name: str) -> tuple[str, ...]:
@@ -323,7 +323,19 @@ class Node:
         if isinstance(exchange, str):
             session.check(Right.READ, "queue", name)
             session.check(Right.WRITE, "exchange", exchange)
-        return self._create(session, queue, name)
+        arguments = queue.declared_arguments
+        live = LiveQueue(
+            self,
+            name,
+            durable=queue.durable,
+            auto_delete=queue.auto_delete,
+            owner=session if queue.exclusive else None,
+            arguments=arguments,
+            settings=self.policies.settings(name, arguments),
+        )
+        self.queues[name] = live
+        self.routing.changed()
+        return live
 
     def _check_new(self, queue: Queue) -> None:
         if queue.name.startswith("amq."):
@@ -350,21 +362,6 @@ class Node:
             for name, given in refused.items():
                 if given:
                     raise precondition_failed(f"invalid property '{name}' for {place}")
-
-    def _create(self, session: Session, queue: Queue, name: str) -> LiveQueue:
-        arguments = queue.declared_arguments
-        live = LiveQueue(
-            self,
-            name,
-            durable=queue.durable,
-            auto_delete=queue.auto_delete,
-            owner=session if queue.exclusive else None,
-            arguments=arguments,
-            settings=self.policies.settings(name, arguments),
-        )
-        self.queues[name] = live
-        self.routing.changed()
-        return live
 
     def queue(self, name: str, session: Session) -> LiveQueue:
         """The queue of that name, for use by `session`."""

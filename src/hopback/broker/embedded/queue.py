@@ -341,21 +341,18 @@ class LiveQueue:
         if consumer is not None:
             consumer.holding -= 1
             if consumer.cancelled:
-                self._vacate_cancelled(consumer)
+                # A classic queue knows consumers by their tags alone: whoever has the tag now gets the room.
+                if self.is_quorum:
+                    if not consumer.holding and consumer in self.ring.leaving:
+                        self.ring.leaving.remove(consumer)
+                    return
+                heir = consumer.channel.consumers.get(consumer.tag)
+                if heir is not None and heir.queue is self:
+                    heir.holding -= 1
+                    self.ring.wake(heir)
+                    self.pump()
             elif not consumer.listed:
                 self.ring.wake(consumer)
-
-    def _vacate_cancelled(self, consumer: QueueConsumer) -> None:
-        """A classic queue knows consumers by their tags alone: whoever has the tag now gets the room."""
-        if self.is_quorum:
-            if not consumer.holding and consumer in self.ring.leaving:
-                self.ring.leaving.remove(consumer)
-            return
-        heir = consumer.channel.consumers.get(consumer.tag)
-        if heir is not None and heir.queue is self:
-            heir.holding -= 1
-            self.ring.wake(heir)
-            self.pump()
 
     # Letting go.
 

@@ -158,7 +158,12 @@ class QuorumReady:
         self._length = 0
         self._returned: deque[Entry] = deque()
         self._priorities = priorities
-        self._fresh: Sequence[deque[Entry]] = [deque() for _ in range(_lane_count(priorities))]
+        classes = {
+            Priorities.IGNORED: 1,
+            Priorities.TWO_CLASSES: 2,
+            Priorities.STRICT: _HIGHEST + 1,
+        }
+        self._fresh: Sequence[deque[Entry]] = [deque() for _ in range(classes[priorities])]
         self._turn = 0
 
     def __len__(self) -> int:
@@ -226,12 +231,6 @@ class QuorumReady:
         if self._priorities is Priorities.TWO_CLASSES:
             return int((priority or 0) > _UNSET)
         return _UNSET if priority is None else min(priority, _HIGHEST)
-
-
-def _lane_count(priorities: Priorities) -> int:
-    return {Priorities.IGNORED: 1, Priorities.TWO_CLASSES: 2, Priorities.STRICT: _HIGHEST + 1}[
-        priorities
-    ]
 
 
 def _pop_expired(ready: Ready, now: float) -> Entry | None:

@@ -325,13 +325,8 @@ class SessionChannel:
             arguments=arguments,
         )
         self.consumers[consumer.tag] = consumer
-        self._inherit(consumer)
-        queue.add_consumer(consumer)
-        return consumer.tag
-
-    def _inherit(self, consumer: QueueConsumer) -> None:
-        """To a quorum queue a cancelled consumer that still holds messages is the same as the next one
-        of its tag and channel."""
+        # To a quorum queue a cancelled consumer that still holds messages is the same as the next one
+        # of its tag and channel.
         leaving = consumer.queue.ring.leaving
         for old in [each for each in leaving if (each.tag, each.channel) == (consumer.tag, self)]:
             leaving.remove(old)
@@ -339,6 +334,8 @@ class SessionChannel:
             for taken in self.unacked.values():
                 if taken.consumer is old:
                     taken.consumer = consumer
+        queue.add_consumer(consumer)
+        return consumer.tag
 
     def _check_consumer(self, queue: LiveQueue, *, exclusive: bool) -> None:
         others = queue.ring.consumers

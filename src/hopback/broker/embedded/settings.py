@@ -76,30 +76,6 @@ class Policies:
 
     def put(self, policy: Policy, *, operator: bool = False) -> None:
         """Set or replace it; ValueError for what the broker answers with 400."""
-        self._check(policy)
-        (self._operators if operator else self._users)[policy.name] = policy
-        self._on_change()
-
-    def remove(self, name: str, *, operator: bool = False) -> None:
-        """Remove it; a missing one is no error."""
-        if (self._operators if operator else self._users).pop(name, None) is not None:
-            self._on_change()
-
-    def settings(self, queue: str, arguments: Headers) -> QueueSettings:
-        """The effective settings of a queue."""
-        quorum = arguments.get("x-queue-type") == "quorum"
-        kinds = frozenset({"all", "queues", "quorum_queues" if quorum else "classic_queues"})
-        user = policy_for(self._users.values(), queue, kinds)
-        operator = policy_for(self._operators.values(), queue, kinds)
-        return settings_for(
-            arguments,
-            _NOTHING if user is None else user.definition,
-            _NOTHING if operator is None else operator.definition,
-            quorum=quorum,
-            profile=self._profile,
-        )
-
-    def _check(self, policy: Policy) -> None:
         kinds = {"all", "queues", "exchanges"}
         if self._profile.apply_to_queue_types:
             kinds |= {"classic_queues", "quorum_queues", "streams"}
@@ -126,6 +102,27 @@ class Policies:
                 f"policy {policy.name!r}: expected delivery-limit of 0 or more before"
                 f" RabbitMQ 4.0, got {limit}"
             )
+        (self._operators if operator else self._users)[policy.name] = policy
+        self._on_change()
+
+    def remove(self, name: str, *, operator: bool = False) -> None:
+        """Remove it; a missing one is no error."""
+        if (self._operators if operator else self._users).pop(name, None) is not None:
+            self._on_change()
+
+    def settings(self, queue: str, arguments: Headers) -> QueueSettings:
+        """The effective settings of a queue."""
+        quorum = arguments.get("x-queue-type") == "quorum"
+        kinds = frozenset({"all", "queues", "quorum_queues" if quorum else "classic_queues"})
+        user = policy_for(self._users.values(), queue, kinds)
+        operator = policy_for(self._operators.values(), queue, kinds)
+        return settings_for(
+            arguments,
+            _NOTHING if user is None else user.definition,
+            _NOTHING if operator is None else operator.definition,
+            quorum=quorum,
+            profile=self._profile,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

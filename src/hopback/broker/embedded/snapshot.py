@@ -83,22 +83,21 @@ def snapshot(node: Node) -> NodeSnapshot:
         held.setdefault(taken.source, []).append(taken.entry)
     return NodeSnapshot(
         at=node.now(),
-        queues=tuple(_queue(queue, held.get(queue, ())) for queue in node.queues.values()),
+        queues=tuple(
+            QueueSnapshot(
+                name=queue.name,
+                type="quorum" if queue.is_quorum else "classic",
+                durable=queue.durable,
+                ready=_stored(queue.ready),
+                unacked=_stored(held.get(queue, ())),
+                held=_stored(dead_letter.entry for dead_letter in queue.safe.dead_letters),
+                delayed=_stored(queue.delays.entries),
+                consumers=tuple(consumer.tag for consumer in queue.ring.consumers),
+            )
+            for queue in node.queues.values()
+        ),
         exchanges=tuple(node.routing.exchanges.values()),
         bindings=node.routing.bindings,
-    )
-
-
-def _queue(queue: LiveQueue, unacked: Iterable[Entry]) -> QueueSnapshot:
-    return QueueSnapshot(
-        name=queue.name,
-        type="quorum" if queue.is_quorum else "classic",
-        durable=queue.durable,
-        ready=_stored(queue.ready),
-        unacked=_stored(unacked),
-        held=_stored(dead_letter.entry for dead_letter in queue.safe.dead_letters),
-        delayed=_stored(queue.delays.entries),
-        consumers=tuple(consumer.tag for consumer in queue.ring.consumers),
     )
 
 

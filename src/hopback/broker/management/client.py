@@ -208,7 +208,15 @@ class Http:
             async with asyncio.timeout(self._timeout_s):
                 status, content = await self._exchange(method, where, body, query)
         except (self._httpx.HTTPError, TimeoutError, OSError) as exc:
-            raise ConnectionFailed(self._unreachable(exc)) from exc
+            # What happened to the connection, without anything secret.
+            if isinstance(exc, TimeoutError | self._httpx.TimeoutException):
+                found = f"no answer within {self._timeout_s:g} s"
+            else:
+                found = str(exc) or type(exc).__name__
+            raise ConnectionFailed(
+                f"management API at {self._address.url}: expected an answer, got: {found}. "
+                "Is the management plugin enabled, and is this its port? (--management URL)"
+            ) from exc
         answer = _decode(content, f"{method} {self._address.url}{where}", status)
         if status // 100 != 2 and status not in accept:
             raise self._refusal(method, where, status, answer)
@@ -232,17 +240,6 @@ class Http:
     async def close(self) -> None:
         """Close the pool. Safe to repeat."""
         await self._client.aclose()
-
-    def _unreachable(self, exc: Exception) -> str:
-        """What happened to the line, without anything secret."""
-        if isinstance(exc, TimeoutError | self._httpx.TimeoutException):
-            found = f"no answer within {self._timeout_s:g} s"
-        else:
-            found = str(exc) or type(exc).__name__
-        return (
-            f"management API at {self._address.url}: expected an answer, got: {found}. "
-            "Is the management plugin enabled, and is this its port? (--management URL)"
-        )
 
     def _refusal(self, method: str, where: str, status: int, answer: object) -> ManagementError:
         """The error that a status means."""

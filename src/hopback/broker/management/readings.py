@@ -146,8 +146,22 @@ def is_known_type(data: _Json) -> bool:
 def read_queue(data: _Json, read_at: float) -> QueueReading:
     """One entry of `/api/queues`."""
     effective = data.get("effective_policy_definition")
+    # The queue as it would be declared; every 4.x also lists the type as an argument.
+    arguments = dict(_table(data.get("arguments")))
+    arguments.pop("x-queue-type", None)
+    details = _table(_table(data.get("message_stats")).get("publish_details"))
+    rate = details.get("avg_rate", details.get("rate"))
+    if isinstance(rate, bool) or not isinstance(rate, int | float):
+        rate = None  # not told
     return QueueReading(
-        queue=_queue(data),
+        queue=Queue(
+            str(data["name"]),
+            QueueType(_type_name(data)),
+            durable=bool(data.get("durable", True)),
+            exclusive=bool(data.get("exclusive") or data.get("owner_pid_details")),
+            auto_delete=bool(data.get("auto_delete", False)),
+            arguments=arguments,
+        ),
         vhost=str(data.get("vhost", "")),
         policy=_text(data, "policy"),
         effective_policy=_table(effective) if "policy" in data else None,
@@ -156,21 +170,7 @@ def read_queue(data: _Json, read_at: float) -> QueueReading:
         idle_since=_text(data, "idle_since"),
         leader=_text(data, "leader") or _text(data, "node"),
         counts=read_counts(data, read_at),
-        publish_rate=_rate(data, "publish_details"),
-    )
-
-
-def _queue(data: _Json) -> Queue:
-    """The queue as it would be declared; every 4.x also lists the type as an argument."""
-    arguments = dict(_table(data.get("arguments")))
-    arguments.pop("x-queue-type", None)
-    return Queue(
-        str(data["name"]),
-        QueueType(_type_name(data)),
-        durable=bool(data.get("durable", True)),
-        exclusive=bool(data.get("exclusive") or data.get("owner_pid_details")),
-        auto_delete=bool(data.get("auto_delete", False)),
-        arguments=arguments,
+        publish_rate=None if rate is None else float(rate),
     )
 
 
@@ -244,12 +244,6 @@ def _table(value: object) -> Headers:
 def _number(data: _Json, key: str) -> int | None:
     value = data.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _rate(data: _Json, key: str) -> float | None:
-    details = _table(_table(data.get("message_stats")).get(key))
-    rate = details.get("avg_rate", details.get("rate"))
-    return float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None
 
 
 def _text(data: _Json, key: str) -> str | None:

@@ -395,7 +395,17 @@ class RabbitChannel:
     def on_event(self, event: Event) -> None:
         """Something came in on this channel."""
         if type(event) is Delivered:
-            self._on_delivery(event)
+            consumer = self._consumers.get(event.consumer)
+            if consumer is None:
+                self._give_back(event)
+                return
+            event.queue = consumer.queue
+            try:  # a callback's fault must not end the line
+                consumer.on_delivery(event)
+            except Exception as problem:
+                self._loop.call_exception_handler(
+                    {"message": f"on_delivery of {consumer.queue!r} raised", "exception": problem}
+                )
         elif type(event) is SettlementReceived:
             self.publishing.on_confirm(event)
         elif isinstance(event, MethodReceived):
@@ -405,19 +415,6 @@ class RabbitChannel:
         elif isinstance(event, ReturnedMessage) and not self.publishing.on_return(event):
             # A message of ours was not routed and we cannot tell which: nothing may count as stored.
             raise ProtocolError(f"expected a return of a publish in flight, got {event!r}")
-
-    def _on_delivery(self, event: Delivered) -> None:
-        consumer = self._consumers.get(event.consumer)
-        if consumer is None:
-            self._give_back(event)
-            return
-        event.queue = consumer.queue
-        try:  # a callback's fault must not end the line
-            consumer.on_delivery(event)
-        except Exception as problem:
-            self._loop.call_exception_handler(
-                {"message": f"on_delivery of {consumer.queue!r} raised", "exception": problem}
-            )
 
     def _on_method(self, event: MethodReceived) -> None:
         if event.name == "channel.close":

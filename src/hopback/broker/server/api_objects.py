@@ -127,7 +127,11 @@ def _channel(channel: ServerChannel) -> _Object:
         "vhost": state.node.vhost,
         "node": NODE,
         "state": "running",
-        "connection_details": _details(client),
+        "connection_details": {
+            "name": client.name,
+            "peer_host": client.peer,
+            "peer_port": client.peer_port,
+        },
         "consumer_count": len(state.consumers),
         "messages_unacknowledged": len(state.unacked),
         "messages_unconfirmed": 0,
@@ -139,10 +143,6 @@ def _channel(channel: ServerChannel) -> _Object:
         "transactional": channel.transaction is not None,
         "consumer_details": [_consumer(each, channel) for each in state.consumers.values()],
     }
-
-
-def _details(client: Client) -> _Object:
-    return {"name": client.name, "peer_host": client.peer, "peer_port": client.peer_port}
 
 
 def consumers(broker: ServedBroker, node: Node) -> list[_Object]:
@@ -239,6 +239,8 @@ def queue(found: LiveQueue) -> _Object:
     arguments = table(found.arguments)
     if found.node.profile.version.major >= 4:
         arguments = {**arguments, "x-queue-type": kind}
+    ready, held, delayed = len(found.ready), len(found.safe), len(found.delays)
+    quorum = {"messages_dlx": held, "messages_delayed": delayed} if found.is_quorum else {}
     return {
         "name": found.name,
         "vhost": found.node.vhost,
@@ -249,22 +251,14 @@ def queue(found: LiveQueue) -> _Object:
         "arguments": arguments,
         "node": NODE,
         "state": "down" if found.down else "running",
-        **_counts(found),
-        **_policy_of(found, kind),
-        **({"leader": NODE, "members": [NODE], "online": [NODE]} if found.is_quorum else {}),
-    }
-
-
-def _counts(found: LiveQueue) -> _Object:
-    ready, held, delayed = len(found.ready), len(found.safe), len(found.delays)
-    quorum = {"messages_dlx": held, "messages_delayed": delayed} if found.is_quorum else {}
-    return {
         "messages": ready + found.unacked + held + delayed,
         "messages_ready": ready,
         "messages_unacknowledged": found.unacked,
         "message_bytes_ready": found.byte_count,
         "consumers": found.consumer_count,
         **quorum,
+        **_policy_of(found, kind),
+        **({"leader": NODE, "members": [NODE], "online": [NODE]} if found.is_quorum else {}),
     }
 
 
@@ -359,12 +353,11 @@ def bindings_between(
         each
         for each in _bindings(broker, node)
         if source in (None, each["source"])
-        and (destination is None or (destination[0], kind) == _end(each))
+        and (
+            destination is None
+            or (destination[0], kind) == (each["destination"], each["destination_type"])
+        )
     ]
-
-
-def _end(binding: _Object) -> tuple[object, object]:
-    return binding["destination"], binding["destination_type"]
 
 
 def _policies(_broker: ServedBroker, node: Node) -> list[_Object]:

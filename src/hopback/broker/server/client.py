@@ -313,7 +313,16 @@ class Client:
     def _on_method(self, event: MethodReceived) -> None:
         match event.name:
             case "channel.open":
-                self._open_channel(event.channel)
+                if not self.broker.may_open_channel():
+                    refusal = Refusal(506, "RESOURCE_ERROR - too many channels", connection=True)
+                    self.refuse(refusal)
+                    return
+                if self.session is not None:
+                    channel = self._channels[event.channel] = ServerChannel(
+                        self, self.session, event.channel
+                    )
+                    channel.state.paused = self.paused
+                    self.core.send(event.channel, "channel.open-ok")
             case "connection.close":
                 self._leave()
                 self.socket.await_end(_HANG_UP_SECONDS)
@@ -323,16 +332,6 @@ class Client:
                 self.core.send(0, "connection.update-secret-ok")
             case _:
                 pass  # of a channel that is gone
-
-    def _open_channel(self, number: int) -> None:
-        if not self.broker.may_open_channel():
-            refusal = Refusal(506, "RESOURCE_ERROR - too many channels", connection=True)
-            self.refuse(refusal)
-            return
-        if self.session is not None:
-            channel = self._channels[number] = ServerChannel(self, self.session, number)
-            channel.state.paused = self.paused
-            self.core.send(number, "channel.open-ok")
 
     def on_writable(self) -> None:
         """The client has read what waited for it."""
