@@ -117,6 +117,7 @@ class _Seen(copies.EndedRuns):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["by content", "when seen"])
 def test_dropping_by_content_or_too_early_is_found_out(
     wrong: str, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ def _bound(count: float, slack: float) -> float:
     return _SHARE * count + _NOISE * math.sqrt(count) + slack
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_scenarios())
 def test_fluid_and_exact_agree(case: tuple[tuple[int, ...], int, Scenario]) -> None:

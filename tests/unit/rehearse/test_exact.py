@@ -46,22 +46,22 @@ def test_every_design_counts_as_its_plan_says(name: str) -> None:
     topology = DESIGNS[name].build()
     plan = topology.plans[0]
     played = scenario(
-        queue=plan.queue, rate=0.1, outage=(1.0, 9000.0), duration_s=10_000.0, concurrency=2
+        queue=plan.queue, rate=0.05, outage=(1.0, 7000.0), duration_s=8_000.0, concurrency=2
     )
     exact = rehearse(topology, played, EngineKind.EXACT).stations[0]
     fluid = rehearse(topology, played).stations[0]
     assert exact.dead_letters == pytest.approx(fluid.dead_letters, abs=3)
     assert exact.run_count == pytest.approx(fluid.run_count, rel=0.01)
     # The first message comes after one interval, and with it the first dead letter.
-    assert exact.first_dead_letter_s == pytest.approx(fluid.first_dead_letter_s, abs=12)
+    assert exact.first_dead_letter_s == pytest.approx(fluid.first_dead_letter_s, abs=22)
 
 
 def test_a_crash_gives_everything_back_and_a_redrive_brings_back_what_was_parked() -> None:
     """After both, the sums agree to the message."""
     played = scenario(
-        rate=1.0,
+        rate=0.7,
         outage=(10.0, 2300.0),
-        duration_s=6000.0,
+        duration_s=4500.0,
         processes=2,
         concurrency=2,
         crashes=(Crash(100.0, 50.0, 2),),
