@@ -180,34 +180,31 @@ class Alerting:
     async def look(self) -> bool:
         """Look once, write down what follows and send what is due; False if another service leads."""
         async with self._turn:
-            return await self._look()
-
-    async def _look(self) -> bool:
-        now = self._clock.now()
-        seen = await self._see(now)
-        if not await self._book.lead(self._owner, now, self._lease_s):
-            return False
-        rules, manners = self._settings.rules, self._settings.manners
-        known, served = await read_alerts(self._book), [one.broker for one in self._sources]
-        decision = decide_alerts(rules, seen, known, now, manners, served)
-        try:
-            if decision.changed or decision.forgotten or decision.notices:
-                await self._book.save(
-                    self._owner,
-                    now,
-                    documents={each.id: encode(each).decode() for each in decision.changed},
-                    forgotten=decision.forgotten,
-                    notices=[(each.target, encode(each).decode()) for each in decision.notices],
-                )
-            # Send what is due, each target in its order, several targets at a time.
-            while waiting := await self._book.next_notices(self._clock.now()):
-                if not await self._book.lead(self._owner, self._clock.now(), self._lease_s):
-                    raise LeaseLost("another service looks after the alerts now")
-                await asyncio.gather(*map(self._send, waiting))
-            await self._book.forget(now - _KEPT_S)
-        except LeaseLost:
-            return False
-        return True
+            now = self._clock.now()
+            seen = await self._see(now)
+            if not await self._book.lead(self._owner, now, self._lease_s):
+                return False
+            rules, manners = self._settings.rules, self._settings.manners
+            known, served = await read_alerts(self._book), [one.broker for one in self._sources]
+            decision = decide_alerts(rules, seen, known, now, manners, served)
+            try:
+                if decision.changed or decision.forgotten or decision.notices:
+                    await self._book.save(
+                        self._owner,
+                        now,
+                        documents={each.id: encode(each).decode() for each in decision.changed},
+                        forgotten=decision.forgotten,
+                        notices=[(each.target, encode(each).decode()) for each in decision.notices],
+                    )
+                # Send what is due, each target in its order, several targets at a time.
+                while waiting := await self._book.next_notices(self._clock.now()):
+                    if not await self._book.lead(self._owner, self._clock.now(), self._lease_s):
+                        raise LeaseLost("another service looks after the alerts now")
+                    await asyncio.gather(*map(self._send, waiting))
+                await self._book.forget(now - _KEPT_S)
+            except LeaseLost:
+                return False
+            return True
 
     async def _see(self, now: float) -> list[BrokerSeen]:
         """The brokers that answer, asked all at once: those that are away do not add up."""

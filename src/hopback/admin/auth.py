@@ -430,7 +430,7 @@ class Jwks:
 
 
 async def fetch_json(url: str, *, bearer: str = "") -> Any:
-    """A JSON document from the net, bounded in time and size; `bearer` is shown to whoever has it.
+    """A JSON document from the net, bounded in time and size; `bearer` is shown to the server that has it.
 
     Redirects are not followed and proxies of the environment not used: who answers here says whom we
     believe.

@@ -118,7 +118,22 @@ class _Documented:
     async def list_queues(self, _request: Request, _who: Who) -> Response:
         """Every accepted queue, sorted, with its depth; nothing is looked into."""
         found = sorted(await self.read(), key=lambda one: one.queue)
-        items = [_queue_item(one) for one in found if self._accepts(one.queue)]
+        items = []
+        for one in found:
+            if not self._accepts(one.queue):
+                continue
+            item: dict[str, object] = {
+                "queue": one.queue,
+                "mainQueue": one.main_queue,
+                "retryExchange": one.retry_exchange,
+                "label": one.label,
+                "messages": one.depth.total or 0,
+                "messagesReady": one.depth.ready or 0,
+                "messagesUnacknowledged": one.depth.unacked or 0,
+                "consumers": one.depth.consumers or 0,
+            }
+            more = {"state": one.state, "idleSince": one.idle_since}
+            items.append(item | {name: said for name, said in more.items() if said is not None})
         return _json({"items": items, "total": len(items)})
 
     async def peek(self, request: Request, who: Who) -> Response:
@@ -223,21 +238,6 @@ def _too_dear(unsafe: UnsafeOperation, queue: str, prefix: str) -> Refused:
     }
     detail = f"{unsafe} A browse session costs one look however many pages are read: POST {url}."
     return Refused(409, "unsafe", detail, more=more)
-
-
-def _queue_item(one: QueueSummary) -> dict[str, object]:
-    item: dict[str, object] = {
-        "queue": one.queue,
-        "mainQueue": one.main_queue,
-        "retryExchange": one.retry_exchange,
-        "label": one.label,
-        "messages": one.depth.total or 0,
-        "messagesReady": one.depth.ready or 0,
-        "messagesUnacknowledged": one.depth.unacked or 0,
-        "consumers": one.depth.consumers or 0,
-    }
-    more = {"state": one.state, "idleSince": one.idle_since}
-    return item | {name: value for name, value in more.items() if value is not None}
 
 
 def _json(content: object, status: int = 200) -> Response:

@@ -47,7 +47,7 @@ class StreamedResponse(StreamingResponse):
     _streaming: asyncio.Task[None] | None = None
 
     async def stream_response(self, send: Send) -> None:
-        """Send the content, by a task of its own that whoever cancels this one does not reach."""
+        """Send the content, by a task of its own, which is not cancelled together with this one."""
         self._streaming = asyncio.create_task(super().stream_response(send), name="streaming")
         await asyncio.shield(self._streaming)
 

@@ -357,11 +357,11 @@ class OidcSignIn:
     async def _with_userinfo(self, claims: Mapping[str, Any], access: str) -> Mapping[str, Any]:
         """The claims, with those of the userinfo endpoint where the ID token names no roles."""
         provider = await self._provider()
-        place = str(provider.get("userinfo_endpoint", ""))
-        if self._reader.person(claims).roles or not is_safe_address(place):
+        address = str(provider.get("userinfo_endpoint", ""))
+        if self._reader.person(claims).roles or not is_safe_address(address):
             return claims
         try:
-            more = await fetch_json(place, bearer=access)
+            more = await fetch_json(address, bearer=access)
         except Exception as error:  # somebody without a role is told so; the log says why
             _LOG.warning("userinfo of %s cannot be read", self.settings.issuer, exc_info=error)
             return claims
@@ -443,24 +443,24 @@ class OidcSignIn:
         self._cache[session] = now, kept
 
     async def end(self, session: str) -> str:
-        """Forget a session; where to sign out at the provider, too, empty if it has no such place."""
+        """Forget a session; where to sign out at the provider, too, empty if it has no such address."""
         kept = await self._get(session)
         self._cache.pop(session, None)
         await self._store.remove(session)
         if kept is None:
             return ""
         try:
-            place = str((await self._provider()).get("end_session_endpoint", ""))
+            address = str((await self._provider()).get("end_session_endpoint", ""))
         except Refused:
             return ""
-        if not is_safe_address(place):
+        if not is_safe_address(address):
             return ""
         said = {
             "client_id": self.settings.client_id,
             "id_token_hint": kept.id_token,
             "post_logout_redirect_uri": f"{self.settings.page.rstrip('/')}/login",
         }
-        return str(add_params_to_uri(place, list(said.items())))
+        return str(add_params_to_uri(address, list(said.items())))
 
 
 def _away(why: str) -> Refused:

@@ -133,7 +133,13 @@ class Sweep:
         else:
             self._error = None
             self._last = Swept(found, self._clock.now())
-            self._remember(self._last)
+            for gone in self._trends.keys() - {summary.queue for summary in found}:
+                del self._trends[gone]
+            for summary in found:
+                total, at = summary.depth.total, self._last.at
+                past = self._trends.setdefault(summary.queue, deque(maxlen=_SAMPLES))
+                if total is not None and (not past or at - past[-1][0] >= _BETWEEN_SAMPLES_S):
+                    past.append((at, total))
         finally:
             self._running = None
         content = (
@@ -152,16 +158,6 @@ class Sweep:
         if content != self._content:
             self._content = content
             self.changed_at = self._failed_at if self._error or not self._last else self._last.at
-
-    def _remember(self, swept: Swept) -> None:
-        known = {summary.queue for summary in swept.queues}
-        for gone in self._trends.keys() - known:
-            del self._trends[gone]
-        for summary in swept.queues:
-            total = summary.depth.total
-            past = self._trends.setdefault(summary.queue, deque(maxlen=_SAMPLES))
-            if total is not None and (not past or swept.at - past[-1][0] >= _BETWEEN_SAMPLES_S):
-                past.append((swept.at, total))
 
 
 async def read_all(sweeps: Sequence[Sweep]) -> list[Swept | None]:

@@ -213,7 +213,10 @@ async def _respond(
         principal = services.asking(found)
         services.gate.take_turn(principal.id)
         path = request.url.path.removeprefix(services.prefix)
-        if principal.role is None and path not in _without_role(services, principal):
+        # Without a role for this broker there are pages about oneself, and those over all brokers.
+        over_all = services.spans_brokers and principal.elsewhere
+        open_pages = ("/you", "/", "/live", "/alive") if over_all else ("/you",)
+        if principal.role is None and path not in open_pages:
             where = f" for broker {services.name!r}" if principal.elsewhere else ""
             raise forbidden(
                 f"You are known here, but have no role{where}; an admin can give you one."
@@ -256,12 +259,6 @@ def broker_switch(services: Services, principal: Principal, section: str) -> Bro
     )
 
 
-def _without_role(services: Services, principal: Principal) -> frozenset[str]:
-    """The pages for somebody who has no role for this broker: of themselves, and over all brokers."""
-    over_all = {"/", "/live", "/alive"} if services.spans_brokers and principal.elsewhere else set()
-    return frozenset({"/you", *over_all})
-
-
 def problem_page(
     services: Services,
     templates: Environment,
@@ -288,7 +285,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-# Said on the page after an act. Codes, not texts: a link must not put words into our mouth.
+# Said on the page after an action. Codes, not texts: a link must not put words into our mouth.
 _TOLD = {
     "released": "The messages are back in the queue, in their order.",
     "copy-sent": "The changed copy is on its way; this message stays where it is until you discard it.",

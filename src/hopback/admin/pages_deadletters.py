@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from hopback.admin.pages import Visit
     from hopback.admin.services import Services
     from hopback.deadletters.contract import Group, QueueSummary, SessionView
-    from hopback.deadletters.discovery import CandidateList
     from hopback.deadletters.notes import GroupNote
     from hopback.deadletters.surveys import ErrorGroup, ErrorOverview
     from hopback.message import Delivery
@@ -155,6 +154,15 @@ async def _board(visit: Visit) -> Response:
     shown = full[:_BOARD_ROWS] if several else full
     quiet = [row for row in found if row.summary.exists and not row.is_full]
     errors, read_free = await _errors(visit)
+    top_errors: dict[str, tuple[str, int]] = {}  # the most frequent one of each queue
+    for one in errors:
+        for at in one.queues:
+            if at.count > top_errors.get(at.queue, ("", 0))[1]:
+                top_errors[at.queue] = (one.error or one.reason, at.count)
+    candidates = None  # only who may answer is asked
+    if not several and visit.principal.allows_everywhere(Role.ADMIN):
+        now = visit.services.clock.now()
+        candidates = await visit.services.asked.get(visit.operations.candidates, now)
     read = [broker.swept.at for broker in brokers if broker.swept is not None]
     return visit.page(
         "dead_letters.html",
@@ -172,20 +180,13 @@ async def _board(visit: Visit) -> Response:
         at=min(read, default=visit.services.clock.now()),
         live_at=max(read, default=visit.services.clock.now()),
         sources=", ".join(sorted({row.summary.depth.source for row in rows})),
-        candidates=await _candidates(visit),
+        candidates=candidates,
         errors=errors[:_SHOWN_ERRORS],
         surveying=None if several else visit.operations.surveys.running,
-        surveyed=_top_errors(errors),
+        surveyed=top_errors,
         read_free=read_free,
         surveys=not several and visit.principal.allows_everywhere(Role.OPERATOR),
     )
-
-
-async def _candidates(visit: Visit) -> CandidateList | None:
-    """The queues that are asked about, and what was answered; None for whoever may not answer."""
-    if visit.services.spans_brokers or not visit.principal.allows_everywhere(Role.ADMIN):
-        return None
-    return await visit.services.asked.get(visit.operations.candidates, visit.services.clock.now())
 
 
 _AT_ONCE_S = 1.0  # what takes longer is shown as it goes on
@@ -211,16 +212,6 @@ async def _errors(visit: Visit) -> tuple[list[ErrorGroup], set[str]]:
             shown.append(structs.replace(one, queues=seen, count=count, discarded=gone))
     free = {one.queue for one in (found.queues if found else ()) if one.is_stream}
     return sorted(shown, key=lambda one: (not one.is_new, -one.count)), free
-
-
-def _top_errors(errors: list[ErrorGroup]) -> dict[str, tuple[str, int]]:
-    """The most frequent error of each queue, and how often it stands there."""
-    found: dict[str, tuple[str, int]] = {}
-    for one in errors:
-        for at in one.queues:
-            if at.count > found.get(at.queue, ("", 0))[1]:
-                found[at.queue] = (one.error or one.reason, at.count)
-    return found
 
 
 @DEADLETTER_PAGES.post("/errors/survey")
@@ -410,10 +401,16 @@ async def _session(visit: Visit) -> Response:
     except BadRequest as error:
         bad_by = str(error)
     shown = groups[:_GROUPS]
+    notes: dict[str, list[GroupNote]] = {}
+    if by == GroupBy.FINGERPRINT:
+        for note in await operations.notes.of(view.queue):
+            notes.setdefault(note.group, []).append(note)
+    swept = (await visit.services.sweep.get_or_last()).queues
     return visit.page(
         "session.html",
         view=view,
-        depth=await _depth(visit, view),
+        # As the list says.
+        depth=max((one.depth.total or 0 for one in swept if one.queue == view.queue), default=0),
         by_bytes=not view.complete and view.held_bytes > _NEARLY * SMALL_WINDOW.max_bytes,
         by=by,
         bad_by=bad_by,
@@ -422,29 +419,13 @@ async def _session(visit: Visit) -> Response:
         group_filters={
             group.key: " ".join(filter(None, (text, group_filter(by, group)))) for group in shown
         },
-        notes=await _notes(visit, view, by),
+        notes=notes,
         saved=await operations.notes.filters(view.queue),
         filter=text,
         bad_filter=bad_filter,
         page=page,
         cursor=cursor,
     )
-
-
-async def _notes(visit: Visit, view: SessionView, by: str) -> dict[str, list[GroupNote]]:
-    """What was written about the groups, by their keys."""
-    found: dict[str, list[GroupNote]] = {}
-    if by == GroupBy.FINGERPRINT:
-        for note in await visit.operations.notes.of(view.queue):
-            found.setdefault(note.group, []).append(note)
-    return found
-
-
-async def _depth(visit: Visit, view: SessionView) -> int:
-    """How many messages the queue has, as the list says; never fewer than are held of it."""
-    swept = await visit.services.sweep.get_or_last()
-    rows = [one for one in swept.queues if one.queue == view.queue]
-    return max((row.depth.total or 0 for row in rows), default=0)
 
 
 def group_filter(by: str, group: Group) -> str:
@@ -482,6 +463,12 @@ async def _message(visit: Visit) -> Response:
     payload = payload_of(delivery, Form(form))
     failure, recorded_by = message.failure, message.dead_letter.recorded_by
     by = "" if recorded_by == "hopback" else recorded_by
+    said, sent = delivery.properties, delivery.properties.timestamp
+    named = {"exchange": delivery.exchange, "routingKey": delivery.routing_key}
+    named |= {name: str(value) for name, value in plain_properties(said).items()}
+    if sent is not None:
+        named["timestamp"] = f"{clock_words(sent)} ({named['timestamp']})"
+    named["redelivered"] = "yes" if delivery.redelivered else "no"
     return visit.page(
         "message.html",
         message=message,
@@ -492,7 +479,7 @@ async def _message(visit: Visit) -> Response:
         recorded_by=by,
         form=form,
         content_type=delivery.properties.content_type or "",
-        properties=list(_properties(delivery).items()),
+        properties=list(named.items()),
         headers=[(name, amqp_type(value), _shown(value)) for name, value in sorted(headers)],
         more_headers=more_headers,
         editing=visit.operations.settings.editing,
@@ -648,15 +635,6 @@ def _lines(body: bytes) -> list[str]:
     if pretty is not None and not pretty[1]:
         return pretty[0].splitlines()
     return body.decode("utf-8", "replace").splitlines()
-
-
-def _properties(delivery: Delivery) -> dict[str, str]:
-    named = {"exchange": delivery.exchange, "routingKey": delivery.routing_key}
-    named |= {name: str(value) for name, value in plain_properties(delivery.properties).items()}
-    sent = delivery.properties.timestamp
-    if sent is not None:
-        named["timestamp"] = f"{clock_words(sent)} ({named['timestamp']})"
-    return named | {"redelivered": "yes" if delivery.redelivered else "no"}
 
 
 def _dated(value: Any) -> Any:

@@ -306,8 +306,13 @@ def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
         if encoding == "msgpack":
             inside = json.dumps(payload, ensure_ascii=False).encode()
             notes.append("as JSON, from MessagePack")
+    cut_at = len(inside)
+    if cut_at > _SHOWN_BYTES:  # where a character ends
+        cut_at = _SHOWN_BYTES
+        while cut_at > _SHOWN_BYTES - 4 and inside[cut_at] & 0xC0 == 0x80:
+            cut_at -= 1
     try:
-        text = _clipped(inside).decode("utf-8")
+        text = inside[:cut_at].decode("utf-8")
     except UnicodeDecodeError:
         return _hex(body, "not UTF-8 text, therefore in hex")
     if form is Form.PRETTY:
@@ -321,16 +326,6 @@ def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
     if len(inside) > _SHOWN_BYTES:
         notes.append(f"the first {_SHOWN_BYTES // 1024} KiB; the whole is behind Download")
     return ShownPayload(Form.RAW, visible(text, lines=True), "; ".join(notes), len(body))
-
-
-def _clipped(data: bytes) -> bytes:
-    """The beginning, cut where a character ends."""
-    if len(data) <= _SHOWN_BYTES:
-        return data
-    cut = _SHOWN_BYTES
-    while cut > _SHOWN_BYTES - 4 and data[cut] & 0xC0 == 0x80:
-        cut -= 1
-    return data[:cut]
 
 
 def _plain(delivery: Delivery) -> tuple[bytes, str]:

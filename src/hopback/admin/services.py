@@ -98,8 +98,30 @@ class LiveBroker:
         """The broker as of at most two seconds ago; BrokerError if it is away."""
         async with self._lock:
             now = self._clock.now()
-            if self._snapshot is None or now - self._snapshot.at >= _FRESH_S:
-                self._snapshot = await self._read(now)
+            if self._snapshot is not None and now - self._snapshot.at < _FRESH_S:
+                return self._snapshot
+            version = self._version or await self.reachable()
+            live, readings = None, {}
+            topology = joined(self._declared)
+            if self._view is not None:
+                found = await self._view.queues(self._vhost)
+                readings = {reading.queue.name: reading for reading in found}
+                live = await self._view.live_topology(self._vhost)
+                # The live objects with the plans that are declared for them.
+                names = {queue.name for queue in live.queues}
+                plans = tuple(
+                    plan for each in self._declared for plan in each.plans if plan.queue in names
+                )
+                unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
+                topology = replace(live, plans=plans, unconsumed=unconsumed)
+            self._snapshot = BrokerSnapshot(
+                topology,
+                version,
+                at=now,
+                live=live,
+                readings=readings,
+                findings=check(topology, version),
+            )
             return self._snapshot
 
     async def reading(self, queue: str) -> QueueReading | None:
@@ -126,30 +148,6 @@ class LiveBroker:
         self._version = connection.version
         await connection.close()
         return self._version
-
-    async def _read(self, now: float) -> BrokerSnapshot:
-        version = self._version or await self.reachable()
-        live, readings = None, {}
-        topology = joined(self._declared)
-        if self._view is not None:
-            found = await self._view.queues(self._vhost)
-            readings = {reading.queue.name: reading for reading in found}
-            live = await self._view.live_topology(self._vhost)
-            # The live objects with the plans that are declared for them.
-            names = {queue.name for queue in live.queues}
-            plans = tuple(
-                plan for each in self._declared for plan in each.plans if plan.queue in names
-            )
-            unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
-            topology = replace(live, plans=plans, unconsumed=unconsumed)
-        return BrokerSnapshot(
-            topology,
-            version,
-            at=now,
-            live=live,
-            readings=readings,
-            findings=check(topology, version),
-        )
 
 
 # --- services --------------------------------------------------------------------------------------

@@ -633,9 +633,9 @@ class AfterFailure(StrEnum):
 
     AGAIN = "again"
     ITS_OWN = "its own"
-    """The message itself is what the broker, or the wire, will not have; others may pass."""
+    """The message itself is what the broker, or the wire, does not accept; others may pass."""
     STOP = "stop"
-    """No other would fare better, or nobody knows what became of it."""
+    """No other would do better, or it is not known what became of it."""
 
 
 def after_failure(failed: HopbackError, ended: BrokerError | None) -> AfterFailure:

@@ -1,8 +1,8 @@
 """When to call somebody: rules over what is seen of dead letters, and what follows from them. Pure.
 
 `decide_alerts` takes what was seen, the rules, the alerts that are known and the time. It answers which
-alerts change, which are forgotten and who is to be told what. Whoever keeps that in one transaction and sends
-afterwards tells everything at least once.
+alerts change, which are forgotten and who is to be told what. A caller that keeps that
+in one transaction and sends afterwards tells everything at least once.
 """
 
 from __future__ import annotations

@@ -86,7 +86,15 @@ def read_line(line: bytes | str, *, where: str = "line") -> Archived:
         record = json.loads(line)
         if not isinstance(record, dict) or record.get("hopback") != VERSION:
             raise ValueError(f"expected an exported message of version {VERSION}")
-        return _archived(record)
+        texts = [record[name] for name in ("queue", "exchange", "routingKey")]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("expected texts for queue, exchange and routingKey")
+        if "body" in record:
+            body = str(record["body"]).encode("utf-8")
+        else:
+            body = b64decode(record["bodyBase64"], validate=True)
+        queue, exchange, routing_key = texts
+        return Archived(queue, exchange, routing_key, body, properties_from_json(record))
     except (
         ValueError,
         TypeError,
@@ -96,18 +104,6 @@ def read_line(line: bytes | str, *, where: str = "line") -> Archived:
         ArithmeticError,
     ) as exc:
         raise BadLine(f"{where} is no exported message: {exc}") from exc
-
-
-def _archived(record: dict[str, Any]) -> Archived:
-    texts = [record[name] for name in ("queue", "exchange", "routingKey")]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("expected texts for queue, exchange and routingKey")
-    queue, exchange, routing_key = texts
-    if "body" in record:
-        body = str(record["body"]).encode("utf-8")
-    else:
-        body = b64decode(record["bodyBase64"], validate=True)
-    return Archived(queue, exchange, routing_key, body, properties_from_json(record))
 
 
 _COMPRESSED = ".zst"

@@ -57,9 +57,9 @@ def convert(kind: type[ValueT], said: object, *, strict: bool = True) -> ValueT:
         return msgspec.convert(said, kind, strict=strict, dec_hook=_read)
     except msgspec.ValidationError:
         problems = list(_problems(kind, said, "", strict=strict))
-    place, expected = problems[0]
+    path, expected = problems[0]
     more = "".join(f"; {at}: expected {what}" for at, what in problems[1:])
-    raise BadRequest(place or "body", f"{expected}{more}")
+    raise BadRequest(path or "body", f"{expected}{more}")
 
 
 def read_patch(text: bytes | str) -> tuple[PatchOperation, ...]:
@@ -67,10 +67,10 @@ def read_patch(text: bytes | str) -> tuple[PatchOperation, ...]:
     try:
         steps: tuple[PatchOperation, ...] = from_json(Patch, text)
     except BadRequest as wrong:
-        place = "" if wrong.field == "body" else f"at {wrong.field}, "
+        where = "" if wrong.field == "body" else f"at {wrong.field}, "
         what = wrong.expected.removeprefix("JSON: ")
         what = what if what.startswith("JSON") else what[:1].lower() + what[1:]
-        raise BadRequest("change", f"a JSON patch: {place}{what}") from None
+        raise BadRequest("change", f"a JSON patch: {where}{what}") from None
     if not steps:
         raise BadRequest("change", "a JSON patch of at least one step, got none")
     return steps
@@ -124,7 +124,7 @@ def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[
 
 
 def _told(text: str, said: Any, at: str) -> tuple[str, str]:
-    """msgspec's sentence as a place and what is expected there, with what was found."""
+    """msgspec's sentence as a path and what is expected there, with what was found."""
     match = _PATH.fullmatch(text)
     what, path = (text, "") if match is None else (match["what"], match["path"] or "")
     expected = what.removeprefix("Expected ").replace("`", "")

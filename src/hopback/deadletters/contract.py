@@ -182,7 +182,7 @@ class QueueSummary(_AnswerStruct, frozen=True, kw_only=True):
     `state` and `idle_since` come from the management API, where there is one. So does `held_back`:
     how many messages on their way to or from a queue of origin the broker holds back, by the queue
     that holds them; `HELD_BACK` says what that means. The counts of `depth` stand beside it as well.
-    `unconsumed` are the queues of origin that have no consumer; None where nobody tells.
+    `unconsumed` are the queues of origin that have no consumer; None where that is not known.
     `foreign_consumers` are those of `consumers` that are not an active job's own.
     """
 
@@ -579,7 +579,7 @@ class LeftOutCount(_AnswerStruct, frozen=True):
 class ReachedQueue(_AnswerStruct, frozen=True):
     """A queue that messages of a re-drive would reach, and whether anybody takes them there.
 
-    `messages` wait in it already; None where nobody tells.
+    `messages` wait in it already; None where that is not known.
     """
 
     queue: str
@@ -644,7 +644,7 @@ class Imported(_AnswerStruct, frozen=True):
 
 
 class AuditEntry(_AnswerStruct, frozen=True):
-    """One act. `number` orders entries and is given when it is written; 0 before that.
+    """One action. `number` orders entries and is given when it is written; 0 before that.
 
     `action` is a word with a dot, as `job.start`, `session.open`, `message.show`; `result` is `ok`,
     `refused` or `failed`. `details` holds plain values only: numbers, texts, no secrets, no payloads.

@@ -3,8 +3,8 @@
 Pure, but for `Recognition`, which keeps what people answered.
 
 A declared topology says it in its plans. A live one, read from a broker, shows who dead-letters
-where: what has a time to live and a dead-letter exchange is a place to wait, what only receives
-dead letters a place to rest. Where a consumer publishes its dead letters itself nothing on the
+where: what has a time to live and a dead-letter exchange is a retry queue, what only receives
+dead letters a dead-letter queue. Where a consumer publishes its dead letters itself nothing on the
 broker tells; then the name does, if it belongs to a queue that exists, or the operator names it.
 
 AMQP cannot read without taking. What was taken and given back has the redelivered flag, and in a
@@ -301,7 +301,7 @@ def _origins(
     for plan in effective.plans:
         planned[plan.parking.queue].append(plan.queue)
     roles = queue_roles(effective)
-    # A retry queue stands for the queues that fill it: what leaves it for a place to rest failed there.
+    # A retry queue stands for the queues that fill it: what leaves it for a dead-letter queue failed there.
     moved = {name: set(_first_owners(sources, into, roles)) for name, sources in into.items()}
     found = {
         name: ("plan", (*queues, *sorted(moved.get(name, set()) - set(queues))))
@@ -530,7 +530,7 @@ class Recognition:
         readings = await live.readings()
         if readings is None:
             raise BadRequest(
-                "management", "an address of it: without one nobody tells which queues there are"
+                "management", "its address: without it nothing tells which queues there are"
             )
         answers = await self.answers()
         found = candidates_of(await live.snapshot(), readings, answers)

@@ -3,7 +3,7 @@
 Messages are taken in order and in batches; before a batch is sent, its marks are written down. Each is
 made ready just before it goes, and up to the window are in flight. A failure stops the flow: what is in
 flight comes to its end, then what failed is tried again, one at a time with growing pauses, and when that
-does not help the job stops. Nothing is ever given back one by one: whoever started the job closes the
+does not help the job stops. Nothing is ever given back one by one: the caller that started the job closes the
 channel, once, and everything unsettled returns to its place in the queue.
 """
 

@@ -110,7 +110,14 @@ class Term:
             return name in headers and text_matches(str(self.wanted), _shown(headers[name]))
         if isinstance(self.wanted, str):
             return any(text_matches(self.wanted, text) for text in _texts(self.field, dead_letter))
-        number = _number(self.field, dead_letter, now)
+        number: float | None = dead_letter.attempts
+        match self.field:
+            case "age":
+                number = dead_letter.age(now)
+            case "size":
+                number = dead_letter.size
+            case "redrives":
+                number = dead_letter.redrives
         return number is not None and _COMPARISONS[self.comparison](number, self.wanted)
 
     def holds_in(self, payload: object) -> bool:
@@ -210,35 +217,35 @@ def text_matches(pattern: str, text: str) -> bool:
     last = rest.pop()
     if not text.startswith(first) or len(text) < len(first) + len(last) or not text.endswith(last):
         return False
-    place, end = len(first), len(text) - len(last)
+    position, end = len(first), len(text) - len(last)
     for part in rest:
-        found = text.find(part, place, end)
+        found = text.find(part, position, end)
         if found < 0:
             return False
-        place = found + len(part)
+        position = found + len(part)
     return True
 
 
 def _terms(text: str) -> Iterator[Term]:
-    place = 0
-    while place < len(text):
-        if text[place].isspace():
-            place += 1
+    position = 0
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
             continue
-        found = _TERM.match(text, place)
-        word = None if found is not None else _WORD.match(text, place)
+        found = _TERM.match(text, position)
+        word = None if found is not None else _WORD.match(text, position)
         if word is not None and word.group() not in _NAMES:
             yield Term(_ANYWHERE, ":", _unquoted(word.group()))
-            place = word.end()
+            position = word.end()
             continue
         if found is None:
             raise BadFilter(
-                text[place:].split(maxsplit=1)[0],
+                text[position:].split(maxsplit=1)[0],
                 "a word, a text in double quotes, FIELD:VALUE or FIELD>NUMBER, as in C-01234,"
                 " reason:rejected or age>2h",
             )
         yield _term(found.group(), *found.groups())
-        place = found.end()
+        position = found.end()
 
 
 def _unquoted(raw: str) -> str:
@@ -271,17 +278,6 @@ def _wanted_number(whole: str, field: str, value: str) -> float:
     if not (value.isdecimal() and value.isascii() and len(value) <= 10):
         raise BadFilter(whole, "a whole number from 0")
     return float(value)
-
-
-def _number(field: str, dead_letter: DeadLetter, now: float) -> float | None:
-    match field:
-        case "age":
-            return dead_letter.age(now)
-        case "size":
-            return dead_letter.size
-        case "redrives":
-            return dead_letter.redrives
-    return dead_letter.attempts
 
 
 def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
@@ -349,7 +345,7 @@ def _payload(delivery: Delivery) -> object:
 
 
 def _at(value: object, path: list[str]) -> Iterator[str]:
-    """The value at the path, if it is a plain one; numbers are places in a list."""
+    """The value at the path, if it is a plain one; numbers count in a list."""
     for step in path:
         if isinstance(value, Mapping) and step in value:
             value = value[step]

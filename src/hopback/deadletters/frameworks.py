@@ -95,7 +95,18 @@ def _symfony(headers: Headers) -> ForeignFailure | None:
     error = _stamp(headers, "ErrorDetailsStamp")
     if not error:
         return None
-    kind, message, stack = _flattened(error)
+    kind, message, stack = (
+        _string(error.get("exceptionClass")),
+        _string(error.get("exceptionMessage")),
+        "",
+    )
+    inner = error.get("flattenException")
+    for _ in range(_MOST_WRAPPED):  # the innermost exception that Symfony wrote down
+        if not isinstance(inner, dict) or not _string(inner.get("class")):
+            break
+        kind, message = _string(inner.get("class")), _string(inner.get("message"))
+        stack = _string(inner.get("traceAsString") or inner.get("trace_as_string"))
+        inner = inner.get("previous")
     again = _stamp(headers, "RedeliveryStamp")
     retries = again.get("retryCount")
     return ForeignFailure(
@@ -109,19 +120,6 @@ def _symfony(headers: Headers) -> ForeignFailure | None:
         _string(_stamp(headers, "SentToFailureTransportStamp").get("originalReceiverName")),
         retries if isinstance(retries, int) and 0 <= retries < 1_000_000 else 0,
     )
-
-
-def _flattened(error: dict[str, object]) -> tuple[str, str, str]:
-    """Type, message and stack of the innermost exception that Symfony wrote down."""
-    found = (_string(error.get("exceptionClass")), _string(error.get("exceptionMessage")), "")
-    inner = error.get("flattenException")
-    for _ in range(_MOST_WRAPPED):
-        if not isinstance(inner, dict) or not _string(inner.get("class")):
-            break
-        stack = _string(inner.get("traceAsString") or inner.get("trace_as_string"))
-        found = (_string(inner.get("class")), _string(inner.get("message")), stack)
-        inner = inner.get("previous")
-    return found
 
 
 _KINDS = (
@@ -295,13 +293,13 @@ def _typed(text: str) -> tuple[str, str]:
 def _frame(lines: list[str]) -> str:
     """The first frame that is the application's, else the first."""
     first, is_python = "", False
-    places: list[str] = []
+    frames: list[str] = []
     for line in lines:
         words = line.strip()
         if words.startswith("at ") and ("(" in words or "." in words):
-            place = words.removeprefix("at ").removeprefix("async ")
-            name = place.partition("(")[0].partition(" in ")[0].strip()
-            is_own = not name.startswith(_FOREIGN) and not any(part in place for part in _LIBRARIES)
+            frame = words.removeprefix("at ").removeprefix("async ")
+            name = frame.partition("(")[0].partition(" in ")[0].strip()
+            is_own = not name.startswith(_FOREIGN) and not any(part in frame for part in _LIBRARIES)
         elif (match := _PYTHON_FRAME.match(words)) is not None:
             is_python = True
             name = f"{match[1].replace(chr(92), '/').rpartition('/')[2]}:{match[2]}"
@@ -316,11 +314,11 @@ def _frame(lines: list[str]) -> str:
             is_own = not name.startswith(_FOREIGN) and not any(part in words for part in _LIBRARIES)
         first = first or name
         if is_own:
-            places.append(name)
+            frames.append(name)
             if not is_python:
                 break
     # Python writes the innermost frame last.
-    return (places[-1] if is_python else places[0]) if places else first
+    return (frames[-1] if is_python else frames[0]) if frames else first
 
 
 # --- tasks ----------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def held_size(delivery: Delivery) -> int:
 
 
 def rough_size(delivery: Delivery) -> int:
-    """The same at a glance, for whoever moves thousands in a second: by the bytes on the wire."""
+    """The same at a glance, for a caller that moves thousands in a second: by the bytes on the wire."""
     raw = getattr(delivery, "raw_properties", None)
     if not isinstance(raw, bytes):
         return held_size(delivery)
@@ -323,7 +323,22 @@ class Head:
         if is_full or is_small or self._prefetch > self._fitting() * 2:
             await self._end_consumer()
             return True
-        return await self._wait()
+        self._news.clear()
+        try:
+            async with asyncio.timeout(_LOOK_AGAIN_S):
+                await self._news.wait()
+        except TimeoutError:
+            has_room = self.taken - self._before - self._acked < self._prefetch
+            if has_room and not self._arrived and not self._late_acks:
+                await self._end_consumer()
+                if self._arrived:
+                    return True
+                # A broker may be slow; what a fetch finds, or does not find, is the truth.
+                found = await self._channel.get(self._queue)
+                if found is None:
+                    return False
+                self._on_delivery(found)
+        return True
 
     def _fitting(self) -> int:
         """How many messages of this size there is room for."""
@@ -359,7 +374,7 @@ class Head:
             self._ending = asyncio.create_task(self._end(), name=f"end consumer of {self._queue}")
 
     async def _end(self) -> None:
-        with suppress(BrokerError):  # whoever takes or acks next is told
+        with suppress(BrokerError):  # the next take or ack raises it
             if self._consumer is not None:
                 await self._channel.cancel(self._consumer)
             self._consumer = None
@@ -389,25 +404,6 @@ class Head:
         self._consumer = None
         self._lost = BrokerError(f"the broker ended the consumer of {self._queue!r}")
         self._news.set()
-
-    async def _wait(self) -> bool:
-        """Until something arrives; False if the queue has nothing ready and nothing is on its way."""
-        self._news.clear()
-        try:
-            async with asyncio.timeout(_LOOK_AGAIN_S):
-                await self._news.wait()
-        except TimeoutError:
-            has_room = self.taken - self._before - self._acked < self._prefetch
-            if has_room and not self._arrived and not self._late_acks:
-                await self._end_consumer()
-                if self._arrived:
-                    return True
-                # A broker may be slow; what a fetch finds, or does not find, is the truth.
-                found = await self._channel.get(self._queue)
-                if found is None:
-                    return False
-                self._on_delivery(found)
-        return True
 
 
 async def _round_trip(channel: Channel) -> None:

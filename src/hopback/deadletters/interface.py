@@ -1,7 +1,7 @@
 """What can be done with dead letters: one interface, carried out in this process or by a server.
 
 `Operations` is it here, `remote.RemoteDeadLetters` is it by HTTP. Both take and give the values of the
-contract, so whoever calls need not know which of them it has.
+contract, so a caller need not know which of them it has.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class JobRun:
         self.owner = owner
         self.control: Control = Control(job.rate)
         self.changed: asyncio.Event = asyncio.Event()
-        """Set when there is news; whoever waits for it clears it first."""
+        """Set when there is news; a task that waits for it clears it first."""
         self.task: asyncio.Task[None] | None = None
         self._journal = journal
 
@@ -314,7 +314,7 @@ class JobRunner:
             except LeaseLost:
                 run.tell(job)
             except StoreUnavailable as away:
-                # Its lease lapses, and it is found interrupted by whoever looks next.
+                # Its lease lapses, and the next process that looks finds it interrupted.
                 _log.warning("the end of job %s was not written down: %s", job.id, away)
                 run.tell(job)
 

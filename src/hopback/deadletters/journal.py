@@ -286,7 +286,7 @@ async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Fo
         entries, jobs = entries + found.audit, jobs + found.jobs
         if not found.rows:
             break
-        await asyncio.sleep(0)  # whoever waits for the loop or the database goes first
+        await asyncio.sleep(0)  # others that wait for the loop or the database go first
     if entries or jobs:
         details: dict[str, object] = {"entries": entries, "jobs": jobs}
         if entries:

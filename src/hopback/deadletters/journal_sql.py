@@ -154,7 +154,7 @@ class SqlJournal:
     An active job belongs to the owner of its lease; the next to begin a job for the same queue puts one
     aside whose lease has run out. The database lets nobody change the audit. Entries are deleted only when
     they are older than a moment that was written down first, in a table to which rows can only be added as
-    well: whoever shortens the audit leaves when, and up to which moment.
+    well: a program that shortens the audit leaves when, and up to which moment.
     """
 
     def __init__(self, engine: AsyncEngine, clock: Clock, *, lease: float = 30.0) -> None:

@@ -200,7 +200,7 @@ class LiveQueues:
     async def snapshot(self, *, count: str = "") -> BrokerSnapshot:
         """What stands where, now; with `count`, also how many messages that dead-letter queue has.
 
-        NoSuch if there is no such queue, UnsafeOperation if nobody tells how many it has.
+        NoSuch if there is no such queue, UnsafeOperation if it is not known how many it has.
         """
         version = self._version
         if version is None:
@@ -230,7 +230,7 @@ class LiveQueues:
         depth, _ = await self.depth(count)
         if depth.ready is None:
             raise UnsafeOperation(
-                f"nobody tells how many messages {count!r} has: grant the user `configure` on it, which"
+                f"it is not known how many messages {count!r} has: grant the user `configure` on it, which"
                 " RabbitMQ 4.3 wants for that question, or give the management address"
             )
         return replace(snapshot, ready=depth.ready)

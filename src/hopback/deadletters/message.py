@@ -388,7 +388,16 @@ def origin_queue(
     known = () if source is None else source.origins
     if len(known) == 1:
         return known[0]
-    named = [name for name in _named_origins(delivery, foreign) if name]
+    headers, here = delivery.properties.headers, delivery.queue
+    last = last_death_queue(headers)
+    said = [
+        None if last == here else last,
+        marked_queue(headers),
+        None if foreign is None else foreign.queue,
+        *(text_in(headers.get(name)) for name in _ORIGIN_HEADERS),
+        *(death.queue for death in deaths(headers) if death.queue != here),
+    ]
+    named = [name for name in said if name]
     return next((name for name in named if name in known), next(iter(named), ""))
 
 
@@ -452,16 +461,6 @@ def _count(value: object, most: int) -> int:
             break
         found += 1 if type(each) in _SINGLE else _count(each, most - found)
     return found
-
-
-def _named_origins(delivery: Delivery, foreign: ForeignFailure | None) -> Iterator[str | None]:
-    headers = delivery.properties.headers
-    here = delivery.queue
-    yield None if last_death_queue(headers) == here else last_death_queue(headers)
-    yield marked_queue(headers)
-    yield foreign.queue if foreign is not None else None
-    yield from (text_in(headers.get(name)) for name in _ORIGIN_HEADERS)
-    yield from (death.queue for death in deaths(headers) if death.queue != here)
 
 
 def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure, str]:

@@ -30,7 +30,7 @@ __all__ = [
 
 _LARGEST = 1024 * 1024  # bytes of a body: reading and writing it takes some tens of milliseconds
 _DEEPEST = 50  # names in a path; deeper ones are mistakes
-MOST_STEPS = 50  # of a change: each is made to every message, and shown to whoever reviews it
+MOST_STEPS = 50  # of a change: each is made to every message, and shown to the people who review it
 _DIFF_LINES = 100  # of a preview: a screen or two
 _DIFF_BYTES = 64 * 1024  # of a body whose change is shown line by line
 
@@ -132,22 +132,22 @@ def _applied(document: Any, step: PatchOperation) -> Any:
     *way, last = (name.replace("~1", "/").replace("~0", "~") for name in step.path[1:].split("/"))
     if len(way) >= _DEEPEST:
         raise PatchFailed(f"{step.path} has more than {_DEEPEST} names")
-    place = document
+    parent = document
     for name in way:
-        place = _inside(place, name, step)
+        parent = _inside(parent, name, step)
     if step.op == "test":
-        return _tested(document, _inside(place, last, step), step)
-    if isinstance(place, list) and step.op == "add":
-        number = len(place) if last == "-" else _number(last, len(place) + 1, step)
-        place.insert(number, deepcopy(step.value))
+        return _tested(document, _inside(parent, last, step), step)
+    if isinstance(parent, list) and step.op == "add":
+        number = len(parent) if last == "-" else _number(last, len(parent) + 1, step)
+        parent.insert(number, deepcopy(step.value))
         return document
-    if not isinstance(place, dict) or step.op != "add":
-        _inside(place, last, step)  # it must be there
-    key: Any = last if isinstance(place, dict) else int(last)
+    if not isinstance(parent, dict) or step.op != "add":
+        _inside(parent, last, step)  # it must be there
+    key: Any = last if isinstance(parent, dict) else int(last)
     if step.op == "remove":
-        del place[key]
+        del parent[key]
     else:
-        place[key] = deepcopy(step.value)
+        parent[key] = deepcopy(step.value)
     return document
 
 
@@ -158,11 +158,11 @@ def _tested(document: Any, found: Any, step: PatchOperation) -> Any:
     return document
 
 
-def _inside(place: Any, name: str, step: PatchOperation) -> Any:
-    if isinstance(place, dict) and name in place:
-        return place[name]
-    if isinstance(place, list):
-        return place[_number(name, len(place), step)]
+def _inside(parent: Any, name: str, step: PatchOperation) -> Any:
+    if isinstance(parent, dict) and name in parent:
+        return parent[name]
+    if isinstance(parent, list):
+        return parent[_number(name, len(parent), step)]
     raise PatchFailed(f"it has nothing at {step.path}")
 
 

@@ -323,7 +323,20 @@ class Planner:
         """A job for this request, and what a session holds of it; refused where it could not end well."""
         selection, held = await self._selected(request, snapshot.ready)
         _check_returns(request, selection, held, snapshot)
-        await self._check_count(request, selection, held)
+        found = selection.size
+        if held is None and request.expected_count is not None and selection.filter:
+            # How many of the first messages the filter wants; costs one look.
+            counted = JobSpec(JobKind.DISCARD, request.queue, "", selection)
+            source, cost = snapshot.one(request.queue), snapshot.cost(request.queue)
+            dry_run = DryRun(counted, source, parse_filter(selection.filter), self._clock.now())
+            async with aclosing(
+                walk(self._live.broker, request.queue, selection.count, cost)
+            ) as messages:
+                async for delivery in messages:
+                    dry_run.see(delivery)
+            found = dry_run.matching
+        if request.expected_count is not None and request.expected_count != found:
+            raise CountMismatch(request.expected_count, found)
         spec = self._spec_of(request, selection, snapshot, broker, job)
         await self.check_ways(spec, snapshot)
         return spec, held
@@ -366,25 +379,6 @@ class Planner:
             raise NoSuch("session", selection.session)
         held = await chosen_messages(session, selection)
         return frozen_messages(session, held.dead_letters, selection.filter), held
-
-    async def _check_count(
-        self, request: Request, selection: SelectionSnapshot, held: ChosenMessages | None
-    ) -> None:
-        found = selection.size
-        if held is None and request.expected_count is not None and selection.filter:
-            # How many of the first messages the filter wants; costs one look.
-            spec = JobSpec(JobKind.DISCARD, request.queue, "", selection)
-            snapshot = await self._live.snapshot()
-            source, cost = snapshot.one(request.queue), snapshot.cost(request.queue)
-            dry_run = DryRun(spec, source, parse_filter(selection.filter), self._clock.now())
-            async with aclosing(
-                walk(self._live.broker, request.queue, selection.count, cost)
-            ) as messages:
-                async for delivery in messages:
-                    dry_run.see(delivery)
-            found = dry_run.matching
-        if request.expected_count is not None and request.expected_count != found:
-            raise CountMismatch(request.expected_count, found)
 
     async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
         """Every way that is known beforehand leads to a queue; if one of several does, that will do."""

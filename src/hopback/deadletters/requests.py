@@ -1,7 +1,7 @@
 """What operators ask for: frozen values with their defaults and bounds, which stand nowhere else.
 
 A field that is not known is a mistake here; `codec` tells where. What is answered is in `contract`. The
-limits of whoever runs the operations are the `Settings`.
+limits of the process that runs the operations are the `Settings`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Who(Struct, frozen=True, rename="camel"):
 
 
 NOBODY = Who()
-"""Nobody in particular: a program, or whoever runs it."""
+"""Nobody in particular: a program, or the person who runs it."""
 
 
 class TargetKind(StrEnum):

@@ -192,7 +192,7 @@ class Search:
             if counted is None:
                 reason = "it is not on the broker"
             elif ready is None:
-                reason = "nobody tells how many messages it has"
+                reason = "it is not known how many messages it has"
             elif wanted > MOST_WALKED:
                 reason = (
                     f"it has {ready:,} messages: a broker would take them back before all were read;"
@@ -271,10 +271,10 @@ def excerpt(delivery: Delivery, wanted: Filter) -> str:
     if not word:
         return ""
     text = unpacked(delivery, _EXCERPT_BYTES).data.decode("utf-8", "replace")
-    place = text.lower().find(word.lower())
-    if place < 0:
+    start = text.lower().find(word.lower())
+    if start < 0:
         return ""
-    begin, end = max(place - _EXCERPT, 0), place + len(word) + _EXCERPT
+    begin, end = max(start - _EXCERPT, 0), start + len(word) + _EXCERPT
     shown = " ".join(text[begin:end].split())
     before, after = "…" if begin else "", "…" if end < len(text) else ""
     return plain_text(f"{before}{shown}{after}")

@@ -175,7 +175,7 @@ class SelectedMessages:
         self.has_twins: bool = checkpoint.has_twins
         """Whether messages with the same mark were ever in our hands at the same time."""
         self.is_taking = True
-        """Whether the queue may hand over more at any time; said by whoever pauses the source."""
+        """Whether the queue may hand over more at any time; said by the caller that pauses the source."""
         self._is_through = False
         self._went_beyond = False
         self._is_over = False
@@ -485,8 +485,9 @@ class WatchTimer:
                 shown = names if len(ttl) < 6 else f"in {len(ttl)} retry queues"
                 ways.append((total, f"a message waits {shown}"))
             else:
-                expected = f"{laps} times are reckoned with"
-                ways.append((laps * total, f"a message waits {names}, {expected}"))
+                ways.append(
+                    (laps * total, f"a message waits {names}, and {laps} rounds are assumed")
+                )
         return max(ways)
 
 

@@ -298,7 +298,7 @@ class Operations:
         return view
 
     def delivery(self, session: str, message: str) -> Delivery:
-        """The message itself, for whoever shows it in this process; `message` audits that it is shown."""
+        """The message itself, for a caller in this process; `message` audits that it is shown."""
         return self._sessions.one(session).delivery(message)
 
     async def body(self, session: str, message: str, *, by: Who | None = None) -> bytes:
@@ -669,7 +669,7 @@ class Operations:
         result: str = "ok",
         details: Mapping[str, object] | None = None,
     ) -> None:
-        """Write an act of the caller's own down: a denied call, a login."""
+        """Write down an action of the caller's own: a denied call, a login."""
         person = by or self._who
         entry = AuditEntry(
             at=Moment(self.clock.now()),

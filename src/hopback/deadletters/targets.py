@@ -1,4 +1,4 @@
-"""Where a dead letter goes back to, and whether that place exists and routes.
+"""Where a dead letter goes back to, and whether that target exists and routes.
 
 No message is sent to find out: queues and exchanges are asked for passively, routes are read from the
 topology where one is known.

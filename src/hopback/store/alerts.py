@@ -1,7 +1,7 @@
 """Alerts in SQL: documents by id, the messages about them that are to be sent, and who may send.
 
 What is in a document is the service's business. Everything that changes something asks first for the lease
-of whoever calls, in the same transaction: two services on one database never send the same by turns.
+of its caller, in the same transaction: two services on one database never send the same by turns.
 """
 
 from __future__ import annotations

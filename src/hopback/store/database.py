@@ -146,7 +146,7 @@ jobs: Table = Table(
     # When nothing more can come of it; by this its time to be kept is counted.
     Column("ended_at", Double),
     Index("hopback_jobs_key", "place", "key", unique=True),
-    # The database itself sees to it that a queue has one active job, whoever asks.
+    # The database itself sees to it that a queue has one active job, however many ask.
     Index(
         "hopback_jobs_active",
         "place",
@@ -194,7 +194,7 @@ oidc_sessions: Table = Table(
     "hopback_oidc_sessions",
     metadata,
     Column("id", Text, primary_key=True),
-    # Encrypted: whoever reads the database learns no token.
+    # Encrypted: a reader of the database learns no token.
     Column("document", Text, nullable=False),
     Column("until", Double, nullable=False),
     # Somebody is renewing it until then.
@@ -393,7 +393,7 @@ async def migrate(engine: AsyncEngine, clock: Clock | None = None) -> list[int]:
 
 def _apply(connection: Connection, now: float) -> list[int]:
     if connection.dialect.name == "postgresql":
-        # Whoever comes second waits; SQLite has one writer at a time anyway.
+        # The second to come waits; SQLite has one writer at a time anyway.
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     versions.create(connection, checkfirst=True)
     applied = []
@@ -549,7 +549,7 @@ async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
 
 
 def _write_ahead(cursor: Any) -> None:
-    """Switch to the write-ahead log. SQLite does not wait for whoever does the same: try again."""
+    """Switch to the write-ahead log. SQLite does not wait for another that does the same: try again."""
     for left in range(_BUSY_MS // _AGAIN_MS, -1, -1):
         try:
             cursor.execute("PRAGMA journal_mode=WAL")

@@ -50,7 +50,7 @@ __all__ = [
 
 _LONGEST = 255  # as long as a message id can be; what is longer is known by its hash
 _ENDED = "hopback.delay"
-"""Marks a delayed message that was sent or cancelled: whoever comes first decides."""
+"""Marks a delayed message that was sent or cancelled: the first to come decides."""
 _SENT = "hopback.delay.sent"
 """Marks one that was sent, or is being sent."""
 _TAKEN = ("sha256-", "int ", "bytes ")  # what our own keys begin with: no text is mistaken for one
@@ -230,7 +230,7 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
             "needs no outbox; publish it with `context.publish`"
         )
     if message.delay is not None:
-        # It is written with the moment it is due; whoever publishes it counts what is left of the wait.
+        # It is written with the moment it is due; the relay counts what is left of the wait.
         now_ms = math.floor(now * 1000)
         if isinstance(message.delay, datetime):
             due_ms = math.ceil(message.delay.timestamp() * 1000)
@@ -273,7 +273,7 @@ class CursorTransaction:
     """Inbox and outbox in the open transaction of a DB-API cursor.
 
     `placeholder` is what the driver writes for a value: `%s` for psycopg and everything in Django,
-    `?` for sqlite3 itself. Committing is the business of whoever opened the transaction.
+    `?` for sqlite3 itself. Committing is left to the code that opened the transaction.
     """
 
     def __init__(
