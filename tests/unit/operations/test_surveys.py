@@ -79,14 +79,17 @@ async def test_errors_of_all_queues_are_told_and_survive_a_restart(tmp_path: Pat
         await site.fail("billing.dlq", "TimeoutError", 3)
         await site.fail("mail.dlq", "Bounced", 2)
         async with site.operations() as first:
+            site.broker.faults.latency = 1.0  # so that each step can be seen
             asked = asyncio.create_task(first.errors(survey=True))
             steps = set[tuple[str, int, int]]()
             while not asked.done():
+                await asyncio.sleep(0.3)
                 running = (await first.errors()).running
                 steps |= (
                     set() if running is None else {(running.queue, running.seen, running.total)}
                 )
             found = await asked
+            site.broker.faults.latency = 0.0
             assert {total for _, _, total in steps} == {10}
             assert {queue for queue, _, _ in steps} & {"billing.dlq", "mail.dlq", "orders.dlq"}
             assert found.running is None
