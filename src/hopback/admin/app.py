@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -179,7 +179,7 @@ def create_app(
         ],
         exception_handlers={
             400: _refusing(services, templates, _BAD_PATH),
-            404: _not_found,
+            404: _not_found(services, templates),
             405: _wrong_method,
             # The shell writes the cause to the log.
             Exception: _refusing(services, templates, unexpected()),
@@ -329,10 +329,15 @@ def _openapi(brokers: tuple[str, ...]) -> Callable[[Request], Awaitable[Response
     return answer
 
 
-async def _not_found(request: Request, _error: Exception) -> Response:
-    path = sent_path(request.scope)
-    refused = Refused(404, "not-found", f"There is nothing at {path}.")
-    return problem_response(refused, path, request.state.correlation)
+def _not_found(services: Services, templates: Environment) -> Any:
+    """Answers what no path is there for: with a page where a browser asks for one."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        path = sent_path(request.scope)
+        refused = Refused(404, "not-found", f"There is nothing at {path}.")
+        return cast("Response", await _refusing(services, templates, refused)(request, error))
+
+    return answer
 
 
 async def _wrong_method(request: Request, error: Exception) -> Response:

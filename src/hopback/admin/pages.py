@@ -271,9 +271,7 @@ def problem_page(
     text = templates.get_template("problem.html").render(
         **frame_values(services, request, principal if known else None),
         told=[],
-        title=_TITLES.get(refused.status, "That did not work"),
-        detail=refused.detail,
-        remedy=refused.more.get("remedy", ""),
+        **_in_words(refused, request),
         ways=_ways(refused, request),
         correlation=request.state.correlation,
     )
@@ -305,6 +303,22 @@ _TITLES = {
     429: "Too much at once",
     503: "The broker does not answer",
 }
+
+
+def _in_words(refused: Refused, request: Request) -> dict[str, str]:
+    """Title, detail and remedy of a refusal, as its page says them."""
+    if request.url.path.startswith("/sessions/") and refused.status == 404:
+        return {
+            "title": "This look is over",
+            "detail": "What it held is back in the queue, in its order.",
+            "remedy": "A look ends when its time is over, when it is released, when a job takes what it"
+            " holds, and when the service is started again.",
+        }
+    return {
+        "title": _TITLES.get(refused.status, "That did not work"),
+        "detail": refused.detail,
+        "remedy": str(refused.more.get("remedy", "")),
+    }
 
 
 def _ways(refused: Refused, request: Request) -> list[tuple[str, str]]:

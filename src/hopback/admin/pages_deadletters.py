@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hopback.admin.services import Services
     from hopback.deadletters.contract import Group, QueueSummary, SessionView
     from hopback.deadletters.notes import GroupNote
-    from hopback.deadletters.surveys import ErrorGroup, ErrorOverview
+    from hopback.deadletters.surveys import ErrorGroup, ErrorOverview, SurveyedQueue
     from hopback.message import Delivery
 
 __all__ = ["DEADLETTER_PAGES", "BoardBroker", "BoardRow", "EditForm", "group_filter"]
@@ -153,7 +153,7 @@ async def _board(visit: Visit) -> Response:
     full.sort(key=lambda row: (-(row.summary.depth.total or 0), row.summary.queue))
     shown = full[:_BOARD_ROWS] if several else full
     quiet = [row for row in found if row.summary.exists and not row.is_full]
-    errors, read_free = await _errors(visit)
+    errors, known = await _errors(visit)
     top_errors: dict[str, tuple[str, int]] = {}  # the most frequent one of each queue
     for one in errors:
         for at in one.queues:
@@ -184,7 +184,9 @@ async def _board(visit: Visit) -> Response:
         errors=errors[:_SHOWN_ERRORS],
         surveying=None if several else visit.operations.surveys.running,
         surveyed=top_errors,
-        read_free=read_free,
+        surveyed_at=max((one.at for one in known if one.at is not None), default=None),
+        read_free={one.queue for one in known if one.is_stream},
+        left_out={one.queue: one.why_not for one in known if one.why_not} if errors else {},
         surveys=not several and visit.principal.allows_everywhere(Role.OPERATOR),
     )
 
@@ -193,13 +195,13 @@ _AT_ONCE_S = 1.0  # what takes longer is shown as it goes on
 _SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things
 
 
-async def _errors(visit: Visit) -> tuple[list[ErrorGroup], set[str]]:
+async def _errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
     """The most frequent errors that a survey found in queues that the visitor may look into.
 
-    And the queues that were read without cost, because they are streams.
+    And what is known of each queue's last survey.
     """
     if visit.services.spans_brokers:
-        return [], set()
+        return [], ()
     found = await visit.services.errors.get(visit.operations.errors, visit.services.clock.now())
     shown = []
     for one in () if found is None else found.items:
@@ -210,8 +212,8 @@ async def _errors(visit: Visit) -> tuple[list[ErrorGroup], set[str]]:
                 at for at in one.discarded if visit.principal.allows(Role.OPERATOR, at.queue)
             )
             shown.append(structs.replace(one, queues=seen, count=count, discarded=gone))
-    free = {one.queue for one in (found.queues if found else ()) if one.is_stream}
-    return sorted(shown, key=lambda one: (not one.is_new, -one.count)), free
+    known = () if found is None else found.queues
+    return sorted(shown, key=lambda one: (not one.is_new, -one.count)), known
 
 
 @DEADLETTER_PAGES.post("/errors/survey")

@@ -133,7 +133,8 @@ async def _first(visit: Visit, request: Request) -> Response:
             trouble = str(error)
     return _page(
         visit, request, 1, trouble,
-        depth=detail.depth.ready, cost=detail.job_cost, held=held, matching=matching,
+        depth=detail.depth.ready, held_elsewhere=detail.depth.held_here,
+        cost=detail.job_cost, held=held, matching=matching,
         busy=detail.active_job,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ unpacked only as far as it is shown.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
@@ -193,6 +194,15 @@ def clock_words(seconds: float) -> str:
         return f"{seconds}"
 
 
+_RFC_3339 = re.compile(r"\b(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+
+
+@_filter
+def _with_clocks(text: str) -> str:
+    """A sentence in which moments stand as programs write them, as people read them."""
+    return _RFC_3339.sub(r"\1 \2 UTC", text)
+
+
 @_filter
 def _spark(trend: Sequence[tuple[float, int]]) -> str:
     """The points of a small line; nothing if there is no past to draw."""
@@ -229,7 +239,11 @@ _DETAILS = {
     "failed": "{:,} failed",
     "skipped": "{:,} skipped",
     "came_back": "{:,} came back",
+    "came_back_least": "at least {:,} came back",
     "arrived_meanwhile": "{:,} arrived meanwhile",
+    "remaining": "{:,} remain",
+    "returned": "{:,} given back",
+    "state": "{}",
     "forced": "despite the danger",
     "address": "from {}",
     "policy": "policy {}",
@@ -241,6 +255,8 @@ _DETAILS = {
 def _told(entry: AuditEntry) -> str:
     """What an audit entry says beside who, where and why, on one line; what is not so goes without."""
     details = dict(entry.details)
+    if details.pop("came_back_at_least", False) and details.get("came_back"):
+        details["came_back_least"] = details.pop("came_back")
     if details.get("kind") == "discard" or details.get("target") == "design":
         details.pop("target", None)  # there is none, or it is the one that goes without saying
     if isinstance(rate := details.get("rate"), float | int):

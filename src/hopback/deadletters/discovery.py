@@ -114,7 +114,7 @@ def _stream(queue: Queue, *, killed: bool) -> Cost:
     if not killed:
         return Cost(
             Price.FREE,
-            f"free: {queue.name} is a stream, which is read without taking anything away",
+            "free: it is a stream, which is read without taking anything away",
             is_stream=True,
         )
     return Cost(

@@ -526,7 +526,8 @@ def _attempts(
     if counted:
         return max(counted, rejected), False
     if not waited:
-        return max(rejected, int(retries is not None)), taken_back
+        # A framework that tells of no retry may have tried again within its own process.
+        return max(rejected, int(retries is not None)), taken_back or not rejected
     ways = {} if source is None else {wait.queue: wait.by_broker for wait in source.waits}
     by_broker, most = all(ways.get(queue) for queue in laps), max(laps.values())
     # Laps through several queues after one reject are one lap.

@@ -512,7 +512,7 @@ class Planner:
                 dry_run.see(delivery)
         unread = _unread(dry_run.not_looked_into)
         if count < selected:
-            return [f"only the first {count} of {selected} messages were looked at", *unread]
+            return [f"only the first {count:,} of {selected:,} messages were looked at", *unread]
         return unread
 
 

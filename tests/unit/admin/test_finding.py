@@ -27,6 +27,8 @@ async def test_the_first_page_says_what_broke() -> None:
     found = re.findall(r'<b class="num">(\d+)</b>.*?class="error">(\w+)<', after.text, re.DOTALL)
     assert found == [("6", "KeyError"), ("3", "LookupError")]
     assert "was surveyed" in after.text
+    assert "Find out what broke</button>" in before.text
+    assert "Survey again</button>" in after.text
 
 
 async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hopback.admin.rendering import renderer, visible
 from hopback.deadletters.contract import AuditEntry, Moment
-from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
+from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Window
 from hopback.message import Properties
 from hopback.topology.model import Queue
 from tests.unit.admin.admin_service import DLQ, NOW, admin, dead_letter
@@ -34,7 +34,38 @@ async def test_a_lost_session_leads_back_to_its_queue() -> None:
         await service.operations.release(address.partition("?")[0].rpartition("/")[2])
         lost = await service.client.get(address)
     assert lost.status_code == 404
+    assert "This look is over" in lost.text
+    assert "is back in the queue, in its order" in lost.text
     assert f'href="/queues/{DLQ}#look">Look at {DLQ} again' in lost.text
+
+
+async def test_an_address_that_leads_nowhere_is_a_page_for_people() -> None:
+    """With a way on for a browser; a program gets its problem document."""
+    async with admin() as service:
+        person = await service.client.get("/nowhere", headers={"accept": "text/html"})
+        program = await service.client.get("/nowhere", headers={"accept": "application/json"})
+    assert (person.status_code, program.status_code) == (404, 404)
+    assert "There is nothing at /nowhere" in person.text
+    assert 'href="/">Dead letters</a>' in person.text
+    assert program.json()["code"] == "not-found"
+
+
+async def test_what_others_hold_is_said_before_a_job_leaves_it_out() -> None:
+    """The first step counts what is there for the job, and names what is not."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        await service.operations.open_session(DLQ, Window(limit=2))
+        first = await service.client.get(f"/queues/{DLQ}/re-drive")
+    assert "<b>1</b> messages now; 2 more are held for looking and stay" in first.text
+
+
+async def test_a_sentence_tells_the_time_as_people_do() -> None:
+    """No T, no Z, no milliseconds."""
+    async with admin(dead_letter(1)) as service:
+        session = (await service.session())["id"]
+        (message,) = (await service.operations.messages(session)).dead_letters
+        shown = await service.client.get(f"/sessions/{session}/messages/{message.id}")
+    (story,) = re.findall(r'<p class="story">(.*?)</p>', shown.text)
+    assert re.search(r" at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", story)
 
 
 async def test_the_notice_of_no_sign_in_is_read_once() -> None:
@@ -126,8 +157,21 @@ async def test_moments_say_their_zone_and_are_exact_on_hover() -> None:
             {"action": "session.open", "details": {"held": 5, "forced": False, "session": "s-1"}},
             "5 held, session s-1",
         ),
+        (
+            {
+                "action": "job.end",
+                "details": {
+                    "kind": "re-drive",
+                    "state": "stopped",
+                    "remaining": 4899,
+                    "came_back": 20,
+                    "came_back_at_least": True,
+                },
+            },
+            "re-drive, stopped, 4,899 remain, at least 20 came back",
+        ),
     ],
-    ids=["no-rate", "rate", "discard", "session"],
+    ids=["no-rate", "rate", "discard", "session", "stopped"],
 )
 def test_the_audit_speaks_in_words(entry: dict[str, object], words: str) -> None:
     """No raw keys, nothing that is not so, and a rate that is no reason."""

@@ -126,6 +126,18 @@ def test_runs_that_only_the_broker_saw_are_counted(
     assert dead_letter({"x-death": [death(*entry) for entry in record]}).attempts == runs
 
 
+def test_what_nobody_counted_is_at_least_one_attempt() -> None:
+    """A framework may have tried again within its process; what a broker counted is counted."""
+    spring = {
+        "x-exception-message": "no",
+        "x-exception-stacktrace": "shop.Broken: no\n\tat shop.A.b(A.java:1)",
+    }
+    alone, rejected = dead_letter(spring), dead_letter({"x-death": [death("q", "rejected")]})
+    assert (alone.attempts, alone.attempts_at_least) == (1, True)
+    assert "after at least 1 attempt" in what_happened(alone)
+    assert (rejected.attempts, rejected.attempts_at_least) == (1, False)
+
+
 def test_a_snooze_is_no_attempt() -> None:
     """Our own count goes before waits that the broker saw."""
     marks = {"hopback-queue": "q", "hopback-attempts": 1, "hopback-snoozes": 4}

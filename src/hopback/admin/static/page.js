@@ -273,7 +273,7 @@ function search() {
     }
     for (const { queue, reason } of last.skipped) {
       const item = document.createElement("li");
-      item.textContent = `${queue} was left out: ${reason}`;
+      item.textContent = `${queue} was left out: ${reason.replace(/^refused: /, "")}`;
       place.querySelector("[data-skipped]").append(item);
     }
     const groups = place.querySelector("[data-groups]"), act = place.querySelector("[data-act]");
