@@ -89,7 +89,14 @@ class Design:
     def build(self, params: Mapping[str, str] = _NO_PARAMS, hardened: bool = False) -> Topology:
         """The topology for these parameters; InvalidTopology lists everything wrong with them."""
         values: dict[str, object] = {}
-        problems = [*self._unknown(params)]
+        problems = []
+        known = [parameter.name for parameter in self.parameters]
+        expected = f"one of {', '.join(known)}" if known else f"no parameter ({self.name} has none)"
+        for name in params:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f" (did you mean {close[0]}?)" if close else ""
+                problems.append(Problem(f"params.{name}", expected + hint, repr(name)))
         for parameter in self.parameters:
             text = params.get(parameter.name, parameter.default)
             try:
@@ -98,15 +105,6 @@ class Design:
                 problems.append(Problem(f"params.{parameter.name}", parameter.expected, repr(text)))
         refuse(problems, self.name)
         return self.factory(hardened=hardened, **values)
-
-    def _unknown(self, params: Mapping[str, str]) -> Iterator[Problem]:
-        known = [parameter.name for parameter in self.parameters]
-        expected = f"one of {', '.join(known)}" if known else f"no parameter ({self.name} has none)"
-        for name in params:
-            if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f" (did you mean {close[0]}?)" if close else ""
-                yield Problem(f"params.{name}", expected + hint, repr(name))
 
 
 def refuse(problems: Sequence[Problem], design: str) -> None:

@@ -21,7 +21,7 @@ from hopback.topology.plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["SERVICES", "event_bus", "prefix_of"]
 
@@ -62,7 +62,12 @@ def event_bus(
     form (classic queues) the broker moves events into and out of the retry queue at most once;
     the hardened form loses none, and there an event that is not due waits in the retry queue.
     """
-    refuse([*_problems(services, retry_ttl_ms, max_retries)], "event-bus")
+    problems = [
+        *_service_problems(services),
+        *delay_problems("params.retry_ttl_ms", retry_ttl_ms),
+        *count_problems("params.max_retries", max_retries, least=0),
+    ]
+    refuse(problems, "event-bus")
     faithful = tuple(_plan(service, retry_ttl_ms, max_retries) for service in services)
     plans = tuple(map(harden, faithful)) if hardened else faithful
     prefixes = dict.fromkeys(map(prefix_of, services))
@@ -80,7 +85,11 @@ def event_bus(
         bindings=tuple(
             binding
             for service, plan in zip(services, plans, strict=True)
-            for binding in _bindings(prefix_of(service), plan)
+            for route in plan.tiers[0].routes
+            for binding in (
+                Binding(f"{prefix_of(service)}.main-exchange", plan.queue),
+                Binding(route.exchange, route.queue, route.routing_key),
+            )
         ),
         plans=plans,
     )
@@ -117,20 +126,6 @@ def _faithful_queues(plan: Plan) -> tuple[Queue, Queue, Queue]:
         Queue(route.queue, arguments=dead_lettering("", plan.queue, ttl_ms=tier.delay_ms)),
         Queue(plan.parking.queue),
     )
-
-
-def _bindings(prefix: str, plan: Plan) -> tuple[Binding, Binding]:
-    route = plan.tiers[0].routes[0]
-    return (
-        Binding(f"{prefix}.main-exchange", plan.queue),
-        Binding(route.exchange, route.queue, route.routing_key),
-    )
-
-
-def _problems(services: Sequence[str], retry_ttl_ms: int, max_retries: int) -> Iterator[Problem]:
-    yield from _service_problems(services)
-    yield from delay_problems("params.retry_ttl_ms", retry_ttl_ms)
-    yield from count_problems("params.max_retries", max_retries, least=0)
 
 
 def _service_problems(services: Sequence[str]) -> Iterable[Problem]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hopback.designs.design import CompletionEvent, count_problems, delay_problems, refuse
 from hopback.topology.expand import dead_lettering, harden, hardened_queues, one_tier
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["REDRIVE_COMPLETED", "file_pipeline"]
 
@@ -60,41 +55,41 @@ def file_pipeline(
         *count_problems("params.attempts", attempts, least=1),
     ]
     refuse(problems, "file-pipeline")
-    faithful = tuple(_plan(queue, retry_ttl_ms, attempts) for queue, _, _ in _BOUND)
+    faithful = tuple(
+        Plan(
+            queue=queue,
+            attempts=attempts,
+            tiers=one_tier(retry_ttl_ms, f"retry.{queue}", "retry", f"{queue}.retry"),
+            leave=Leave.REJECT,
+            returns=Return.QUEUE,
+            parking=Parking(f"{queue}.dlq", Leave.PUBLISH, f"dlq.{queue}", "parking"),
+            count=Count.X_DEATH,
+            redrive=Redrive(f"retry.{queue}", "retry"),
+            park_stamps=_PARKED,
+        )
+        for queue, _, _ in _BOUND
+    )
+    bindings: list[Binding] = []
+    for queue, source, keys in _BOUND:
+        bindings += [Binding(source, queue, key) for key in keys]
+        bindings.append(Binding(f"retry.{queue}", f"{queue}.retry", "retry"))
+        bindings.append(Binding(f"dlq.{queue}", f"{queue}.dlq", "parking"))
     plans = tuple(map(harden, faithful)) if hardened else faithful
     return Topology(
         name="file-pipeline",
         exchanges=(
             Exchange(_EVENTS, ExchangeType.TOPIC),
             Exchange(_COMMANDS, ExchangeType.TOPIC),
-            *(exchange for plan in plans for exchange in _exchanges(plan.queue)),
+            *(Exchange(f"{kind}.{plan.queue}") for plan in plans for kind in ("retry", "dlq")),
         ),
         queues=tuple(
             queue
             for plan in plans
             for queue in (hardened_queues(plan) if hardened else _faithful_queues(plan))
         ),
-        bindings=tuple(_bindings()),
+        bindings=tuple(bindings),
         plans=plans,
     )
-
-
-def _plan(queue: str, retry_ttl_ms: int, attempts: int) -> Plan:
-    return Plan(
-        queue=queue,
-        attempts=attempts,
-        tiers=one_tier(retry_ttl_ms, f"retry.{queue}", "retry", f"{queue}.retry"),
-        leave=Leave.REJECT,
-        returns=Return.QUEUE,
-        parking=Parking(f"{queue}.dlq", Leave.PUBLISH, f"dlq.{queue}", "parking"),
-        count=Count.X_DEATH,
-        redrive=Redrive(f"retry.{queue}", "retry"),
-        park_stamps=_PARKED,
-    )
-
-
-def _exchanges(queue: str) -> tuple[Exchange, Exchange]:
-    return Exchange(f"retry.{queue}"), Exchange(f"dlq.{queue}")
 
 
 def _faithful_queues(plan: Plan) -> tuple[Queue, Queue, Queue]:
@@ -104,10 +99,3 @@ def _faithful_queues(plan: Plan) -> tuple[Queue, Queue, Queue]:
         Queue(f"{name}.retry", arguments=dead_lettering("", name, ttl_ms=delay_ms)),
         Queue(f"{name}.dlq"),
     )
-
-
-def _bindings() -> Iterable[Binding]:
-    for queue, source, keys in _BOUND:
-        yield from (Binding(source, queue, key) for key in keys)
-        yield Binding(f"retry.{queue}", f"{queue}.retry", "retry")
-        yield Binding(f"dlq.{queue}", f"{queue}.dlq", "parking")

@@ -128,11 +128,16 @@ def tiers_of(names: Sequence[str]) -> dict[str, int]:
 
 
 def _plan(queue: str, domains: Sequence[str], tiers_ms: Mapping[str, int]) -> Plan:
+    # By domain of the original routing key; whatever else a queue received goes to its first.
+    # Each domain comes back as `<domain>.retry`, which must match a binding of the failing queue:
+    # so an audit queue that is bound to everything still waits in its own domain's queues.
+    ways = [(domain, f"{domain}.*") for domain in domains] if len(domains) > 1 else []
+    ways.append((domains[0], "#"))
     return Plan(
         queue=queue,
         attempts=len(tiers_ms) + 1,
         tiers=tuple(
-            Tier(tier, delay_ms, tuple(_routes(domains, tier)))
+            Tier(tier, delay_ms, tuple(_route(domain, tier, keys) for domain, keys in ways))
             for tier, delay_ms in tiers_ms.items()
         ),
         leave=Leave.PUBLISH,
@@ -143,17 +148,6 @@ def _plan(queue: str, domains: Sequence[str], tiers_ms: Mapping[str, int]) -> Pl
         count_header="x-retry-count",
         retry_stamps=_ORIGIN,
     )
-
-
-def _routes(domains: Sequence[str], tier: str) -> Iterator[Route]:
-    """By domain of the original routing key; whatever else a queue received goes to its first.
-
-    Each domain comes back as `<domain>.retry`, which must match a binding of the failing queue:
-    so an audit queue that is bound to everything still waits in its own domain's queues.
-    """
-    if len(domains) > 1:
-        yield from (_route(domain, tier, f"{domain}.*") for domain in domains)
-    yield _route(domains[0], tier, "#")
 
 
 def _route(domain: str, tier: str, pattern: str) -> Route:

@@ -31,23 +31,7 @@ def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: i
         *count_problems("params.max_retries", max_retries, least=0),
     ]
     refuse(problems, "raffle")
-    faithful = _plan(retry_ttl_ms, max_retries)
-    plan = harden(faithful) if hardened else faithful
-    return Topology(
-        name="raffle",
-        exchanges=(Exchange(_EXCHANGE), Exchange(_RETRY_EXCHANGE), Exchange(_DLX)),
-        queues=hardened_queues(plan) if hardened else _faithful_queues(retry_ttl_ms),
-        bindings=(
-            Binding(_EXCHANGE, _QUEUE, _QUEUE),
-            Binding(_RETRY_EXCHANGE, _RETRY_QUEUE, _RETRY_QUEUE),
-            Binding(_DLX, _DLQ, _DLQ),
-        ),
-        plans=(plan,),
-    )
-
-
-def _plan(retry_ttl_ms: int, max_retries: int) -> Plan:
-    return Plan(
+    faithful = Plan(
         queue=_QUEUE,
         attempts=max_retries + 1,
         tiers=one_tier(retry_ttl_ms, _RETRY_EXCHANGE, _RETRY_QUEUE, _RETRY_QUEUE),
@@ -59,12 +43,20 @@ def _plan(retry_ttl_ms: int, max_retries: int) -> Plan:
         count_header="x-retries",
         retry_stamps=(Stamp("x-retry-reason", Fact.REASON),),
     )
-
-
-def _faithful_queues(retry_ttl_ms: int) -> tuple[Queue, Queue, Queue]:
-    back = dead_lettering(_EXCHANGE, _QUEUE, ttl_ms=retry_ttl_ms)
-    return (
+    plan = harden(faithful) if hardened else faithful
+    faithful_queues = (
         Queue(_QUEUE, arguments=dead_lettering(_DLX, _DLQ)),
-        Queue(_RETRY_QUEUE, arguments=back),
+        Queue(_RETRY_QUEUE, arguments=dead_lettering(_EXCHANGE, _QUEUE, ttl_ms=retry_ttl_ms)),
         Queue(_DLQ),
+    )
+    return Topology(
+        name="raffle",
+        exchanges=(Exchange(_EXCHANGE), Exchange(_RETRY_EXCHANGE), Exchange(_DLX)),
+        queues=hardened_queues(plan) if hardened else faithful_queues,
+        bindings=(
+            Binding(_EXCHANGE, _QUEUE, _QUEUE),
+            Binding(_RETRY_EXCHANGE, _RETRY_QUEUE, _RETRY_QUEUE),
+            Binding(_DLX, _DLQ, _DLQ),
+        ),
+        plans=(plan,),
     )

@@ -12,7 +12,7 @@ from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Queue
 from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["ratatoskr"]
 
@@ -44,12 +44,16 @@ def ratatoskr(
     problems = [
         *name_problems("params.queue", queue, room=len(".retry")),
         *name_problems("params.exchange", exchange),
-        *_clash(queue, exchange),
-        *_key_problems(routing_keys),
         *delay_problems("params.retry_delay", retry_delay_ms),
         *count_problems("params.max_retries", max_retries, least=0),
-        *_type_problems(queue_type),
     ]
+    if exchange == f"{queue}.dlq":
+        taken = "an exchange other than the fanout of the dead-letter queue"
+        problems.append(Problem("params.exchange", taken, repr(exchange)))
+    if not routing_keys:
+        problems.append(Problem("params.routing_keys", "at least one routing key", "none"))
+    if queue_type is QueueType.STREAM:
+        problems.append(Problem("params.queue_type", "quorum or classic", "'stream'"))
     refuse(problems, "ratatoskr")
     faithful = _plan(queue, retry_delay_ms, max_retries)
     # Where we publish the retry ourselves we can also keep the document's count on it.
@@ -92,19 +96,3 @@ def _faithful_queues(plan: Plan, queue_type: QueueType) -> tuple[Queue, Queue, Q
         Queue(waiting, queue_type, arguments=back),
         Queue(plan.parking.queue, queue_type),
     )
-
-
-def _clash(queue: str, exchange: str) -> Iterator[Problem]:
-    if exchange == f"{queue}.dlq":
-        taken = "an exchange other than the fanout of the dead-letter queue"
-        yield Problem("params.exchange", taken, repr(exchange))
-
-
-def _key_problems(routing_keys: Sequence[str]) -> Iterator[Problem]:
-    if not routing_keys:
-        yield Problem("params.routing_keys", "at least one routing key", "none")
-
-
-def _type_problems(queue_type: QueueType) -> Iterator[Problem]:
-    if queue_type is QueueType.STREAM:
-        yield Problem("params.queue_type", "quorum or classic", "'stream'")

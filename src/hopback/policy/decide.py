@@ -82,7 +82,16 @@ def decide(
         case said.Done():
             return decided.Ack()
         case said.Retry(reason=reason, after=after):
-            return _retry(case, reason, after)
+            tiers = plan.tiers
+            if case.unread:
+                return _park(case, f"{reason} ({_UNREAD})")
+            if case.exhausted or not tiers:
+                return _park(case, reason)
+            if after is None:
+                return _to_tier(
+                    case, tiers[min(case.attempt, len(tiers)) - 1], reason, counted=True
+                )
+            return _wait(case, _seconds(after), reason, counted=True)
         case said.Park(reason=reason):
             return _park(case, reason)
         case said.Snooze(delay=delay):
@@ -114,17 +123,6 @@ class _Case(NamedTuple):
     def unread(self) -> bool:
         """Whether it has headers that cannot be read."""
         return bool(self.reading.delivery.properties.opaque_headers)
-
-
-def _retry(case: _Case, reason: str, after: float | None) -> Decision:
-    tiers = case.plan.tiers
-    if case.unread:
-        return _park(case, f"{reason} ({_UNREAD})")
-    if case.exhausted or not tiers:
-        return _park(case, reason)
-    if after is None:
-        return _to_tier(case, tiers[min(case.attempt, len(tiers)) - 1], reason, counted=True)
-    return _wait(case, _seconds(after), reason, counted=True)
 
 
 def _snooze(case: _Case, delay: float, chance: float) -> Decision:

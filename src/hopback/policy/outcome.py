@@ -207,7 +207,12 @@ def outcome_of(returned: object) -> Outcome:
             return returned
         case ConsumerStatus():  # not a text that looks like one
             return _STATUSES[returned]
-    return Park(f"the handler returned {_shown(returned)}; expected {MENU}")
+    try:
+        text = repr(returned)
+    except Exception:
+        text = "something that cannot be shown"
+    shown = f"{text[:200]} ({type(returned).__name__})"
+    return Park(f"the handler returned {shown}; expected {MENU}")
 
 
 def is_outcome(returned: object) -> bool:
@@ -227,25 +232,16 @@ def _fits(rule: Rule, exception: BaseException) -> bool:
 
 def _wanted_wait(exception: BaseException) -> float | None:
     """The wait in seconds that the exception itself asks for."""
-    wanted = (_attribute(exception, name) for name in ("after", "retry_after"))
-    return next((value for value in wanted if _is_wait(value)), None)
-
-
-def _attribute(exception: BaseException, name: str) -> object:
-    try:
-        return duration_seconds(getattr(exception, name, None))  # type: ignore[arg-type]
-    except Exception:
-        return None  # it has none, or a text that is none, such as an HTTP date
+    for name in ("after", "retry_after"):
+        try:
+            wanted: object = duration_seconds(getattr(exception, name, None))  # type: ignore[arg-type]
+        except Exception:
+            wanted = None  # it has none, or a text that is none, such as an HTTP date
+        if _is_wait(wanted):
+            return wanted
+    return None
 
 
 def _is_wait(value: object) -> TypeGuard[float]:
     """Any number of seconds from 0 on; a comparison with what is no number is never true."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = "something that cannot be shown"
-    return f"{text[:200]} ({type(value).__name__})"

@@ -108,16 +108,10 @@ def _counted_by_design(known: History, plan: Plan) -> int:
 def _origin(known: History, delivery: Delivery, plan: Plan | None) -> tuple[str, str]:
     if known.origin_routing_key is not None:
         return known.origin_exchange or "", known.origin_routing_key
-    return (
-        _origin_by_design(known.headers, plan)
-        or known.entered_by
-        or (delivery.exchange, delivery.routing_key)
-    )
-
-
-def _origin_by_design(headers: Headers, plan: Plan | None) -> tuple[str, str] | None:
-    """What the design's own headers say of the origin, if they name a routing key."""
+    # What the design's own headers say, if they name a routing key.
     stamps = () if plan is None else (*plan.retry_stamps, *plan.park_stamps)
-    said = {stamp.fact: text_in(headers.get(stamp.header)) for stamp in stamps}
+    said = {stamp.fact: text_in(known.headers.get(stamp.header)) for stamp in stamps}
     key = said.get(Fact.ORIGIN_ROUTING_KEY)
-    return None if key is None else (said.get(Fact.ORIGIN_EXCHANGE) or "", key)
+    if key is not None:
+        return said.get(Fact.ORIGIN_EXCHANGE) or "", key
+    return known.entered_by or (delivery.exchange, delivery.routing_key)

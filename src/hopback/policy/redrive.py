@@ -34,7 +34,7 @@ from hopback.topology.plan import MAX_REDRIVES, Fact
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import FieldValue
     from hopback.message import Delivery
     from hopback.policy.raw_redrive import RawMessage
     from hopback.topology.plan import Plan, Redrive
@@ -173,7 +173,9 @@ class Redriver:
             or properties.opaque_headers
         ):
             return False
-        if headers and not (self._careful.isdisjoint(headers) and _are_harmless(headers)):
+        if not self._careful.isdisjoint(headers):
+            return False
+        if any(name.startswith("x-") and is_protected(name) for name in headers):
             return False
         return not headers or table_size(headers) < _SMALL_BYTES
 
@@ -201,10 +203,6 @@ class Redriver:
         return made
 
 
-def _are_harmless(headers: Headers) -> bool:
-    return not any(name.startswith("x-") and is_protected(name) for name in headers)
-
-
 def _properties(
     delivery: Delivery, plan: Plan, target: Redrive, occasion: RedriveOccasion
 ) -> Properties | None:
@@ -219,15 +217,11 @@ def _properties(
         origin_routing_key=routing_key,
         redrives=known.redrives + 1,
         redrive_job=occasion.job,
-        counters={} if target.reset else _counters(plan, failures),
+        counters={} if target.reset or plan.count_header is None else {plan.count_header: failures},
         design=_stamps(delivery, occasion, routing_key),
         without=_counter_names(plan) if target.reset else frozenset(),
     )
     return redrive_properties(delivery.properties, mark, known, keep_deaths=target.keep_deaths)
-
-
-def _counters(plan: Plan, failures: int) -> dict[str, FieldValue]:
-    return {} if plan.count_header is None else {plan.count_header: failures}
 
 
 def _counter_names(plan: Plan) -> frozenset[str]:

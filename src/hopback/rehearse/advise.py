@@ -20,7 +20,6 @@ from hopback.topology.durations import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Scenario
     from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
@@ -168,22 +167,18 @@ def _tried(
     forecast = forecast_stations(topology, scenario, (station,))
     asked, asked_peak = load_while_down(forecast, forecast.stations[0])
     recovery_s, dead_letters = forecast.recovery_s, forecast.dead_letters
+    course = forecast.stations[0]
+    load = course.station.load
+    # Dead letters that no plan avoids: poison, and those that fail by chance in every run.
+    hopeless = load.poison + (1 - load.poison) * load.fail ** (len(course.station.wait_after) + 1)
     measured = {
-        GoalKind.DEAD_LETTERS: dead_letters - _by_themselves(forecast),
+        GoalKind.DEAD_LETTERS: dead_letters - course.published * hopeless * 1.05,
         GoalKind.RECOVERY: math.inf if recovery_s is None else recovery_s,
         GoalKind.ASKED: asked_peak,
     }
     met = all(measured[goal.kind] <= max(goal.limit, 0.5) for goal in goals)
     peak = sum(max(queue.depth) for queue in forecast.queues if queue.role == "main")
     return Proposal(station, changes, cost, dead_letters, recovery_s, asked, asked_peak, peak, met)
-
-
-def _by_themselves(forecast: Forecast) -> float:
-    """Dead letters that no plan avoids: poison, and those that fail by chance in every run."""
-    course = forecast.stations[0]
-    load = course.station.load
-    hopeless = load.poison + (1 - load.poison) * load.fail ** (len(course.station.wait_after) + 1)
-    return course.published * hopeless * 1.05
 
 
 def _variants(

@@ -255,7 +255,11 @@ def braille_chart(values: Sequence[float], *, width: int, height: int, top: floa
     """Lines of characters: the area under a curve, resampled to the width; `top` is its full height."""
     columns, rows = width * 2, height * 4
     cells = [[0] * width for _ in range(height)]
-    for column, value in enumerate(_resampled(values, columns)):
+    for column in range(columns):
+        # The largest value within each column: a peak is never lost.
+        begin = column * len(values) // columns
+        end = max(begin + 1, (column + 1) * len(values) // columns)
+        value = max(values[begin:end])
         filled = 0 if top <= 0 else round(value / top * rows)
         if value > 0:
             filled = max(1, filled)  # what is there is shown, however little
@@ -263,14 +267,3 @@ def braille_chart(values: Sequence[float], *, width: int, height: int, top: floa
             row = rows - 1 - dot
             cells[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
     return ["".join(chr(_BASE + cell) for cell in line) for line in cells]
-
-
-def _resampled(values: Sequence[float], columns: int) -> list[float]:
-    """The largest value within each column: a peak is never lost."""
-    count = len(values)
-    found = []
-    for column in range(columns):
-        begin = column * count // columns
-        end = max(begin + 1, (column + 1) * count // columns)
-        found.append(max(values[begin:end]))
-    return found

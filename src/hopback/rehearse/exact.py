@@ -138,6 +138,9 @@ class _Counter:
         for place, wait in enumerate(station.waits):
             self._waits[place].append(self.standing(wait.queue))
         copied = self.copied + sum(other.returned(place) for other, place in self.copied_by)
+        # Nobody tells which messages a full queue has dropped: then only its head is known.
+        dropping = station.max_length is not None and station.drops_head
+        oldest = max(0.0, now - next(iter(self._alive.values()), now))
         self._rows.append(
             (
                 self.published - self.refused + copied,
@@ -148,16 +151,11 @@ class _Counter:
                 self.redriven,
                 self.standing(station.queue),
                 self._head_wait(now),
-                self._oldest(now),
+                self._head_wait(now) if dropping else oldest,
                 self.capacity,
                 copied,
             )
         )
-
-    def _oldest(self, now: float) -> float:
-        if self.station.max_length is not None and self.station.drops_head:
-            return self._head_wait(now)  # nobody tells which messages a full queue has dropped
-        return max(0.0, now - next(iter(self._alive.values()), now))
 
     def _head_wait(self, now: float) -> float:
         """How long the foremost ready message has been in the queue.
@@ -234,14 +232,17 @@ class _Run:
         processes = max(counter.station.load.processes for counter in self.counters)
         for number in range(processes):
             await self._start(number)
-        self._couple()
+        by_queue = {counter.station.queue: counter for counter in self.counters}
+        for counter in self.counters:
+            for place, wait in enumerate(counter.station.waits):
+                for queue in (each for each in wait.copies if each in by_queue):
+                    by_queue[queue].copied_by.append((counter, place))
         channel = self._broker.node.connect("others").open_channel(_Nobody())
         # Queues that get copies and are not rehearsed: somebody else takes those.
-        rehearsed = {counter.station.queue for counter in self.counters}
         stations = [counter.station for counter in self.counters]
         found = {queue for station in stations for queue in station.copies}
         found |= {queue for one in stations for wait in one.waits for queue in wait.copies}
-        for queue in sorted(found - rehearsed):
+        for queue in sorted(found - by_queue.keys()):
             channel.consume(queue, no_ack=True)
         begin = loop.time()
         for counter in self.counters:
@@ -281,14 +282,6 @@ class _Run:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _couple(self) -> None:
-        by_queue = {counter.station.queue: counter for counter in self.counters}
-        for counter in self.counters:
-            for place, wait in enumerate(counter.station.waits):
-                for queue in wait.copies:
-                    if queue in by_queue:
-                        by_queue[queue].copied_by.append((counter, place))
 
     # --- consumers ---------------------------------------------------------------------------------
 
@@ -431,7 +424,7 @@ class _Run:
         connection = await self._broker.connect("re-drive")
         channel = await connection.open_channel()
         plans = self._topology.plans
-        started = loop.time()
+        started, on_ramp = loop.time(), wave.rate * wave.ramp_s / 2
         left = counter.parked - counter.redriven
         sent = 0
         while left > 0:
@@ -448,17 +441,13 @@ class _Run:
             counter.redriven += 1
             counter.born(delivery.body, loop.time() - begin)
             sent, left = sent + 1, left - 1
-            await asyncio.sleep(max(0.0, started + _due(wave, sent) - loop.time()))
+            # The rate rises over the ramp.
+            due = wave.ramp_s + (sent - on_ramp) / wave.rate
+            if sent < on_ramp:
+                due = float((2 * sent * wave.ramp_s / wave.rate) ** 0.5)
+            await asyncio.sleep(max(0.0, started + due - loop.time()))
         with suppress(Exception):
             await connection.close()
-
-
-def _due(wave: RedriveWave, sent: int) -> float:
-    """How long after its begin a re-drive may have sent so many: the rate rises over the ramp."""
-    on_ramp = wave.rate * wave.ramp_s / 2
-    if sent < on_ramp:
-        return float((2 * sent * wave.ramp_s / wave.rate) ** 0.5)
-    return wave.ramp_s + (sent - on_ramp) / wave.rate
 
 
 def _moments(

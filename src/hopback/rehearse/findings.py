@@ -236,14 +236,21 @@ def _dependency(
     if hit < 1:
         return
     grave = station.load.breaker is None and hit > 1000
+    fix = "The breaker keeps it low."
+    if station.load.breaker is None:
+        tried = replace(station, load=replace(station.load, breaker=BreakerPolicy()))
+        other = forecast_stations(topology, forecast.scenario, (tried,))
+        then, _ = load_while_down(other, other.stations[0])
+        fix = (
+            f"A breaker (BreakerPolicy()) would ask {show_count(then)} times and park"
+            f" {show_count(other.dead_letters)}."
+        )
     yield TimedFinding(
         "dependency-load",
         Severity.WARNING if grave else Severity.INFO,
         course.queue,
         f"what is down is asked {show_count(hit)} times in vain, up to {show_rate(peak)}.",
-        _with_breaker(topology, forecast, station)
-        if station.load.breaker is None
-        else "The breaker keeps it low.",
+        fix,
         station.outages[0].start_s,
     )
 
@@ -257,16 +264,6 @@ def load_while_down(forecast: Forecast, course: StationCourse) -> tuple[float, f
             total += course.failures[place] * (now - before)
             peak = max(peak, course.failures[place])
     return total, peak
-
-
-def _with_breaker(topology: Topology, forecast: Forecast, station: Station) -> str:
-    tried = replace(station, load=replace(station.load, breaker=BreakerPolicy()))
-    other = forecast_stations(topology, forecast.scenario, (tried,))
-    hit, _ = load_while_down(other, other.stations[0])
-    return (
-        f"A breaker (BreakerPolicy()) would ask {show_count(hit)} times and park"
-        f" {show_count(other.dead_letters)}."
-    )
 
 
 # --- limits --------------------------------------------------------------------------------------

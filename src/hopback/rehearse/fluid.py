@@ -140,11 +140,16 @@ class Flow:
         """Go on until then."""
         while self.now < until - TINY:
             nearest = self._next_change(until)
-            rates, fed, nearest = self._inflow(nearest)
+            rates = [0.0] * self.classes
+            published, nearest = self._add((self._fed,), rates, nearest)
+            redriven, nearest = self._add((self._redriven,), rates, nearest)
+            copied, nearest = self._add(self._copies.values(), rates, nearest)
+            fed = [published, copied, redriven]
             returned, _ = self._add(self.returning, rates, math.inf)
             conditions = self._conditions[self._place]
             capacity, nearest = self._capacity(conditions, nearest)
-            if self._is_full:
+            limited = self.station.max_length is not None
+            if limited and self._backlog.amount >= self._limit - TINY:
                 rates, fed = self._refuse(rates, fed, capacity)
             inflow = sum(rates)
             nearest = min(nearest, self._next_return(rates, inflow, capacity, conditions))
@@ -166,14 +171,6 @@ class Flow:
         if following < len(self._conditions):
             until = min(until, self._conditions[following].begin)
         return min(until, self._waves[0].start_s) if self._waves else until
-
-    def _inflow(self, nearest: float) -> tuple[list[float], list[float], float]:
-        """Rates by class; published, copied and re-driven; and when one of them changes."""
-        rates = [0.0] * self.classes
-        published, nearest = self._add((self._fed,), rates, nearest)
-        redriven, nearest = self._add((self._redriven,), rates, nearest)
-        copied, nearest = self._add(self._copies.values(), rates, nearest)
-        return rates, [published, copied, redriven], nearest
 
     def _add(
         self, streams: Iterable[Stream], rates: list[float], nearest: float
@@ -242,10 +239,6 @@ class Flow:
             return math.inf
         load = station.load
         return station.max_length + load.processes * max(0, load.window - load.concurrency)
-
-    @property
-    def _is_full(self) -> bool:
-        return self.station.max_length is not None and self._backlog.amount >= self._limit - TINY
 
     def _refuse(
         self, rates: list[float], fed: list[float], capacity: float
@@ -374,7 +367,13 @@ class Flow:
                 self.first_parked = begin
         self.log.parked.add(begin, end, parked)
         self.now = now + span
-        self._note(total, span, retried * span + parked, run_s, capacity)
+        log = self.log
+        log.runs.add(now, self.now, total * span)
+        log.failed.add(now, self.now, retried * span + parked)
+        log.backlog.to(self.now, self._backlog.amount)
+        log.busy.hold(now, self.now, total * run_s)
+        log.capacity.hold(now, self.now, capacity)
+        log.wait.to(self.now, self._backlog.oldest(self.now))
         self._count_towards_opening(total * span, total, conditions)
 
     def _count(self, fed: list[float], returned: float, span: float) -> None:
@@ -389,17 +388,6 @@ class Flow:
         self.log.arrived.add(self.now, self.now + span, (published + fed[1]) * span)
         self.log.returned.add(self.now, self.now + span, returned * span)
         self.log.redriven.add(self.now, self.now + span, fed[2] * span)
-
-    def _note(
-        self, total: float, span: float, failed: float, run_s: float, capacity: float
-    ) -> None:
-        before, log = self.now - span, self.log
-        log.runs.add(before, self.now, total * span)
-        log.failed.add(before, self.now, failed)
-        log.backlog.to(self.now, self._backlog.amount)
-        log.busy.hold(before, self.now, total * run_s)
-        log.capacity.hold(before, self.now, capacity)
-        log.wait.to(self.now, self._backlog.oldest(self.now))
 
     def _send_back(self, wave: RedriveWave) -> None:
         """Let the dead letters of now come in again, by the ramp, until they are all back."""
@@ -422,7 +410,7 @@ class Flow:
 
 
 def flows_of(stations: tuple[Station, ...], scenario: Scenario) -> list[Flow]:
-    """Every station, played to the end of the scenario.
+    """Every station, calculated to the end of the scenario.
 
     Stations that get copies of each other's messages advance side by side, in steps no longer than
     the shortest wait of a returning copy: so each hears of a copy before it arrives.
@@ -434,21 +422,16 @@ def flows_of(stations: tuple[Station, ...], scenario: Scenario) -> list[Flow]:
     step = min(coupled, default=horizon)
     until = 0.0
     while until < horizon:
-        _hand_on(flows)
+        # Copies go to the queues that get them; those that nobody rehearses are taken elsewhere.
+        for flow in flows.values():
+            for queues, place, begin, end, rate in flow.to_copy:
+                for queue in (each for each in queues if each in flows):
+                    flows[queue].copy_in((flow.station.queue, place), begin, end, rate)
+            flow.to_copy.clear()
         until = min(horizon, until + step)
         for flow in flows.values():
             flow.advance(until)
     return list(flows.values())
-
-
-def _hand_on(flows: dict[str, Flow]) -> None:
-    """Give copies to the queues that get them; those that nobody rehearses are taken elsewhere."""
-    for flow in flows.values():
-        for queues, place, begin, end, rate in flow.to_copy:
-            for queue in queues:
-                if queue in flows:
-                    flows[queue].copy_in((flow.station.queue, place), begin, end, rate)
-        flow.to_copy.clear()
 
 
 def _traffic(station: Station, horizon: float, grain: float) -> list[tuple[float, float, float]]:

@@ -327,7 +327,15 @@ def forecast_of(
     depths: dict[str, list[float]] = {}
     roles: dict[str, tuple[str, int]] = {}
     between = {name: most for track in tracks for name, most in track.most.items()}
-    for name, role, size, depth in _all_depths(tracks):
+    every: list[tuple[str, str, int, Sequence[float]]] = []
+    for track in tracks:
+        station, size = track.station, track.station.load.size
+        every.append((station.queue, "main", size, track.depth))
+        for wait, waiting in zip(station.waits, track.waits, strict=True):
+            every.append((wait.queue, "retry", size, waiting))
+        resting = [a - b for a, b in zip(track.parked, track.redriven, strict=True)]
+        every.append((station.plan.parking.queue, "dead-letter", size, resting))
+    for name, role, size, depth in every:
         known = depths.get(name)
         depths[name] = (
             list(depth) if known is None else [a + b for a, b in zip(known, depth, strict=True)]
@@ -339,6 +347,15 @@ def forecast_of(
         )
         for name, depth in depths.items()
     )
+    # What waits, and on top of it what of that the log of the quorum queues can hold.
+    logged = [queue for queue in queues if queue.logged_each]
+    memory = []
+    for place in range(len(times)):
+        written = sum(queue.depth[place] * queue.disk_each for queue in logged)
+        in_log = min(1.0, LOG_BYTES / written) if written > 0 else 0.0
+        waiting_bytes = sum(queue.depth[place] * queue.memory_each for queue in queues)
+        log_bytes = sum(queue.depth[place] * queue.logged_each for queue in logged)
+        memory.append(waiting_bytes + in_log * log_bytes)
     return Forecast(
         engine=engine,
         topology=topology.name,
@@ -346,22 +363,12 @@ def forecast_of(
         times=times,
         queues=queues,
         stations=tuple(_station_course(track, scenario, times) for track in tracks),
-        memory=tuple(_memory(queues, place) for place in range(len(times))),
+        memory=tuple(memory),
         disk=tuple(
             sum(queue.depth[place] * queue.disk_each for queue in queues)
             for place in range(len(times))
         ),
     )
-
-
-def _all_depths(tracks: Sequence[Track]) -> Iterator[tuple[str, str, int, Sequence[float]]]:
-    for track in tracks:
-        station, size = track.station, track.station.load.size
-        yield station.queue, "main", size, track.depth
-        for wait, depth in zip(station.waits, track.waits, strict=True):
-            yield wait.queue, "retry", size, depth
-        resting = [a - b for a, b in zip(track.parked, track.redriven, strict=True)]
-        yield station.plan.parking.queue, "dead-letter", size, resting
 
 
 def _queue_course(
@@ -379,16 +386,6 @@ def _queue_course(
     place = max(range(len(depth)), key=depth.__getitem__)
     peak, peak_s = max((depth[place], sample_times(scenario)[place]), between, key=itemgetter(0))
     return QueueCourse(name, role, kind, depth, each.memory, each.disk, each.logged, peak, peak_s)
-
-
-def _memory(queues: Sequence[QueueCourse], place: int) -> float:
-    """What waits, and on top of it what of that the log of the quorum queues can hold."""
-    logged = [queue for queue in queues if queue.logged_each]
-    written = sum(queue.depth[place] * queue.disk_each for queue in logged)
-    in_log = min(1.0, LOG_BYTES / written) if written > 0 else 0.0
-    return sum(queue.depth[place] * queue.memory_each for queue in queues) + in_log * sum(
-        queue.depth[place] * queue.logged_each for queue in logged
-    )
 
 
 def _station_course(track: Track, scenario: Scenario, times: tuple[float, ...]) -> StationCourse:

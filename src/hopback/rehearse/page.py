@@ -80,36 +80,10 @@ def html_page(forecast: Forecast, findings: Sequence[TimedFinding]) -> str:
     charts = "".join(
         f"<figure>{svg_chart(chart)}</figure>" for chart in charts_of(forecast, findings)
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="color-scheme" content="light dark">\n<title>{title}</title>\n<style>{style}</style>\n'
-        f"</head>\n<body>\n<main>\n<h1>{title}</h1>\n"
-        f'<p class="quiet">Rehearsed by Hopback on RabbitMQ {forecast.scenario.version},'
-        f" seed {forecast.scenario.seed}. Outages are shaded; numbers in charts are those of findings.</p>\n"
-        f'<dl class="facts">{facts}</dl>\n'
-        f'<h2>Findings</h2>\n<ol class="findings">{listed}</ol>\n'
-        f'<h2>Over time</h2>\n<div class="charts">{charts}</div>\n'
-        f"<h2>Queues</h2>\n{_queues(forecast)}\n<h2>Messages</h2>\n{_stations(forecast)}\n"
-        "</main>\n</body>\n</html>\n"
-    )
-
-
-def _queues(forecast: Forecast) -> str:
-    rows = [
+    queues = [
         (one.queue, one.role, one.type, show_count(one.peak),
          show_seconds(one.peak_s), show_count(one.depth[-1]))
         for one in forecast.queues
-    ]  # fmt: skip
-    return _table(("queue", "role", "type"), ("peak", "at", "end"), rows)
-
-
-def _stations(forecast: Forecast) -> str:
-    rows = [
-        (one.queue, *map(show_count, (one.published, one.run_count, one.retried, one.done,
-                                      one.dead_letters, one.redriven, one.refused, one.left)))
-        for one in forecast.stations
     ]  # fmt: skip
     counts = (
         "published",
@@ -121,7 +95,26 @@ def _stations(forecast: Forecast) -> str:
         "refused",
         "left",
     )
-    return _table(("queue",), counts, rows)
+    stations = [
+        (one.queue, *map(show_count, (one.published, one.run_count, one.retried, one.done,
+                                      one.dead_letters, one.redriven, one.refused, one.left)))
+        for one in forecast.stations
+    ]  # fmt: skip
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="color-scheme" content="light dark">\n<title>{title}</title>\n<style>{style}</style>\n'
+        f"</head>\n<body>\n<main>\n<h1>{title}</h1>\n"
+        f'<p class="quiet">Rehearsed by Hopback on RabbitMQ {forecast.scenario.version},'
+        f" seed {forecast.scenario.seed}. Outages are shaded; numbers in charts are those of findings.</p>\n"
+        f'<dl class="facts">{facts}</dl>\n'
+        f'<h2>Findings</h2>\n<ol class="findings">{listed}</ol>\n'
+        f'<h2>Over time</h2>\n<div class="charts">{charts}</div>\n'
+        f"<h2>Queues</h2>\n{_table(('queue', 'role', 'type'), ('peak', 'at', 'end'), queues)}\n"
+        f"<h2>Messages</h2>\n{_table(('queue',), counts, stations)}\n"
+        "</main>\n</body>\n</html>\n"
+    )
 
 
 def _table(names: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

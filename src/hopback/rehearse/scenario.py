@@ -234,7 +234,13 @@ class Scenario:
     @property
     def messages(self) -> float:
         """How many messages are published in all."""
-        return sum(_published(load, self.duration_s) for load in self.loads)
+        return sum(
+            step.rate * max(0.0, min(end, self.duration_s) - step.at_s)
+            for load in self.loads
+            for step, end in zip(
+                load.rates, [*(step.at_s for step in load.rates[1:]), self.duration_s], strict=True
+            )
+        )
 
     @property
     def last_trouble_s(self) -> float:
@@ -243,11 +249,3 @@ class Scenario:
         ends += [one.start_s + one.length_s for one in self.slowdowns]
         ends += [one.start_s + one.restart_s for one in self.crashes]
         return max(ends, default=0.0)
-
-
-def _published(load: Load, duration_s: float) -> float:
-    ends = [step.at_s for step in load.rates[1:]] + [duration_s]
-    return sum(
-        step.rate * max(0.0, min(end, duration_s) - step.at_s)
-        for step, end in zip(load.rates, ends, strict=True)
-    )

@@ -97,7 +97,10 @@ def _station(topology: Topology, scenario: Scenario, load: Load) -> Station:
     table = RoutingTable(topology.exchanges, [q.name for q in topology.queues], topology.bindings)
     reached = table.route(entrance.exchange, entrance.routing_key)
     waits, wait_after = _waits(topology, plan, entrance.routing_key, table)
-    arguments = _arguments(topology, load.queue, scenario)
+    queue = topology.queue(load.queue)
+    arguments = {}
+    if queue is not None:
+        arguments = effective_arguments(queue, topology.policies, scenario.version)
     limit = arguments.get("x-max-length")
     own = {load.queue, load.dependency} - {""}
 
@@ -153,10 +156,3 @@ def _wait(
         reached = ()
     others = tuple(name for name in reached if name != plan.queue)
     return Wait(route.queue, tier.delay_ms / 1000, tier.name, others)
-
-
-def _arguments(topology: Topology, name: str, scenario: Scenario) -> dict[str, object]:
-    queue = topology.queue(name)
-    if queue is None:
-        return {}
-    return dict(effective_arguments(queue, topology.policies, scenario.version))

@@ -99,7 +99,14 @@ def encode(value: FieldValue) -> object:
             return {"$table": inner} if _marked(inner) else inner
         case list() | tuple():
             return [encode(item) for item in value]
-    return _encode_rare(value)
+        case None:
+            return {"$none": True}
+        case Decimal():
+            return {"$decimal": str(value)}
+        case bytes():
+            rare = "$longstr" if isinstance(value, LongStr) else "$bytes"
+            return {rare: b64encode(value).decode("ascii")}
+    raise TypeError(f"expected an AMQP field value, got {type(value).__name__}")
 
 
 def decode_table(place: Located, *, marks: bool = True) -> dict[str, FieldValue]:
@@ -119,11 +126,20 @@ def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
             return _integer(place, int)
         case list() | tuple():
             return tuple(decode(item, depth + 1, marks=marks) for item in place.items())
-        case Mapping() if marks and _marked(place.value):
-            return _decode_marked(place, place.value, depth)
+        case Mapping() as table if marks and _marked(table):
+            mark = next(iter(table))
+            value = place.inner(mark, table[mark])
+            if mark in _INTEGERS:
+                return _integer(value, _INTEGERS[mark])
+            if mark in _RARE:
+                return _RARE[mark](value)
+            if mark == "$table":
+                return {key: decode(item, depth + 1) for key, item in value.entries()}
+            known = sorted((*_INTEGERS, *_RARE, "$table"))
+            value.wrong(f"one of {', '.join(known)}", shown(mark) + did_you_mean(mark, known))
+            return None
         case Mapping():
-            inner = place.entries()
-            return {key: decode(value, depth + 1, marks=marks) for key, value in inner}
+            return {key: decode(item, depth + 1, marks=marks) for key, item in place.entries()}
     place.wrong("an AMQP value: true, false, a number, text, an array or a table")
     return None
 
@@ -131,32 +147,6 @@ def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
 def _marked(table: Mapping[str, object]) -> bool:
     """Whether it is a typed value: its only key begins with `$`."""
     return len(table) == 1 and str(next(iter(table))).startswith("$")
-
-
-def _encode_rare(value: FieldValue) -> object:
-    match value:
-        case None:
-            return {"$none": True}
-        case Decimal():
-            return {"$decimal": str(value)}
-        case bytes():
-            mark = "$longstr" if isinstance(value, LongStr) else "$bytes"
-            return {mark: b64encode(value).decode("ascii")}
-    raise TypeError(f"expected an AMQP field value, got {type(value).__name__}")
-
-
-def _decode_marked(place: Located, table: Mapping[str, object], depth: int) -> FieldValue:
-    mark = next(iter(table))
-    inner = place.inner(mark, table[mark])
-    if mark in _INTEGERS:
-        return _integer(inner, _INTEGERS[mark])
-    if mark in _RARE:
-        return _RARE[mark](inner)
-    if mark == "$table":
-        return {key: decode(value, depth + 1) for key, value in inner.entries()}
-    marks = sorted((*_INTEGERS, *_RARE, "$table"))
-    inner.wrong(f"one of {', '.join(marks)}", shown(mark) + did_you_mean(mark, marks))
-    return None
 
 
 def _integer(place: Located, kind: type[int]) -> FieldValue:

@@ -19,7 +19,6 @@ from hopback.topology.roles import QueueRole, queue_roles
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.topology.model import Exchange, Queue, Topology
-    from hopback.topology.plan import Plan
 
 __all__ = ["PayloadSchemas", "write_asyncapi"]
 
@@ -50,13 +49,16 @@ def write_asyncapi(
     channels: dict[str, object] = {}
     operations: dict[str, object] = {}
     for exchange in topology.exchanges:
-        for key in sorted(_keys(topology, exchange.name)):
+        to_queues = [
+            each
+            for each in topology.bindings
+            if each.source == exchange.name and not each.to_exchange
+        ]
+        for key in sorted({each.routing_key for each in to_queues}):
             taken = {
-                binding.destination: payloads.queues[binding.destination]
-                for binding in topology.bindings
-                if (binding.source, binding.routing_key) == (exchange.name, key)
-                and not binding.to_exchange
-                and binding.destination in payloads.queues
+                each.destination: payloads.queues[each.destination]
+                for each in to_queues
+                if each.routing_key == key and each.destination in payloads.queues
             }
             channels[names.of(f"{exchange.name} {key}")] = _entrance(exchange, key, taken)
     for queue in topology.queues:
@@ -64,7 +66,18 @@ def write_asyncapi(
         taken = {name: payloads.queues[name] for name in (queue.name,) if name in payloads.queues}
         channels[ident] = _queue_channel(queue, roles[queue.name], taken)
         if roles[queue.name] in {QueueRole.MAIN, QueueRole.PLAIN}:
-            operations[f"receive_{ident}"] = _receiving(ident, topology.plan(queue.name))
+            receive: dict[str, object] = {
+                "action": "receive",
+                "channel": {"$ref": f"#/channels/{ident}"},
+            }
+            plan = topology.plan(queue.name)
+            if plan is not None:
+                receive["x-hopback"] = {
+                    "attempts": plan.attempts,
+                    "waits": [format_duration(tier.delay_ms) for tier in plan.tiers],
+                    "deadLetterQueue": plan.parking.queue,
+                }
+            operations[f"receive_{ident}"] = receive
     document: dict[str, object] = {
         "asyncapi": "3.0.0",
         "info": {"title": topology.name, "version": version},
@@ -100,14 +113,6 @@ class _Names:
             ident = f"{plain}_{number}"
         self._taken.add(ident)
         return ident
-
-
-def _keys(topology: Topology, exchange: str) -> set[str]:
-    return {
-        binding.routing_key
-        for binding in topology.bindings
-        if binding.source == exchange and not binding.to_exchange
-    }
 
 
 def _entrance(
@@ -151,20 +156,6 @@ def _queue_channel(
             "arguments": {name: _plain(value) for name, value in queue.arguments.items()},
         },
     }
-
-
-def _receiving(channel: str, plan: Plan | None) -> dict[str, object]:
-    found: dict[str, object] = {
-        "action": "receive",
-        "channel": {"$ref": f"#/channels/{channel}"},
-    }
-    if plan is not None:
-        found["x-hopback"] = {
-            "attempts": plan.attempts,
-            "waits": [format_duration(tier.delay_ms) for tier in plan.tiers],
-            "deadLetterQueue": plan.parking.queue,
-        }
-    return found
 
 
 def _plain(value: FieldValue) -> object:

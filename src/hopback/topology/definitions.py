@@ -27,7 +27,7 @@ from hopback.topology.wording import did_you_mean, either, quoted, shown
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import NoReturn
 
     from hopback.fields import FieldValue
@@ -235,8 +235,23 @@ def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tu
     topology, said = without_queues(topology, unknown, f"RabbitMQ {version} has no such queues")
     notes += said
     queues = tuple(_fitting_queue(queue, version, notes) for queue in topology.queues)
-    policies = tuple(_fitting_policies(topology, version, notes))
-    return replace(topology, queues=queues, policies=policies), tuple(notes)
+    policies = []
+    for policy in topology.policies:
+        fitting = _fitting_keys(policy, version, notes)
+        since = APPLY_TO.get(policy.apply_to)
+        if since is not None and version < since:
+            told = (
+                f'applies to "queues" instead of {quoted(policy.apply_to)}, which came with {since}'
+            )
+            notes.append(
+                f"policy {quoted(policy.name)}: {told}: it now matches queues of every type"
+            )
+            fitting = replace(fitting, apply_to="queues")
+        if fitting.definition:
+            policies.append(fitting)
+        else:
+            notes.append(f"policy {quoted(policy.name)} left out: nothing of it is left")
+    return replace(topology, queues=queues, policies=tuple(policies)), tuple(notes)
 
 
 def without_queues(
@@ -270,17 +285,6 @@ def _fitting_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Qu
     return queue if len(arguments) == len(queue.arguments) else replace(queue, arguments=arguments)
 
 
-def _fitting_policies(
-    topology: Topology, version: BrokerVersion, notes: list[str]
-) -> Iterator[Policy]:
-    for policy in topology.policies:
-        fitting = _fitting_target(_fitting_keys(policy, version, notes), version, notes)
-        if fitting.definition:
-            yield fitting
-        else:
-            notes.append(f"policy {quoted(policy.name)} left out: nothing of it is left")
-
-
 def _fitting_keys(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
     definition = dict(policy.definition)
     for key, value in policy.definition.items():
@@ -306,15 +310,6 @@ def _refused(key: str, value: FieldValue, version: BrokerVersion) -> str | None:
     if key == "delivery-limit" and version < _V4_0 and isinstance(value, int) and value < 0:
         return "before 4.0 a delivery limit cannot be negative"
     return None
-
-
-def _fitting_target(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
-    since = APPLY_TO.get(policy.apply_to)
-    if since is None or version >= since:
-        return policy
-    told = f'applies to "queues" instead of {quoted(policy.apply_to)}, which came with {since}'
-    notes.append(f"policy {quoted(policy.name)}: {told}: it now matches queues of every type")
-    return replace(policy, apply_to="queues")
 
 
 RECORD = "hopback-definitions"
@@ -346,7 +341,12 @@ def read_definitions(
         queues=tuple(item for item in found["queues"] if isinstance(item, Queue)),
         bindings=tuple(item for item in found["bindings"] if isinstance(item, Binding)),
         policies=tuple(item for item in found["policies"] if isinstance(item, Policy)),
-        foreign=_frozen(reader.foreign(rest, keys=tuple(entries))),
+        foreign=MappingProxyType(
+            {
+                key: freeze(value)  # type: ignore[arg-type]
+                for key, value in reader.foreign(rest, keys=tuple(entries)).items()
+            }
+        ),
     )
     root.problems.extend(broker_problems(topology) if not root.problems else ())
     root.check(name)
@@ -368,8 +368,8 @@ def write_definitions(
     if version is not None:
         fitting, more = importable(fitting, version)
         notes += more
-    record = _mapping(topology.foreign.get(RECORD))
-    return _Writer(fitting, record, vhost).document(), notes
+    record = topology.foreign.get(RECORD)
+    return _Writer(fitting, record if isinstance(record, Mapping) else {}, vhost).document(), notes
 
 
 class _DefinitionsReader:
@@ -426,7 +426,11 @@ class _Writer:
         for section, items in sections:
             whole[section] = [*self.written(section, items), *_list(whole.get(section))]
         if self.named_vhost is not None:
-            whole["vhosts"] = _with_vhost(_list(whole.get("vhosts")), self.named_vhost)
+            vhosts = _list(whole.get("vhosts"))
+            known = any(
+                isinstance(each, dict) and each.get("name") == self.named_vhost for each in vhosts
+            )
+            whole["vhosts"] = vhosts if known else [*vhosts, {"name": self.named_vhost}]
         return self.ordered(whole)
 
     def written(self, section: str, items: tuple[Definable, ...]) -> list[object]:
@@ -459,18 +463,5 @@ class _Writer:
         }
 
 
-def _frozen(foreign: Mapping[str, object]) -> Mapping[str, object]:
-    return MappingProxyType({key: freeze(value) for key, value in foreign.items()})  # type: ignore[arg-type]
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
-
-
-def _with_vhost(vhosts: list[object], vhost: str) -> list[object]:
-    known = any(isinstance(entry, dict) and entry.get("name") == vhost for entry in vhosts)
-    return vhosts if known else [*vhosts, {"name": vhost}]

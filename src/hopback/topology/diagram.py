@@ -92,7 +92,11 @@ class _Flowchart:
 
     def families(self) -> list[tuple[str, list[str]]]:
         """The queues of each plan that are its own; those that plans share stand outside."""
-        members = [(plan.queue, _members(plan)) for plan in self.topology.plans]
+        members = []
+        for plan in self.topology.plans:
+            waiting = (route.queue for tier in plan.tiers for route in tier.routes)
+            each_once = dict.fromkeys((plan.queue, *waiting, plan.parking.queue))
+            members.append((plan.queue, list(each_once)))
         uses = Counter(name for _, names in members for name in names)
         return [
             (owner, [name for name in names if uses[name] == 1 and name in self.queues])
@@ -200,12 +204,6 @@ class _Flowchart:
         return self.node("x", exchange) if exchange or key is None else self.node("q", key)
 
 
-def _members(plan: Plan) -> list[str]:
-    """The queues of a plan, each once: its own, where it waits, where it rests."""
-    waiting = (route.queue for tier in plan.tiers for route in tier.routes)
-    return list(dict.fromkeys((plan.queue, *waiting, plan.parking.queue)))
-
-
 def draw_states(topology: Topology, queue: str | None = None) -> str:
     """The states of a message of this queue, by default the first with a plan."""
     return "\n".join(_lines(subject(topology, queue))) + "\n"
@@ -223,14 +221,6 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield "    [*] --> ready: published"
     yield "    ready --> handled: delivered"
     yield "    handled --> [*]: done"
-    yield from _failures(plan)
-    yield f"    handled --> parked: failure {plan.attempts}, or hopeless"
-    yield from _snooze(plan)
-    yield "    parked --> ready: re-driven"
-    yield "    parked --> [*]: discarded"
-
-
-def _failures(plan: Plan) -> Iterator[str]:
     failure = 1
     for at, (tier, laps) in enumerate(waits(plan), start=1):
         last = failure + laps - 1
@@ -238,11 +228,11 @@ def _failures(plan: Plan) -> Iterator[str]:
         yield f"    handled --> waiting_{at}: {which}"
         yield f"    waiting_{at} --> ready: after {format_duration(tier.delay_ms)}"
         failure = last + 1
-
-
-def _snooze(plan: Plan) -> Iterator[str]:
+    yield f"    handled --> parked: failure {plan.attempts}, or hopeless"
     if plan.snooze is not None:
         yield "    handled --> ready: snoozed, after a short wait in the consumer"
+    yield "    parked --> ready: re-driven"
+    yield "    parked --> [*]: discarded"
 
 
 def draw_sequence(topology: Topology, queue: str | None = None) -> str:
@@ -364,16 +354,14 @@ def label(text: str) -> str:
 
     So nothing in a name can end a label, open a tag or begin a comment.
     """
-    return "".join(sign if _stays(sign) else _entity(sign) for sign in text) or "(no name)"
-
-
-def _stays(sign: str) -> bool:
-    return sign in _PLAIN or sign.isalnum()
-
-
-def _entity(sign: str) -> str:
-    # What cannot be shown (control characters, halves of surrogate pairs) has no entity either.
-    return f"#{ord(sign)};" if sign.isprintable() else "�"
+    written = ""
+    for sign in text:
+        if sign in _PLAIN or sign.isalnum():
+            written += sign
+        else:
+            # What cannot be shown (control characters, halves of surrogate pairs) has no entity.
+            written += f"#{ord(sign)};" if sign.isprintable() else "\N{REPLACEMENT CHARACTER}"
+    return written or "(no name)"
 
 
 class Ids:
@@ -385,10 +373,8 @@ class Ids:
 
     def of(self, kind: str, name: str) -> str:
         """The id of what has this kind and name, the same at every call."""
-        known = self._given.get((kind, name))
-        return known if known is not None else self._new(kind, name)
-
-    def _new(self, kind: str, name: str) -> str:
+        if (kind, name) in self._given:
+            return self._given[kind, name]
         stem = f"{kind}_{_WORD.sub('_', name).strip('_')[:_LONGEST_ID]}".rstrip("_")
         number, chosen = 1, stem
         while chosen in self._taken:

@@ -60,7 +60,17 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
         return Advice(_MIGRATE)
     if desired is None:
         return Advice(f"no policy takes an argument away; {_MIGRATE}")
-    if found is None or _policy_prevails(actual, known.prevails, desired, found):
+    # Whether a policy has its way although the queue has the argument.
+    if known.prevails is Prevails.SMALLER:
+        # A negative delivery limit means none, and gives way to any other.
+        prevails = (
+            isinstance(desired, int)
+            and isinstance(found, int)
+            and (0 <= desired < found or found < 0 <= desired)
+        )
+    else:
+        prevails = known.prevails is Prevails.POLICY_OF_QUORUM and actual.type is QueueType.QUORUM
+    if found is None or prevails:
         note = " (for messages that come in from then on)" if key == "message-ttl" else ""
         return Advice(
             f"a policy with {key}: {shown(desired)} has the same effect on the live queue{note};"
@@ -89,20 +99,6 @@ def advise_exchange(field: str, desired: FieldValue, found: FieldValue) -> Advic
 def advise_policy() -> Advice:
     """What can be done about a policy."""
     return Advice("a policy can be replaced at any time and takes effect at once")
-
-
-def _policy_prevails(
-    actual: Queue, prevails: Prevails, desired: FieldValue, found: FieldValue
-) -> bool:
-    """Whether a policy has its way although the queue has the argument."""
-    if prevails is Prevails.SMALLER:
-        # A negative delivery limit means none, and gives way to any other.
-        return (
-            isinstance(desired, int)
-            and isinstance(found, int)
-            and (0 <= desired < found or found < 0 <= desired)
-        )
-    return prevails is Prevails.POLICY_OF_QUORUM and actual.type is QueueType.QUORUM
 
 
 _Field: TypeAlias = "tuple[str, FieldValue, FieldValue]"

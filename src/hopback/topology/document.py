@@ -37,7 +37,6 @@ from hopback.topology.validate import problems
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.errors import Problem
     from hopback.fields import FieldValue
     from hopback.topology.located import Table
 
@@ -87,7 +86,7 @@ def read_plan(queue: str, place: Located) -> Plan:
     plan = Plan(
         queue=queue,
         attempts=table.need("attempts", Located.positive, 1, "how often the handler may run"),
-        tiers=tuple(_tier(item) for item in table.items("tiers")),
+        tiers=_tiers(table),
         leave=table.read("leave", _leave, Leave.PUBLISH),
         returns=table.read("returns", lambda inner: inner.option(Return), Return.QUEUE),
         parking=parking,
@@ -96,8 +95,8 @@ def read_plan(queue: str, place: Located) -> Plan:
         count_header=table.read("count_header", Located.text, None),
         snooze=table.read("snooze", _snooze, None),
         snooze_exhausts=table.read("snooze_exhausts", Located.flag, False),
-        retry_stamps=_stamps(table, "retry_stamps"),
-        park_stamps=_stamps(table, "park_stamps"),
+        retry_stamps=_header_stamps(table, "retry_stamps"),
+        park_stamps=_header_stamps(table, "park_stamps"),
     )
     table.close()
     return plan
@@ -118,6 +117,25 @@ def _parking(place: Located) -> Parking:
     )
     table.close()
     return parking
+
+
+def _tiers(plan: Table) -> tuple[Tier, ...]:
+    tiers = []
+    for each in plan.items("tiers"):
+        table = each.table()
+        delay_ms = table.need("delay", Located.duration_ms, 0, "a duration like 30s")
+        name = table.read("name", Located.text, format_duration(delay_ms))
+        routes = []
+        for item in table.items("routes"):
+            way = item.table()
+            queue = way.need("queue", Located.text, "", "the name of the retry queue")
+            exchange = way.read("exchange", Located.text, "")
+            key = way.read("key", Located.text, queue)
+            routes.append(Route(exchange, key, queue, way.read("pattern", Located.text, "#")))
+            way.close()
+        tiers.append(Tier(name, delay_ms, tuple(routes)))
+        table.close()
+    return tuple(tiers)
 
 
 def _redrive(place: Located, queue: str) -> Redrive:
@@ -143,45 +161,16 @@ def _snooze(place: Located) -> LocalWait | None:
     return wait
 
 
-def _tier(place: Located) -> Tier:
-    table = place.table()
-    delay_ms = table.need("delay", Located.duration_ms, 0, "a duration like 30s")
-    tier = Tier(
-        table.read("name", Located.text, format_duration(delay_ms)),
-        delay_ms,
-        tuple(_route(item) for item in table.items("routes")),
-    )
-    table.close()
-    return tier
-
-
-def _route(place: Located) -> Route:
-    table = place.table()
-    queue = table.need("queue", Located.text, "", "the name of the retry queue")
-    route = Route(
-        table.read("exchange", Located.text, ""),
-        table.read("key", Located.text, queue),
-        queue,
-        table.read("pattern", Located.text, "#"),
-    )
-    table.close()
-    return route
-
-
-def _stamps(table: Table, key: str) -> tuple[Stamp, ...]:
-    return tuple(_stamp(item) for item in table.items(key))
-
-
-def _stamp(place: Located) -> Stamp:
-    table = place.table()
-    facts = ", ".join(Fact)
-    stamp = Stamp(
-        table.need("header", Located.text, "", "the name of a header"),
-        table.need("fact", lambda inner: inner.option(Fact), Fact.NOW, f"one of {facts}"),
-        table.read("once", Located.flag, False),
-    )
-    table.close()
-    return stamp
+def _header_stamps(plan: Table, key: str) -> tuple[Stamp, ...]:
+    stamps = []
+    for item in plan.items(key):
+        table = item.table()
+        header = table.need("header", Located.text, "", "the name of a header")
+        facts = f"one of {', '.join(Fact)}"
+        fact = table.need("fact", lambda inner: inner.option(Fact), Fact.NOW, facts)
+        stamps.append(Stamp(header, fact, table.read("once", Located.flag, False)))
+        table.close()
+    return tuple(stamps)
 
 
 def read_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
@@ -189,21 +178,16 @@ def read_document(data: Mapping[str, object], *, where: str = "topology") -> Top
     root = Located("", data, [])
     reader = _DocumentReader(root.table())
     topology = reader.topology()
-    blamed = [problem.path for problem in root.problems]
+    blamed = {problem.path for problem in root.problems}
+    # What only follows from something that could not be read, at its path or above it, goes unsaid.
+    above = tuple(f"{path}{step}" for path in blamed for step in ".[")
     root.problems.extend(
         problem
         for problem in problems(topology, binding_paths=reader.binding_paths)
-        if not _explained(problem, blamed)
+        if problem.path not in blamed and not problem.path.startswith(above)
     )
     root.check(where)
     return topology
-
-
-def _explained(problem: Problem, blamed: list[str]) -> bool:
-    """Whether it only follows from something that could not be read at or above its place."""
-    return any(
-        problem.path == path or problem.path.startswith((f"{path}.", f"{path}[")) for path in blamed
-    )
 
 
 class _DocumentReader:
@@ -228,7 +212,19 @@ class _DocumentReader:
         for place in root.items("bindings"):
             self.binding(place)
         self.plans += [read_plan(*entry) for entry in explicit.items()]
-        policies = tuple(_policy(*entry) for entry in root.entries("policies"))
+        policies = []
+        for policy, place in root.entries("policies"):
+            table = place.table()
+            policies.append(
+                Policy(
+                    policy,
+                    pattern=table.need("pattern", Located.text, "", "a regular expression"),
+                    definition=table.need("definition", decode_table, {}, "a table of policy keys"),
+                    priority=table.read("priority", Located.integer, 0),
+                    apply_to=table.read("apply_to", Located.text, "all"),
+                )
+            )
+            table.close()
         foreign = {key: freeze(decode(place)) for key, place in root.entries("foreign")}
         root.close()
         return Topology(
@@ -237,7 +233,7 @@ class _DocumentReader:
             tuple(self.queues),
             tuple(self.bindings),
             tuple(self.plans),
-            policies,
+            tuple(policies),
             MappingProxyType(foreign),
             frozenset(self.unconsumed),
         )
@@ -268,7 +264,22 @@ class _DocumentReader:
             self.queues += queues
             self.plans += [plan] if plan else []
         else:
-            self.queues.append(_plain(name, table))
+            for key in ("retry", "attempts", "delivery_limit"):
+                beside = table.get(key)
+                if beside is not None:
+                    beside.wrong('`pattern = "recommended"` beside it')
+            self.queues.append(
+                Queue(
+                    name,
+                    type=table.read(
+                        "type", lambda inner: inner.option(QueueType), QueueType.CLASSIC
+                    ),
+                    durable=table.read("durable", Located.flag, True),
+                    exclusive=table.read("exclusive", Located.flag, False),
+                    auto_delete=table.read("auto_delete", Located.flag, False),
+                    arguments=table.read("arguments", decode_table, {}),
+                )
+            )
         for item in table.items("bindings"):
             self.binding(item, to=name)
         table.close()
@@ -277,27 +288,28 @@ class _DocumentReader:
         """One binding; `to` is known where it stands under the queue or exchange it feeds."""
         table = place.table()
         source = table.need("exchange", Located.text, "", "the name of an exchange")
-        destination, to_exchange = (to, to_exchange) if to is not None else _destination(table)
+        if to is None:
+            exchange = table.get("to_exchange")
+            if exchange is not None and table.get("queue") is not None:
+                exchange.wrong("either `queue` or `to_exchange`", "both")
+            to_exchange = exchange is not None
+            expected = "the name of a queue, or `to_exchange`"
+            to = (
+                table.need("queue", Located.text, "", expected)
+                if exchange is None
+                else exchange.text()
+            )
         self.binding_paths.append(place.path)
         self.bindings.append(
             Binding(
                 source,
-                destination,
+                to,
                 table.read("key", Located.text, ""),
                 to_exchange,
                 table.read("arguments", decode_table, {}),
             )
         )
         table.close()
-
-
-def _destination(table: Table) -> tuple[str, bool]:
-    queue, exchange = table.get("queue"), table.get("to_exchange")
-    if queue is not None and exchange is not None:
-        exchange.wrong("either `queue` or `to_exchange`", "both")
-    if queue is None and exchange is not None:
-        return exchange.text(), True
-    return table.need("queue", Located.text, "", "the name of a queue, or `to_exchange`"), False
 
 
 def _pattern(table: Table, silent: bool) -> Pattern:
@@ -309,34 +321,6 @@ def _pattern(table: Table, silent: bool) -> Pattern:
         return place.option(Pattern)
     place.option(Pattern)
     return Pattern.NONE if table.get("retry") is None else Pattern.RECOMMENDED
-
-
-def _plain(name: str, table: Table) -> Queue:
-    for key in ("retry", "attempts", "delivery_limit"):
-        place = table.get(key)
-        if place is not None:
-            place.wrong('`pattern = "recommended"` beside it')
-    return Queue(
-        name,
-        type=table.read("type", lambda inner: inner.option(QueueType), QueueType.CLASSIC),
-        durable=table.read("durable", Located.flag, True),
-        exclusive=table.read("exclusive", Located.flag, False),
-        auto_delete=table.read("auto_delete", Located.flag, False),
-        arguments=table.read("arguments", decode_table, {}),
-    )
-
-
-def _policy(name: str, place: Located) -> Policy:
-    table = place.table()
-    policy = Policy(
-        name,
-        pattern=table.need("pattern", Located.text, "", "a regular expression"),
-        definition=table.need("definition", decode_table, {}, "a table of policy keys"),
-        priority=table.read("priority", Located.integer, 0),
-        apply_to=table.read("apply_to", Located.text, "all"),
-    )
-    table.close()
-    return policy
 
 
 class Pattern(StrEnum):
@@ -365,7 +349,11 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
         return (Queue(name, QueueType.QUORUM, arguments=arguments),), None
     plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
     main, *others = hardened_queues(plan, delivery_limit=delivery_limit)
-    _no_overriding(table, main, arguments)
+    # The pattern's own arguments are what keeps messages safe, so they are not up for change.
+    for key in main.arguments.keys() & arguments.keys():
+        hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
+        own = table.place.inner("arguments", None).inner(key, arguments[key])
+        own.wrong(f"this argument left to the pattern{hint}")
     together = {**main.arguments, **arguments}
     return (replace(main, arguments=together), *others), plan
 
@@ -429,29 +417,34 @@ def _delay_ms(place: Located) -> int:
     return delay_ms
 
 
-def _no_overriding(table: Table, main: Queue, arguments: dict[str, FieldValue]) -> None:
-    """The pattern's own arguments are what keeps messages safe, so they are not up for change."""
-    place = table.place.inner("arguments", None)
-    for key in main.arguments.keys() & arguments.keys():
-        hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
-        place.inner(key, arguments[key]).wrong(f"this argument left to the pattern{hint}")
-
-
-_Tables = dict[str, dict[str, object]]
-
-
 def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
     """The document in short form, its bindings `nested` or in a list of their own.
 
-    It need not mean the same: order can be lost, so whoever writes it reads it back first.
+    It need not mean the same: order can be lost, so `to_document` reads it back first.
     """
     # The queues that have a short form.
     forms = ((plan.queue, write_recommended(plan, topology)) for plan in topology.plans)
     short = {queue: form for queue, form in forms if form is not None}
     exchanges = {item.name: write_exchange(item, terse=True) for item in topology.exchanges}
-    queues = _queues(topology, short)
+    implied = {
+        queue.name
+        for plan in topology.plans
+        if plan.queue in short
+        for queue in hardened_queues(plan)
+    }
+    queues = {
+        queue.name: short.get(queue.name) or write_queue(queue, topology, terse=True)
+        for queue in topology.queues
+        if queue.name in short or queue.name not in implied
+    }
     for item in topology.bindings if nested else ():
-        _nest(item, exchanges if item.to_exchange else queues)
+        # Under what it feeds; one that feeds something implied has no place there.
+        home = (exchanges if item.to_exchange else queues).get(item.destination)
+        if home is not None:
+            written = write_binding(item, terse=True)
+            here = {key: written[key] for key in written if key not in ("queue", "to_exchange")}
+            already = home.get("bindings")
+            home["bindings"] = [*(already if isinstance(already, list) else []), here]
     whole = write_explicit(topology, terse=True) | {
         "exchanges": exchanges,
         "queues": queues,
@@ -464,31 +457,6 @@ def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
     return {
         key: value for key, value in whole.items() if value and not (nested and key == "bindings")
     }
-
-
-def _queues(topology: Topology, short: _Tables) -> _Tables:
-    """All queues but those that a short form stands for."""
-    implied = {
-        queue.name
-        for plan in topology.plans
-        if plan.queue in short
-        for queue in hardened_queues(plan)
-    }
-    return {
-        queue.name: short.get(queue.name) or write_queue(queue, topology, terse=True)
-        for queue in topology.queues
-        if queue.name in short or queue.name not in implied
-    }
-
-
-def _nest(binding: Binding, tables: _Tables) -> None:
-    """Put a binding under what it feeds; one that feeds something implied has no place there."""
-    written = write_binding(binding, terse=True)
-    home = tables.get(binding.destination)
-    if home is not None:
-        here = {key: value for key, value in written.items() if key not in ("queue", "to_exchange")}
-        already = home.get("bindings")
-        home["bindings"] = [*(already if isinstance(already, list) else []), here]
 
 
 _Field = tuple[str, object, object]
@@ -577,7 +545,11 @@ def write_plan(plan: Plan, terse: bool) -> dict[str, object]:
         ("count", str(plan.count), None),
         ("count_header", plan.count_header, None),
         ("snooze_exhausts", plan.snooze_exhausts, False),
-        ("snooze", wait and {"min": _duration(wait.min_ms), "max": _duration(wait.max_ms)}, None),
+        (
+            "snooze",
+            wait and {"min": format_duration(wait.min_ms), "max": format_duration(wait.max_ms)},
+            None,
+        ),
         (
             "parking",
             {
@@ -617,7 +589,7 @@ def _write_tier(tier: Tier, terse: bool) -> dict[str, object]:
     return _fields(
         terse,
         ("name", tier.name, None),
-        ("delay", _duration(tier.delay_ms), None),
+        ("delay", format_duration(tier.delay_ms), None),
         (
             "routes",
             [
@@ -633,7 +605,3 @@ def _write_tier(tier: Tier, terse: bool) -> dict[str, object]:
             None,
         ),
     )
-
-
-def _duration(duration_ms: int) -> str:
-    return format_duration(duration_ms)

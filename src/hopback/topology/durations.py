@@ -36,7 +36,17 @@ def parse_duration_ms(value: str | int | timedelta) -> int:
         value = -(-value // timedelta(milliseconds=1))  # never shorter than it says
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"expected {_EXAMPLES}, or whole milliseconds, got {value!r}")
-    duration_ms = _parse_text(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        found = _FORM.fullmatch(value.strip())
+        if found is None or not any(found.groups()):
+            # The commonest mistake is a number without its unit.
+            hint = f" (add a unit, as in {value.strip()}s)" if value.isdecimal() else ""
+            raise ValueError(f"expected {_EXAMPLES}, got {_short(value)}{hint}")
+        amounts = (int(amount or 0) for amount in found.groups())
+        units = (unit_ms for _, unit_ms in _UNITS)
+        duration_ms = sum(amount * unit for amount, unit in zip(amounts, units, strict=True))
+    else:
+        duration_ms = value
     if not 0 <= duration_ms <= LONGEST_MS:
         raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {_short(value)}")
     return duration_ms
@@ -76,19 +86,6 @@ def format_duration(duration_ms: int) -> str:
         if amount:
             parts.append(f"{amount}{unit}")
     return "".join(parts) or "0s"
-
-
-def _parse_text(text: str) -> int:
-    found = _FORM.fullmatch(text.strip())
-    if found is None or not any(found.groups()):
-        raise ValueError(f"expected {_EXAMPLES}, got {_short(text)}{_hint(text)}")
-    amounts = (int(amount or 0) for amount in found.groups())
-    return sum(amount * unit_ms for amount, (_, unit_ms) in zip(amounts, _UNITS, strict=True))
-
-
-def _hint(text: str) -> str:
-    """What to do about the commonest mistake: a number without its unit."""
-    return f" (add a unit, as in {text.strip()}s)" if text.isdecimal() else ""
 
 
 def _short(value: str | int) -> str:

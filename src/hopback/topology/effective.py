@@ -74,24 +74,17 @@ def effective_arguments(
         if known is not None and queue.type not in known.types:
             continue
         own = merged.get(name)
-        merged[name] = by_policy if own is None else _chosen(queue, name, own, by_policy, version)
+        prevails = Prevails.ARGUMENT if known is None else known.prevails
+        # Before 4.0 the policy wins over the `x-expires` of a quorum queue too.
+        old = name == "x-expires" and version is not None and version < _V4_0
+        by_type = prevails is Prevails.POLICY_OF_QUORUM or old
+        if own is None or (by_type and queue.type is QueueType.QUORUM):
+            merged[name] = by_policy
+        elif prevails is Prevails.SMALLER and isinstance(own, int) and isinstance(by_policy, int):
+            # A negative delivery limit means none, so any real limit counts before it.
+            smaller, larger = sorted((own, by_policy))
+            merged[name] = larger if smaller < 0 else smaller
     return merged
-
-
-def _chosen(
-    queue: Queue, name: str, own: FieldValue, by_policy: FieldValue, version: BrokerVersion | None
-) -> FieldValue:
-    """What holds where both speak."""
-    known = QUEUE_ARGUMENTS.get(name)
-    prevails = Prevails.ARGUMENT if known is None else known.prevails
-    # Before 4.0 the policy wins over the `x-expires` of a quorum queue too.
-    old = name == "x-expires" and version is not None and version < _V4_0
-    if queue.type is QueueType.QUORUM and (prevails is Prevails.POLICY_OF_QUORUM or old):
-        return by_policy
-    if prevails is Prevails.SMALLER and isinstance(own, int) and isinstance(by_policy, int):
-        # A negative delivery limit means none, so any real limit counts before it.
-        return max(own, by_policy) if min(own, by_policy) < 0 else min(own, by_policy)
-    return own
 
 
 def delivery_limit(queue: Queue, version: BrokerVersion) -> int | None:
@@ -111,20 +104,21 @@ def delivery_limit(queue: Queue, version: BrokerVersion) -> int | None:
 
 def effective_topology(topology: Topology, version: BrokerVersion | None = None) -> Topology:
     """The same topology with each queue and exchange as its policy makes it."""
+    exchanges = []
+    for exchange in topology.exchanges:
+        policy = applied_policy(exchange, topology.policies)
+        alternate = policy.definition.get("alternate-exchange") if policy else None
+        # It takes nothing else from a policy, and that only if it names none itself.
+        if alternate is not None and "alternate-exchange" not in exchange.arguments:
+            arguments = {**exchange.arguments, "alternate-exchange": alternate}
+            exchanges.append(replace(exchange, arguments=arguments))
+        else:
+            exchanges.append(exchange)
     return replace(
         topology,
-        exchanges=tuple(_exchange(each, topology.policies) for each in topology.exchanges),
+        exchanges=tuple(exchanges),
         queues=tuple(
             replace(each, arguments=effective_arguments(each, topology.policies, version))
             for each in topology.queues
         ),
     )
-
-
-def _exchange(exchange: Exchange, policies: Iterable[Policy]) -> Exchange:
-    """An exchange takes only its alternate exchange from a policy, if it names none itself."""
-    policy = applied_policy(exchange, policies)
-    alternate = policy.definition.get("alternate-exchange") if policy else None
-    if alternate is None or "alternate-exchange" in exchange.arguments:
-        return exchange
-    return replace(exchange, arguments={**exchange.arguments, "alternate-exchange": alternate})

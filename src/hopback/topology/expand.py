@@ -161,22 +161,21 @@ def recommended_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | Non
     problems = tuple(_recommended_problems(queue, tiers_ms, attempts))
     if problems:
         raise InvalidTopology(problems, where=f"recommended plan of queue {queue!r}")
+    tiers = []
+    for delay_ms in tiers_ms:
+        name = format_duration(delay_ms)
+        waiting = f"{queue}.retry.{name}"
+        tiers.append(Tier(name, delay_ms, (Route("", waiting, waiting),)))
     return Plan(
         queue=queue,
         attempts=len(tiers_ms) + 1 if attempts is None else attempts,
-        tiers=tuple(_own_tier(queue, delay_ms) for delay_ms in tiers_ms),
+        tiers=tuple(tiers),
         leave=Leave.PUBLISH,
         returns=Return.QUEUE,
         parking=Parking(f"{queue}.dlq", Leave.PUBLISH, "", f"{queue}.dlq"),
         count=Count.HEADER,
         redrive=Redrive("", queue),
     )
-
-
-def _own_tier(queue: str, delay_ms: int) -> Tier:
-    name = format_duration(delay_ms)
-    waiting = f"{queue}.retry.{name}"
-    return Tier(name, delay_ms, (Route("", waiting, waiting),))
 
 
 def at_least_once(name: str, *arguments: dict[str, FieldValue]) -> Queue:

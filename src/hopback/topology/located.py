@@ -103,7 +103,13 @@ class Located:
         if not isinstance(self.value, Mapping):
             self.wrong("a table")
             return ()
-        return tuple(entry for key in self.value if (entry := self._entry(key)) is not None)
+        found = []
+        for key, value in self.value.items():
+            if isinstance(key, str):
+                found.append((key, self.inner(key, value)))
+            else:
+                self.wrong("text for every key", shown(key))
+        return tuple(found)
 
     def table(self) -> Table:
         """A table of known keys; an empty one if it is none."""
@@ -113,13 +119,6 @@ class Located:
         """Raise InvalidTopology with everything that was noted, if anything was."""
         if self.problems:
             raise InvalidTopology(tuple(dict.fromkeys(self.problems)), where=where)
-
-    def _entry(self, key: object) -> tuple[str, Located] | None:
-        assert isinstance(self.value, Mapping)  # noqa: S101 # its only caller has looked
-        if isinstance(key, str):
-            return key, self.inner(key, self.value[key])
-        self.wrong("text for every key", shown(key))
-        return None
 
 
 class Table:

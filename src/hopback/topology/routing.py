@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -78,16 +79,12 @@ def headers_match(arguments: Headers, headers: Headers) -> bool:
     kind = arguments.get("x-match")
     with_x = kind in ("all-with-x", "any-with-x")
     found = (
-        key in headers and _value_matches(wanted, headers[key])
+        # A void in the binding asks only that the header is there.
+        key in headers and (wanted is None or _comparable(wanted) == _comparable(headers[key]))
         for key, wanted in arguments.items()
         if key != "x-match" and (with_x or not key.startswith("x-"))
     )
     return any(found) if kind in ("any", "any-with-x") else all(found)
-
-
-def _value_matches(wanted: FieldValue, value: FieldValue) -> bool:
-    """A void in the binding asks only that the header is there."""
-    return wanted is None or _comparable(wanted) == _comparable(value)
 
 
 def _comparable(value: FieldValue) -> object:
@@ -141,7 +138,11 @@ class RoutingTable:
         known = self._memo.get((exchange, routing_key))
         if known is None:
             known = self._walk(exchange, (routing_key,), headers)
-            self._remember(exchange, routing_key, known)
+            # The answer is kept unless headers have a part in it.
+            if exchange not in self._by_headers:
+                if len(self._memo) >= _MEMO_SIZE:
+                    self._memo.clear()
+                self._memo[exchange, routing_key] = known
         return known
 
     def route_keys(
@@ -184,34 +185,22 @@ class RoutingTable:
                     waiting.append(name)
         return tuple(sorted(queues))
 
-    def _remember(self, exchange: str, routing_key: str, queues: tuple[str, ...]) -> None:
-        """Keep the answer unless headers have a part in it; start anew when the memo is full."""
-        if exchange in self._by_headers:
-            return
-        if len(self._memo) >= _MEMO_SIZE:
-            self._memo.clear()
-        self._memo[exchange, routing_key] = queues
-
     def _walk(self, exchange: str, keys: Sequence[str], headers: Headers) -> tuple[str, ...]:
         """Follow the bindings from exchange to exchange, each exchange once."""
         if exchange not in self._matchers:
             raise KeyError(exchange)
         seen, waiting, queues = {exchange}, [exchange], set[str]()
         while waiting:
-            for name, is_exchange in self._leaving(waiting.pop(), keys, headers):
+            leaving = waiting.pop()
+            matcher = self._matchers[leaving]
+            matched = {found for key in keys for found in matcher(key, headers)}
+            for name, is_exchange in matched or self._instead(leaving):
                 if not is_exchange:
                     queues.add(name)
                 elif name not in seen:
                     seen.add(name)
                     waiting.append(name)
         return tuple(sorted(queues))
-
-    def _leaving(
-        self, exchange: str, keys: Sequence[str], headers: Headers
-    ) -> Iterable[_Destination]:
-        """What the bindings of one exchange match, else its alternate exchange."""
-        matcher = self._matchers[exchange]
-        return {found for key in keys for found in matcher(key, headers)} or self._instead(exchange)
 
     def _instead(self, exchange: str) -> Iterator[_Destination]:
         """The alternate exchange, if there is one and it is declared."""
@@ -253,7 +242,10 @@ def _matcher(exchange: Exchange, bindings: Sequence[Binding]) -> _Matcher:
                 by_key[binding.routing_key].add(_destination(binding))
             return lambda key, _headers: by_key.get(key, ())
         case ExchangeType.TOPIC:
-            return _topic(bindings)
+            trie = _Trie()
+            for binding in bindings:
+                trie.add(binding.routing_key, _destination(binding))
+            return trie.match
         case ExchangeType.HEADERS:
             asked = [(binding.arguments, _destination(binding)) for binding in bindings]
             return lambda _key, headers: [
@@ -265,13 +257,6 @@ def _matcher(exchange: Exchange, bindings: Sequence[Binding]) -> _Matcher:
 
 def _destination(binding: Binding) -> _Destination:
     return binding.destination, binding.to_exchange
-
-
-def _topic(bindings: Sequence[Binding]) -> _Matcher:
-    trie = _Trie()
-    for binding in bindings:
-        trie.add(binding.routing_key, _destination(binding))
-    return trie.match
 
 
 def _words(key: str) -> list[str]:
@@ -350,34 +335,18 @@ def find_entrance(
     made from the bindings: `orders.*` is tried as `orders.example`.
     """
     table = RoutingTable(topology.exchanges, [q.name for q in topology.queues], topology.bindings)
-    for entrance in _candidates(topology, queue, exchange, routing_key):
-        if queue in _reached(table, entrance):
-            return entrance
-    raise CannotSimulate(_complaint(topology, queue, exchange, routing_key))
-
-
-def _reached(table: RoutingTable, entrance: Entrance) -> tuple[str, ...]:
-    try:
-        return table.route(entrance.exchange, entrance.routing_key)
-    except KeyError:
-        return ()
-
-
-def _candidates(
-    topology: Topology, queue: str, exchange: str | None, routing_key: str | None
-) -> Iterator[Entrance]:
-    for name in _exchanges(topology) if exchange is None else (exchange,):
-        for key in _keys(topology, queue) if routing_key is None else (routing_key,):
-            yield Entrance(name, key)
-
-
-def _exchanges(topology: Topology) -> list[str]:
-    """Every exchange, those for producers first, the default exchange last."""
     plans = topology.plans
     inner = {plan.parking.exchange for plan in plans}
     inner |= {route.exchange for plan in plans for tier in plan.tiers for route in tier.routes}
     names = [each.name for each in topology.exchanges if not each.internal]
-    return [*sorted(names, key=lambda name: name in inner), ""]
+    # Those for producers first, the default exchange last.
+    exchanges = [*sorted(names, key=lambda name: name in inner), ""]
+    for name in exchanges if exchange is None else (exchange,):
+        for key in _keys(topology, queue) if routing_key is None else (routing_key,):
+            with suppress(KeyError):  # an exchange that was given and does not exist
+                if queue in table.route(name, key):
+                    return Entrance(name, key)
+    raise CannotSimulate(_complaint(topology, queue, exchange, routing_key))
 
 
 def _keys(topology: Topology, queue: str) -> Iterator[str]:

@@ -21,6 +21,10 @@ __all__ = ["write_table"]
 def write_table(topology: Topology) -> str:
     """Everything a topology holds, as text without any control character of its names."""
     roles = queue_roles(topology)
+    plans = []
+    for plan in topology.plans:
+        plans.append(f"When the handler of {printable(plan.queue)} fails:")
+        plans += [f"  {line}" for line in plan_in_words(plan)]
     parts = (
         [printable(topology.name)],
         _section("EXCHANGE", ("TYPE", "OPTIONS"), map(_exchange, topology.exchanges)),
@@ -36,7 +40,7 @@ def write_table(topology: Topology) -> str:
         _section(
             "POLICY", ("PATTERN", "APPLIES TO", "DEFINITION"), map(_policy, topology.policies)
         ),
-        [line for plan in topology.plans for line in _plan(plan.queue, plan_in_words(plan))],
+        plans,
     )
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -47,12 +51,10 @@ def _section(first: str, others: Sequence[str], rows: Iterable[Sequence[str]]) -
     if len(lines) == 1:
         return []
     widths = [max(len(row[column]) for row in lines) for column in range(len(others) + 1)]
-    return [_line(row, widths) for row in lines]
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-    return "  ".join(cells).rstrip()
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in lines
+    ]
 
 
 def _exchange(exchange: Exchange) -> tuple[str, str, str]:
@@ -104,7 +106,3 @@ def _value(key: str, value: FieldValue) -> str:
     if isinstance(value, str) and value and " " not in value:
         return printable(value)
     return shown(value)
-
-
-def _plan(queue: str, sentences: Sequence[str]) -> list[str]:
-    return [f"When the handler of {printable(queue)} fails:", *(f"  {line}" for line in sentences)]

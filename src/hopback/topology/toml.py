@@ -32,7 +32,9 @@ def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
     except RecursionError:
         raise _no_toml("line 1", "values nested too deeply", where) from None
     except ValueError as error:
-        raise _syntax_error(str(error), where) from None
+        found = _POSITION.fullmatch(str(error))
+        said, place = found.groups() if found else (str(error), "file")
+        raise _no_toml(place, f"a syntax error: {said}", where) from None
     return from_document(data, where=where)
 
 
@@ -41,12 +43,6 @@ def write_toml(topology: Topology) -> str:
     import tomli_w
 
     return tomli_w.dumps(to_document(topology, terse=True))
-
-
-def _syntax_error(message: str, where: str) -> InvalidTopology:
-    found = _POSITION.fullmatch(message)
-    text, place = found.groups() if found else (message, "file")
-    return _no_toml(place, f"a syntax error: {text}", where)
 
 
 def _no_toml(place: str, got: str, where: str) -> InvalidTopology:

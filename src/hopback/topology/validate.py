@@ -38,16 +38,36 @@ def plan_problems(plan: Plan, topology: Topology) -> Iterator[Problem]:
     if plan.attempts > 1 and not plan.tiers:
         yield Problem(f"{path}.tiers", f"a tier to wait in before attempt {plan.attempts}", "none")
     yield from _tiers(path, plan, topology)
-    yield from _exits(path, plan, topology)
-    yield from _snooze(path, plan, topology)
-    yield from _headers(path, plan)
+    yield from _queue_known(f"{path}.parking.queue", plan.parking.queue, topology)
+    yield from _exchange_known(f"{path}.parking.exchange", plan.parking.exchange, topology)
+    yield from _exchange_known(f"{path}.redrive.exchange", plan.redrive.exchange, topology)
+    if plan.parking.queue == plan.queue:
+        yield Problem(f"{path}.parking.queue", "another queue than its own", shown(plan.queue))
+    if plan.snooze is not None:
+        wait, queue = plan.snooze, topology.queue(plan.queue)
+        if not 0 <= wait.min_ms <= wait.max_ms <= LONGEST_MS:
+            found = f"{shown(wait.min_ms)} to {shown(wait.max_ms)} ms"
+            yield Problem(f"{path}.snooze", "a shortest and a longest wait, in that order", found)
+        if queue is not None and queue.type is not QueueType.CLASSIC:
+            counts = "others count every requeue, and delete the message in the end"
+            yield Problem(f"{path}.snooze", f"a classic queue ({counts})", str(queue.type))
+    if plan.count_header is not None:
+        yield from _header(f"{path}.count_header", plan.count_header)
+    yield from _stamps(f"{path}.retry_stamps", plan.retry_stamps)
+    yield from _stamps(f"{path}.park_stamps", plan.park_stamps)
 
 
 def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
     before: Tier | None = None
     for at, tier in enumerate(plan.tiers):
         here = path_to(f"{path}.tiers", at)
-        yield from _delay(f"{here}.delay", tier, before)
+        wait = f"{shown(tier.delay_ms)} ms"
+        if not 0 <= tier.delay_ms <= LONGEST_MS:
+            yield Problem(f"{here}.delay", f"0 to {LONGEST_MS} ms (ten years)", wait)
+        elif before is not None and 0 <= tier.delay_ms < before.delay_ms <= LONGEST_MS:
+            least = format_duration(before.delay_ms)
+            longer = f"a delay no shorter than the tier before it ({least})"
+            yield Problem(f"{here}.delay", longer, format_duration(tier.delay_ms))
         if not tier.routes:
             yield Problem(f"{here}.routes", "at least one way into a retry queue", "none")
         for number, route in enumerate(tier.routes):
@@ -60,42 +80,6 @@ def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
     names = [tier.name for tier in different]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem(f"{path}.tiers", "each tier to have a name of its own", shown(name))
-
-
-def _delay(path: str, tier: Tier, before: Tier | None) -> Iterator[Problem]:
-    if not 0 <= tier.delay_ms <= LONGEST_MS:
-        yield Problem(path, f"0 to {LONGEST_MS} ms (ten years)", f"{shown(tier.delay_ms)} ms")
-    elif before is not None and 0 <= tier.delay_ms < before.delay_ms <= LONGEST_MS:
-        longer = f"a delay no shorter than the tier before it ({format_duration(before.delay_ms)})"
-        yield Problem(path, longer, format_duration(tier.delay_ms))
-
-
-def _exits(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
-    yield from _queue_known(f"{path}.parking.queue", plan.parking.queue, topology)
-    yield from _exchange_known(f"{path}.parking.exchange", plan.parking.exchange, topology)
-    yield from _exchange_known(f"{path}.redrive.exchange", plan.redrive.exchange, topology)
-    if plan.parking.queue == plan.queue:
-        yield Problem(f"{path}.parking.queue", "another queue than its own", shown(plan.queue))
-
-
-def _snooze(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
-    wait = plan.snooze
-    if wait is None:
-        return
-    if not 0 <= wait.min_ms <= wait.max_ms <= LONGEST_MS:
-        found = f"{shown(wait.min_ms)} to {shown(wait.max_ms)} ms"
-        yield Problem(f"{path}.snooze", "a shortest and a longest wait, in that order", found)
-    queue = topology.queue(plan.queue)
-    if queue is not None and queue.type is not QueueType.CLASSIC:
-        expected = "a classic queue (others count every requeue, and delete the message in the end)"
-        yield Problem(f"{path}.snooze", expected, str(queue.type))
-
-
-def _headers(path: str, plan: Plan) -> Iterator[Problem]:
-    if plan.count_header is not None:
-        yield from _header(f"{path}.count_header", plan.count_header)
-    yield from _stamps(f"{path}.retry_stamps", plan.retry_stamps)
-    yield from _stamps(f"{path}.park_stamps", plan.park_stamps)
 
 
 def _stamps(path: str, stamps: tuple[Stamp, ...]) -> Iterator[Problem]:
@@ -136,11 +120,17 @@ def problems(
     `binding_paths` tells where each binding stands in the file it was read from.
     """
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
+    unreserved = f"a name that does not begin with {_RESERVED} (RabbitMQ keeps those for itself)"
     return (
         *_text("name", topology.name),
         *broker_problems(topology, binding_paths=paths),
         *_repeated(topology),
-        *_reserved(topology),
+        *(
+            Problem(path_to(section, item.name), unreserved, shown(item.name))
+            for section, objects in (("exchanges", topology.exchanges), ("queues", topology.queues))
+            for item in objects
+            if item.name.startswith(_RESERVED)
+        ),
         *_dangling(topology, paths),
         *_unconsumed(topology),
         *(problem for plan in topology.plans for problem in plan_problems(plan, topology)),
@@ -180,24 +170,18 @@ def _exchange(exchange: Exchange) -> Iterator[Problem]:
 def _queue(queue: Queue) -> Iterator[Problem]:
     path = path_to("queues", queue.name)
     yield from _text(path, queue.name)
-    if queue.type is not QueueType.CLASSIC:
-        yield from _replicated(path, queue)
-    yield from _table(f"{path}.arguments", queue.arguments)
-    for name, value in queue.arguments.items():
-        yield from _argument(path_to(f"{path}.arguments", name), queue, name, value)
-
-
-def _replicated(path: str, queue: Queue) -> Iterator[Problem]:
-    """Quorum queues and streams outlive every connection, so they cannot be tied to one."""
-    for name, value, expected in (
+    # Quorum queues and streams outlive every connection, so they cannot be tied to one.
+    for name, found, expected in (
         ("durable", queue.durable, True),
         ("exclusive", queue.exclusive, False),
         ("auto_delete", queue.auto_delete, False),
     ):
-        if value is not expected:
-            yield Problem(
-                f"{path}.{name}", f"{shown(expected)} for a {queue.type} queue", shown(value)
-            )
+        if found is not expected and queue.type is not QueueType.CLASSIC:
+            wanted = f"{shown(expected)} for a {queue.type} queue"
+            yield Problem(f"{path}.{name}", wanted, shown(found))
+    yield from _table(f"{path}.arguments", queue.arguments)
+    for name, value in queue.arguments.items():
+        yield from _argument(path_to(f"{path}.arguments", name), queue, name, value)
 
 
 def _argument(path: str, queue: Queue, name: str, value: FieldValue) -> Iterator[Problem]:
@@ -307,14 +291,6 @@ def _repeated(topology: Topology) -> Iterator[Problem]:
     names = [plan.queue for plan in topology.plans]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem(path_to("plans", name), "one plan for this queue", str(names.count(name)))
-
-
-def _reserved(topology: Topology) -> Iterator[Problem]:
-    expected = f"a name that does not begin with {_RESERVED} (RabbitMQ keeps those for itself)"
-    for section, objects in (("exchanges", topology.exchanges), ("queues", topology.queues)):
-        for item in objects:
-            if item.name.startswith(_RESERVED):
-                yield Problem(path_to(section, item.name), expected, shown(item.name))
 
 
 def _unconsumed(topology: Topology) -> Iterator[Problem]:

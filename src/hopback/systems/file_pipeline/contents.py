@@ -105,14 +105,9 @@ def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection
         )
     if found != declared and not (found == "text/plain" and declared in _TEXTUAL):
         return Rejection("TYPE_MISMATCH", f"Declared as {declared}; its bytes are {found}.")
-    if declared == "application/json" and not _is_json(content):
-        return Rejection("INVALID_JSON", "Declared as application/json; its text is no JSON.")
+    if declared == "application/json":
+        try:
+            json.loads(content)
+        except (ValueError, RecursionError):
+            return Rejection("INVALID_JSON", "Declared as application/json; its text is no JSON.")
     return declared
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        json.loads(content)
-    except (ValueError, RecursionError):
-        return False
-    return True

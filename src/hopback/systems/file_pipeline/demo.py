@@ -77,7 +77,12 @@ async def _traffic(host: Host) -> None:
 
 def _samples() -> Iterator[tuple[str, bytes, str]]:
     """Files without end, most of them good."""
-    good = _picture(zlib.compress(b"".join(_lines(120, 90))), 120, 90)
+    # A gradient, line by line, as PNG wants it.
+    lines = (
+        b"\x00" + b"".join(bytes((255 * x // 120, 255 * y // 90, 128)) for x in range(120))
+        for y in range(90)
+    )
+    good = _picture(zlib.compress(b"".join(lines)), 120, 90)
     broken = _picture(b"these are no compressed pixels", 120, 90)
     kinds = (
         ("holiday.png", good, "image/png"),
@@ -88,14 +93,6 @@ def _samples() -> Iterator[tuple[str, bytes, str]]:
         ("table.csv", b"name,amount\nana,3\nbruno,5\n", "text/csv"),
     )
     return itertools.cycle(kinds)
-
-
-def _lines(width: int, height: int) -> Iterator[bytes]:
-    """A gradient, line by line, as PNG wants it."""
-    for y in range(height):
-        yield b"\x00" + b"".join(
-            bytes((255 * x // width, 255 * y // height, 128)) for x in range(width)
-        )
 
 
 def _picture(pixels: bytes, width: int, height: int) -> bytes:

@@ -210,16 +210,14 @@ def payload_of(envelope: PipelineMessage, *wanted: type[Any]) -> Any:
         expected = " or ".join(kind.TYPE for kind in wanted)
         raise Malformed(f"type: expected {expected}, got {envelope.type[:80]!r}")
     hints = get_type_hints(found)
-    names = [field.name for field in fields(found)]
-    return found(**{name: _fitting(envelope.payload, name, hints[name]) for name in names})
-
-
-def _fitting(payload: dict[str, Any], name: str, wanted: Any) -> Any:
-    kind = getattr(wanted, "__origin__", wanted)
-    value = payload.get(name)
-    if type(value) is not kind:
-        raise Malformed(f"payload.{name}: expected {kind.__name__}, got {type(value).__name__}")
-    return value
+    values = {}
+    for name in (field.name for field in fields(found)):
+        kind = getattr(hints[name], "__origin__", hints[name])
+        values[name] = envelope.payload.get(name)
+        if type(values[name]) is not kind:
+            got = type(values[name]).__name__
+            raise Malformed(f"payload.{name}: expected {kind.__name__}, got {got}")
+    return found(**values)
 
 
 def message_of(

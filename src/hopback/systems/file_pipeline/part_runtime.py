@@ -87,8 +87,13 @@ class PartRuntime:
             owner = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
             self._relay = Relay(Outbox(self._engine, owner, self.clock), publish)
             works = (_relaying(self._relay), self._forget(), *(one() for one in self._attendants))
-            async with _running(*works):
+            tasks = [asyncio.ensure_future(work) for work in works]
+            try:
                 yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
             # Publish what the last handlers left; whatever cannot go now stays in the outbox.
             try:
                 await self._relay.sweep()
@@ -171,14 +176,3 @@ async def _relaying(relay: Relay) -> None:
         except Exception:
             _LOG.exception("the outbox relay failed and tries again")
             await asyncio.sleep(_REST_S)
-
-
-@asynccontextmanager
-async def _running(*works: Awaitable[None]) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

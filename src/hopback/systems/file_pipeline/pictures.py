@@ -62,21 +62,18 @@ def thumbnail_of(content: bytes, max_pixels: int) -> tuple[bytes, int, int]:
 def describe_picture(content: bytes, max_pixels: int) -> dict[str, Any]:
     """Format, dimensions, frames and EXIF. Only the head is read: broken pixels do not matter."""
     with _opened(content, max_pixels) as picture:
+        try:
+            frames = int(getattr(picture, "n_frames", 1))
+        except Exception:  # counting frames reads on, and the rest may be broken
+            frames = 1
         return {
             "format": picture.format,
             "width": picture.width,
             "height": picture.height,
             "mode": picture.mode,
-            "frames": _frames(picture),
+            "frames": frames,
             "exif": _exif(picture),
         }
-
-
-def _frames(picture: Image.Image) -> int:
-    try:
-        return int(getattr(picture, "n_frames", 1))
-    except Exception:  # counting frames reads on, and the rest may be broken
-        return 1
 
 
 def _exif(picture: Image.Image) -> dict[str, str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback.systems.file_pipeline.settings import PipelineSettings
-    from hopback.systems.file_pipeline.storage import FileStorage, IncomingFile
+    from hopback.systems.file_pipeline.storage import FileStorage
 
 __all__ = ["FileForm", "ReceivedFile", "receive"]
 
@@ -142,8 +142,15 @@ async def receive(
     file_id = str(uuid.uuid4())
     incoming = await asyncio.to_thread(storage.receive, file_id)
     try:
+        size = total = 0
         async with asyncio.timeout(settings.upload_s):
-            size = await _stream(request, form, incoming, settings.max_bytes)
+            async for chunk in request.stream():
+                taken = form.feed(chunk)
+                total, size = total + len(chunk), size + len(taken)
+                if size > settings.max_bytes or total > settings.max_bytes + _FORM_BYTES:
+                    raise _too_large(settings.max_bytes)
+                if taken:
+                    await asyncio.to_thread(incoming.write, taken)
         form.finish()
         if not size:
             raise RequestRefused("the file is empty")
@@ -157,16 +164,3 @@ async def receive(
 
 def _too_large(max_bytes: int) -> RequestRefused:
     return RequestRefused(f"expected a file of at most {max_bytes} bytes", 413)
-
-
-async def _stream(request: Request, form: FileForm, incoming: IncomingFile, max_bytes: int) -> int:
-    """Write the file as it comes; its size."""
-    size = total = 0
-    async for chunk in request.stream():
-        taken = form.feed(chunk)
-        total, size = total + len(chunk), size + len(taken)
-        if size > max_bytes or total > max_bytes + _FORM_BYTES:
-            raise _too_large(max_bytes)
-        if taken:
-            await asyncio.to_thread(incoming.write, taken)
-    return size

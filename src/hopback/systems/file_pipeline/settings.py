@@ -80,25 +80,22 @@ class PipelineSettings:
             mail_to=tuple(filter(None, given.text("MAIL_TO", "").replace(" ", "").split(","))),
             inspection=given.text("FILE_INSPECTION", ""),
         )
-        found._check(given)
+        if found.storage and not found.storage.startswith("s3://"):
+            given.refuse("FILES_STORAGE", "s3://bucket/prefix, or nothing for the folder")
+        # What two variables say together; values that may be secret are not repeated.
+        if found.jwks_url and found.secret:
+            raise SettingsError("ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well")
+        if found.jwks_url and (problem := found.tokens().problem()):
+            raise SettingsError(f"ADMIN_JWKS_URL: {problem}")
+        if found.smtp and not found.smtp.startswith(("smtp://", "smtps://")):
+            raise SettingsError("SMTP_URL: expected smtp://host:port or smtps://host:port")
+        if found.smtp and not found.mail_to:
+            raise SettingsError("MAIL_TO: expected an address, as SMTP_URL is set")
         given.check()
         if found.secret and len(found.secret.encode()) < _SECRET_BYTES:
             # Said without the value: it is a secret all the same.
             raise SettingsError(f"ADMIN_JWT_SECRET: expected at least {_SECRET_BYTES} bytes")
         return found
-
-    def _check(self, given: Variables) -> None:
-        """What two variables say together; values that may be secret are not repeated."""
-        if self.storage and not self.storage.startswith("s3://"):
-            given.refuse("FILES_STORAGE", "s3://bucket/prefix, or nothing for the folder")
-        if self.jwks_url and self.secret:
-            raise SettingsError("ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well")
-        if self.jwks_url and (problem := self.tokens().problem()):
-            raise SettingsError(f"ADMIN_JWKS_URL: {problem}")
-        if self.smtp and not self.smtp.startswith(("smtp://", "smtps://")):
-            raise SettingsError("SMTP_URL: expected smtp://host:port or smtps://host:port")
-        if self.smtp and not self.mail_to:
-            raise SettingsError("MAIL_TO: expected an address, as SMTP_URL is set")
 
     def tokens(self) -> JwtSettings:
         """How administrators' tokens are checked: by the issuer's keys, or by the shared secret."""

@@ -82,15 +82,13 @@ def parameters(topology: Topology, component: str) -> Iterator[Parameter]:
 
 def operator_policies(topology: Topology) -> tuple[Policy, ...]:
     """The policies that operators lay over the others; definitions hold them as parameters."""
-    return tuple(_policies(topology))
-
-
-def _policies(topology: Topology) -> Iterator[Policy]:
+    found = []
     for each in parameters(topology, "operator_policy"):
         pattern, definition = each.text("pattern"), each.value.get("definition")
-        priority = each.value.get("priority", 0)
+        priority, applies_to = each.value.get("priority", 0), each.text("apply-to") or "all"
         if pattern is not None and isinstance(definition, Mapping) and isinstance(priority, int):
-            yield Policy(each.name, pattern, definition, priority, each.text("apply-to") or "all")
+            found.append(Policy(each.name, pattern, definition, priority, applies_to))
+    return tuple(found)
 
 
 Keys: TypeAlias = "defaultdict[str, set[str]]"
@@ -114,7 +112,13 @@ def arrivals(topology: Topology, exchanges: Sequence[Exchange], table: RoutingTa
     """The keys with which bindings and plans bring messages to each queue."""
     keys: Keys = defaultdict(set)
     known = {"", *(exchange.name for exchange in exchanges)}
-    for exchange, key in (*_bound(exchanges, topology.bindings), *_planned(topology)):
+    used = list(_bound(exchanges, topology.bindings))
+    for plan in topology.plans:
+        used.append((plan.parking.exchange, plan.parking.routing_key))
+        used.append((plan.redrive.exchange, plan.redrive.routing_key))
+        routes = (route for tier in plan.tiers for route in tier.routes)
+        used += [(route.exchange, route.routing_key) for route in routes]
+    for exchange, key in used:
         if exchange in known:
             for queue in table.route(exchange, key):
                 keys[queue].add(key)
@@ -138,39 +142,23 @@ def _bound(exchanges: Sequence[Exchange], bindings: Iterable[Binding]) -> Iterat
     behind: defaultdict[str, set[str]] = defaultdict(set)
     kinds = {exchange.name: exchange.type for exchange in exchanges}
     for binding in bindings:
-        own[binding.source].update(_named(kinds.get(binding.source, ""), binding))
+        match kinds.get(binding.source):
+            case ExchangeType.DIRECT:
+                own[binding.source].add(binding.routing_key)
+            case ExchangeType.TOPIC:
+                own[binding.source].update(samples(binding.routing_key))
+            case _:
+                own[binding.source].add(ANY_KEY)
         if binding.to_exchange:
             behind[binding.source].add(binding.destination)
     for exchange in exchanges:
-        for name in _reached(exchange.name, behind):
+        reached, waiting = {exchange.name}, [exchange.name]
+        while waiting:
+            fresh = behind[waiting.pop()] - reached
+            reached |= fresh
+            waiting.extend(fresh)
+        for name in reached:
             yield from ((exchange.name, key) for key in sorted(own[name]))
-
-
-def _named(kind: str, binding: Binding) -> Iterable[str]:
-    match kind:
-        case ExchangeType.DIRECT:
-            return (binding.routing_key,)
-        case ExchangeType.TOPIC:
-            return samples(binding.routing_key)
-    return (ANY_KEY,)
-
-
-def _reached(start: str, behind: Mapping[str, set[str]]) -> set[str]:
-    found, waiting = {start}, [start]
-    while waiting:
-        fresh = behind.get(waiting.pop(), set()) - found
-        found |= fresh
-        waiting.extend(fresh)
-    return found
-
-
-def _planned(topology: Topology) -> Iterator[tuple[str, str]]:
-    """What plans publish themselves."""
-    for plan in topology.plans:
-        yield plan.parking.exchange, plan.parking.routing_key
-        yield plan.redrive.exchange, plan.redrive.routing_key
-        for tier in plan.tiers:
-            yield from ((route.exchange, route.routing_key) for route in tier.routes)
 
 
 _RESTING_NAME = re.compile(
@@ -248,7 +236,11 @@ class Analysis:
     def __init__(self, topology: Topology, version: BrokerVersion | None = None) -> None:
         self.declared = topology
         self.version = version
-        self.topology: Topology = _overruled(effective_topology(topology, version), version)
+        # Policies of operators are laid over all others, and the smaller value wins.
+        ruled = effective_topology(topology, version)
+        operated = replace(ruled, policies=operator_policies(ruled))
+        operated = effective_topology(operated, version)
+        self.topology: Topology = replace(operated, policies=ruled.policies)
         self.queues: dict[str, Queue] = {queue.name: queue for queue in self.topology.queues}
         self.plans: dict[str, Plan] = {plan.queue: plan for plan in topology.plans}
 
@@ -259,7 +251,13 @@ class Analysis:
         What a headers exchange decides by is not known here: it may reach all that is bound.
         """
         every = {exchange.name: exchange for exchange in (*PREDECLARED, *self.topology.exchanges)}
-        return {name: _reaching_all(exchange) for name, exchange in every.items() if name}
+        return {
+            name: replace(exchange, type=ExchangeType.FANOUT)
+            if exchange.type == ExchangeType.HEADERS
+            else exchange
+            for name, exchange in every.items()
+            if name
+        }
 
     @cached_property
     def table(self) -> RoutingTable:
@@ -294,27 +292,29 @@ class Analysis:
             if key is None and self.exists(exchange)
         }
         pass_on(keys, kept, self.table)
-        return {
-            name: self._leg(name, exchange, key, keys[name] or {name})
-            for name, (exchange, key) in sources.items()
-        }
-
-    def _leg(self, source: str, exchange: str, key: str | None, arriving: set[str]) -> Leg:
-        if not self.exists(exchange):
-            return Leg(source, exchange, key, declared=False)
-        routed = {each: self.route(exchange, each) for each in (arriving if key is None else {key})}
-        return Leg(
-            source,
-            exchange,
-            key,
-            declared=True,
-            targets=tuple(sorted({target for targets in routed.values() for target in targets})),
-            lost_keys=tuple(sorted(each for each, targets in routed.items() if not targets)),
-            safe=_at_least_once(self.queues[source]),
-            at_once=tuple(
-                sorted({tuple(sorted(set(to))) for to in routed.values() if len(set(to)) > 1})
-            ),
-        )
+        legs = {}
+        for name, (exchange, key) in sources.items():
+            if not self.exists(exchange):
+                legs[name] = Leg(name, exchange, key, declared=False)
+                continue
+            arriving = (keys[name] or {name}) if key is None else {key}
+            routed = {each: self.route(exchange, each) for each in arriving}
+            reached = [set(targets) for targets in routed.values()]
+            queue = self.queues[name]
+            legs[name] = Leg(
+                name,
+                exchange,
+                key,
+                declared=True,
+                targets=tuple(sorted(set[str]().union(*reached))),
+                lost_keys=tuple(sorted(each for each, targets in routed.items() if not targets)),
+                # The queue keeps a dead letter until it has arrived: that takes all three.
+                safe=queue.type is QueueType.QUORUM
+                and queue.arguments.get("x-dead-letter-strategy") == "at-least-once"
+                and queue.arguments.get("x-overflow") == "reject-publish",
+                at_once=tuple(sorted({tuple(sorted(to)) for to in reached if len(to) > 1})),
+            )
+        return legs
 
     def targets(self, queue: str) -> tuple[str, ...]:
         """The queues that receive its dead letters."""
@@ -343,13 +343,13 @@ class Analysis:
         """The retry queues."""
         by_plan, resting = self._roles_by_plan
         known = by_plan | resting | self.plans.keys()
-        return by_plan | {name for name in self.legs.keys() - known if self._seems_waiting(name)}
-
-    def _seems_waiting(self, name: str) -> bool:
-        queue = self.queues[name]
-        if number(queue, "x-message-ttl") is None or seems_resting(name):
-            return False
-        return any(not seems_resting(target) for target in self.targets(name))
+        return by_plan | {
+            name
+            for name in self.legs.keys() - known
+            if number(self.queues[name], "x-message-ttl") is not None
+            and not seems_resting(name)
+            and not all(map(seems_resting, self.targets(name)))
+        }
 
     @cached_property
     def resting(self) -> frozenset[str]:
@@ -390,13 +390,13 @@ class Analysis:
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """The loops that the broker turns by itself: out by a dead letter, back by expiry."""
-        found = (Loop(name, self._through(name)) for name in self.mains if name in self.legs)
-        return tuple(loop for loop in found if loop.through)
-
-    def _through(self, main: str) -> frozenset[str]:
-        """The retry queues on a way from `main` back to it."""
-        ahead = self.reached(main, self.waiting) & self.waiting
-        return frozenset(name for name in ahead if main in self.reached(name, self.waiting))
+        found = []
+        for main in self.mains:
+            ahead = self.reached(main, self.waiting) & self.waiting if main in self.legs else ()
+            back = frozenset(name for name in ahead if main in self.reached(name, self.waiting))
+            if back:
+                found.append(Loop(main, back))
+        return tuple(found)
 
     def reached(self, start: str, via: Collection[str]) -> set[str]:
         """What dead letters of `start` reach when only the queues `via` pass them on."""
@@ -417,22 +417,6 @@ class Analysis:
         return Limit(value) if value >= 0 else None
 
 
-def _overruled(topology: Topology, version: BrokerVersion | None) -> Topology:
-    """The topology with the policies of operators laid over it, where the smaller value wins."""
-    operators = operator_policies(topology)
-    ruled = effective_topology(replace(topology, policies=operators), version)
-    return replace(ruled, policies=topology.policies)
-
-
-def _at_least_once(queue: Queue) -> bool:
-    """Whether the queue keeps a dead letter until it has arrived: all three conditions."""
-    return (
-        queue.type is QueueType.QUORUM
-        and queue.arguments.get("x-dead-letter-strategy") == "at-least-once"
-        and queue.arguments.get("x-overflow") == "reject-publish"
-    )
-
-
 def seems_resting(name: str) -> bool:
     """Whether people call a dead-letter queue so."""
     return bool(_RESTING_NAME.search(name)) and not seems_waiting(name)
@@ -441,12 +425,6 @@ def seems_resting(name: str) -> bool:
 def seems_waiting(name: str) -> bool:
     """Whether people call a retry queue so."""
     return bool(_WAITING_NAME.search(name))
-
-
-def _reaching_all(exchange: Exchange) -> Exchange:
-    if exchange.type == ExchangeType.HEADERS:
-        return replace(exchange, type=ExchangeType.FANOUT)
-    return exchange
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Scene": "Analysis"})

@@ -25,7 +25,7 @@ from hopback.topology.wording import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.analysis import Analysis, Leg, Loop
+    from hopback.topology.hazards.analysis import Analysis, Leg
 
 __all__ = ["RULES"]
 
@@ -82,9 +82,15 @@ def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
     """One hit for all queues whose messages are moved in the same unsafe ways."""
     ways: defaultdict[str, set[str]] = defaultdict(set)
     for leg in analysis.legs.values():
-        if leg.targets and not leg.safe:
-            for owner in _owners(analysis, leg):
-                ways[owner].add(_way(analysis, leg))
+        if not leg.targets or leg.safe:
+            continue
+        if leg.source in analysis.waiting:
+            # The consumed queues whose messages come back by it.
+            for owner in analysis.users.get(leg.source) or leg.targets:
+                ways[owner].add(_BACK)
+        else:
+            out = analysis.waiting.intersection(leg.targets)
+            ways[leg.source].add(_OUT if out else _INTO)
     alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for owner, unsafe in ways.items():
         alike[tuple(way for way in _WAYS if way in unsafe)].append(owner)
@@ -97,19 +103,6 @@ def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
             f"{HARDENED[0].upper()}{HARDENED[1:]}, or make these queues quorum queues with"
             " `x-dead-letter-strategy: at-least-once` and `x-overflow: reject-publish`.",
         )
-
-
-def _way(analysis: Analysis, leg: Leg) -> str:
-    if leg.source in analysis.waiting:
-        return _BACK
-    return _OUT if analysis.waiting.intersection(leg.targets) else _INTO
-
-
-def _owners(analysis: Analysis, leg: Leg) -> set[str]:
-    """The consumed queues whose messages take this leg."""
-    if leg.source not in analysis.waiting:
-        return {leg.source}
-    return analysis.users.get(leg.source) or set(leg.targets)
 
 
 def _falls_back(analysis: Analysis) -> Iterator[Hit]:
@@ -282,26 +275,19 @@ def _wrongly_dropped(analysis: Analysis) -> Iterator[Hit]:
 
 def _laps(analysis: Analysis) -> Iterator[Hit]:
     for loop in analysis.loops:
-        found = _too_many(analysis, loop)
-        if found:
-            laps, limit = found
+        plan, limit = analysis.plans.get(loop.main), analysis.limit(analysis.queues[loop.main])
+        if plan is None or limit is None or plan.leave is not Leave.REJECT:
+            continue
+        laps = plan.attempts - 1
+        if laps >= limit.value:
             yield Hit(
                 queue_place(loop.main),
-                f"A message may go round {laps} times, and the delivery limit is {limit}. These"
+                f"A message may go round {laps} times, and the delivery limit is {limit.value}. These"
                 " brokers count a `basic.reject` into the retry queue and keep the count, so after"
                 " that many laps one crash of a consumer exceeds the limit, and the message is"
                 " dropped as a cycle.",
                 f"Reject with `basic.nack` (as Hopback does), allow fewer attempts, or {HARDENED}.",
             )
-
-
-def _too_many(analysis: Analysis, loop: Loop) -> tuple[int, int] | None:
-    """The laps that the plan allows and the limit they reach."""
-    plan, limit = analysis.plans.get(loop.main), analysis.limit(analysis.queues[loop.main])
-    if plan is None or limit is None or plan.leave is not Leave.REJECT:
-        return None
-    laps = plan.attempts - 1
-    return (laps, limit.value) if laps >= limit.value else None
 
 
 RULES = (

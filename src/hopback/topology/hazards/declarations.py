@@ -54,11 +54,7 @@ def _clashes(analysis: Analysis) -> Iterator[Hit]:
                 " and a broker refuses the second if they differ.",
                 "Keep one of them.",
             )
-    yield from _two_roles(analysis)
-
-
-def _two_roles(analysis: Analysis) -> Iterator[Hit]:
-    """A retry queue must be nothing else: whatever enters it goes back after a while."""
+    # A retry queue must be nothing else: whatever enters it goes back after a while.
     parking = {plan.parking.queue for plan in analysis.plans.values()}
     for name in sorted(analysis.users.keys() & (parking | analysis.plans.keys())):
         other = "a consumed queue" if name in analysis.plans else "a dead-letter queue"
@@ -173,7 +169,13 @@ def _problems(queue: Queue) -> Iterator[tuple[str, _Severities]]:
     if keyed and "x-dead-letter-exchange" not in queue.arguments:
         yield "`x-dead-letter-routing-key` stands without `x-dead-letter-exchange`", errors()
     yield from _by_version(queue)
-    yield from _by_nature(queue)
+    for wrong, name in (
+        (not queue.durable, "not durable"),
+        (queue.exclusive, "exclusive"),
+        (queue.auto_delete, "auto-delete"),
+    ):
+        if wrong and queue.type is not QueueType.CLASSIC:
+            yield f"A {queue.type} queue cannot be {name}", errors()
 
 
 def _by_version(queue: Queue) -> Iterator[tuple[str, _Severities]]:
@@ -187,18 +189,6 @@ def _by_version(queue: Queue) -> Iterator[tuple[str, _Severities]]:
         yield problem, errors(since="4.3")
     if classic and queue.arguments.get("x-queue-version") == 1:
         yield "`x-queue-version: 1` no longer exists on this broker", errors(since="4.3")
-
-
-def _by_nature(queue: Queue) -> Iterator[tuple[str, _Severities]]:
-    if queue.type is QueueType.CLASSIC:
-        return
-    for wrong, name in (
-        (not queue.durable, "not durable"),
-        (queue.exclusive, "exclusive"),
-        (queue.auto_delete, "auto-delete"),
-    ):
-        if wrong:
-            yield f"A {queue.type} queue cannot be {name}", errors()
 
 
 def _overflow(analysis: Analysis) -> Iterator[Hit]:
@@ -229,7 +219,14 @@ def _alternate(analysis: Analysis) -> Iterator[Hit]:
 def _catches_nothing(analysis: Analysis) -> Iterator[Hit]:
     """Alternate exchanges that exist and lead to no queue, or round in a circle."""
     for exchange in analysis.topology.exchanges:
-        chain = _chain(analysis, exchange.name)
+        # The exchange, its alternate exchange and so on, up to one that was there already.
+        chain = [exchange.name]
+        while len(set(chain)) == len(chain):
+            last = analysis.exchanges.get(chain[-1])
+            alternate = last.arguments.get("alternate-exchange") if last else None
+            if not isinstance(alternate, str) or alternate not in analysis.exchanges:
+                break
+            chain.append(alternate)
         if len(chain) > 1 and not any(_leads_to_a_queue(analysis, name) for name in chain[1:]):
             circle = (
                 " and the way leads back to where it began" if len(set(chain)) < len(chain) else ""
@@ -240,18 +237,6 @@ def _catches_nothing(analysis: Analysis) -> Iterator[Hit]:
                 " binding takes is returned to a publisher that asks, and dropped otherwise.",
                 f"Bind a queue to {named(chain[1])}, or take the alternate exchange away.",
             )
-
-
-def _chain(analysis: Analysis, name: str) -> list[str]:
-    """An exchange, its alternate exchange and so on; ends at one that was there already."""
-    chain = [name]
-    while len(set(chain)) == len(chain):
-        exchange = analysis.exchanges.get(chain[-1])
-        alternate = exchange.arguments.get("alternate-exchange") if exchange else None
-        if not isinstance(alternate, str) or alternate not in analysis.exchanges:
-            break
-        chain.append(alternate)
-    return chain
 
 
 def _leads_to_a_queue(analysis: Analysis, name: str) -> bool:

@@ -30,36 +30,29 @@ __all__ = ["RULES"]
 
 
 def _missing(analysis: Analysis) -> Iterator[Hit]:
+    known = analysis.plans.keys() | analysis.topology.unconsumed
     bare = [
         queue.name
         for queue in analysis.mains.values()
-        if queue.name not in analysis.plans and queue.type is not QueueType.STREAM
+        if queue.name not in known and queue.type is not QueueType.STREAM
     ]
-    if not analysis.plans:
-        yield from _unknown_plans(
-            [name for name in bare if name not in analysis.topology.unconsumed]
-        )
-        return
-    for name in bare:
-        if name not in analysis.topology.unconsumed:
-            yield Hit(
-                queue_place(name),
-                "The queue has no failure plan: nothing says what happens to a message whose"
-                " handler fails.",
-                "Give it a plan (tiers, attempts, a dead-letter queue), or say that it is not"
-                " consumed here (`consumers = false`).",
-            )
-
-
-def _unknown_plans(bare: list[str]) -> Iterator[Hit]:
-    """A live broker, a definitions file or a file of `pattern = "none"` has no plans: say so once."""
-    if bare:
+    # A live broker, a definitions file or a file of `pattern = "none"` has no plans: say so once.
+    if bare and not analysis.plans:
         yield Hit(
             THE_TOPOLOGY,
             "No failure plans are known here, so what is said of retries and dead-letter queues"
             " comes from how the queues dead-letter, and from their names.",
             "Give consumed queues a plan in a topology file, and check that file.",
             infos(),
+        )
+        return
+    for name in bare:
+        yield Hit(
+            queue_place(name),
+            "The queue has no failure plan: nothing says what happens to a message whose"
+            " handler fails.",
+            "Give it a plan (tiers, attempts, a dead-letter queue), or say that it is not"
+            " consumed here (`consumers = false`).",
         )
 
 
@@ -92,11 +85,7 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
                 f"The way for {purpose}, {exchange_place(exchange)} with key {named(key)}, does"
                 f" not reach {queue_place(*meant)}"
             )
-    yield from _misled(analysis, plan, waiting)
-
-
-def _misled(analysis: Analysis, plan: Plan, waiting: set[str]) -> Iterator[str]:
-    """Rejected messages that end elsewhere than the plan says; without a leg they are deleted."""
+    # Rejected messages that end elsewhere than the plan says; without a leg they are deleted.
     leg = analysis.legs.get(plan.queue)
     if leg is None or not leg.targets:
         return

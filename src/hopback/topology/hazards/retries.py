@@ -45,18 +45,13 @@ def _without_ttl(analysis: Analysis) -> Iterator[Hit]:
         if queue.name in analysis.users:
             yield _never_expires(queue, "It is a retry queue without a time to live")
         elif (
-            queue.name in analysis.mains
-            and queue.name not in analysis.plans
-            and _to_main(analysis, queue)
+            queue.name in analysis.mains.keys() - analysis.plans.keys()
+            and seems_waiting(queue.name)
+            # Its dead letters go to a consumed queue.
+            and set(analysis.targets(queue.name)) - analysis.resting - analysis.waiting
         ):
             seeming = _never_expires(queue, "By its name this is a retry queue, without one TTL")
             yield Hit(seeming.place, seeming.explanation, seeming.fix, warnings())
-
-
-def _to_main(analysis: Analysis, queue: Queue) -> bool:
-    """Whether it is called a retry queue and sends its dead letters to a consumed one."""
-    onward = set(analysis.targets(queue.name)) - analysis.resting - analysis.waiting
-    return seems_waiting(queue.name) and bool(onward)
 
 
 def _never_expires(queue: Queue, beginning: str) -> Hit:
@@ -127,7 +122,15 @@ def _spelled(*delays_ms: int) -> str:
 
 
 def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
-    for (exchange, others), mains in _returning(analysis).items():
+    back: _Strays = defaultdict(set)
+    ways = [(plan.queue, route.queue) for plan, _, route in analysis.routes]
+    ways += [(loop.main, name) for loop in analysis.loops for name in loop.through]
+    for main, waiting in ways:
+        beside = frozenset(analysis.targets(waiting)) - {main}
+        # Where it does not come back at all, another rule speaks.
+        if beside and main in analysis.targets(waiting):
+            back[analysis.legs[waiting].exchange, beside].add(main)
+    for (exchange, others), mains in back.items():
         yield Hit(
             exchange_place(exchange),
             f"Retries of {listed(mains)} come back through this exchange and also reach"
@@ -135,7 +138,12 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
             "Return straight to the queue that failed, through the default exchange with its name"
             f" as the key: {HARDENED}.",
         )
-    for (exchange, others), mains in _leaving(analysis).items():
+    out: _Strays = defaultdict(set)
+    for plan in analysis.plans.values():
+        for exchange, reached, meant in _ways_out(analysis, plan):
+            if frozenset(reached) - meant and meant.intersection(reached):
+                out[exchange, frozenset(reached) - meant].add(plan.queue)
+    for (exchange, others), mains in out.items():
         yield Hit(
             exchange_place(exchange),
             f"Failed messages of {listed(mains)} that leave for retry also reach {listed(others)}:"
@@ -148,37 +156,15 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
     for name in analysis.waiting - explained:
         if len(analysis.targets(name)) > 1:
             strays[analysis.legs[name].exchange, frozenset(analysis.targets(name))].add(name)
-    for (exchange, others), waiting in strays.items():
+    for (exchange, others), names in strays.items():
         yield Hit(
             exchange_place(exchange),
-            f"What expires in {listed(waiting)} reaches several queues through this exchange:"
+            f"What expires in {listed(names)} reaches several queues through this exchange:"
             f" {listed(others)}. If these messages are retries, queues that did not fail receive"
             " them too.",
             "Let a retry return straight to its own queue, through the default exchange.",
             infos(),
         )
-
-
-def _returning(analysis: Analysis) -> _Strays:
-    strays: _Strays = defaultdict(set)
-    ways = [(plan.queue, route.queue) for plan, _, route in analysis.routes]
-    ways += [(loop.main, name) for loop in analysis.loops for name in loop.through]
-    for main, waiting in ways:
-        others = frozenset(analysis.targets(waiting)) - {main}
-        # Where it does not come back at all, another rule speaks.
-        if others and main in analysis.targets(waiting):
-            strays[analysis.legs[waiting].exchange, others].add(main)
-    return strays
-
-
-def _leaving(analysis: Analysis) -> _Strays:
-    strays: _Strays = defaultdict(set)
-    for plan in analysis.plans.values():
-        for exchange, reached, meant in _ways_out(analysis, plan):
-            others = frozenset(reached) - meant
-            if others and meant.intersection(reached):
-                strays[exchange, others].add(plan.queue)
-    return strays
 
 
 def _ways_out(
@@ -198,6 +184,7 @@ def _ways_out(
 def _limited(analysis: Analysis) -> Iterator[Hit]:
     for name in analysis.waiting & analysis.queues.keys():
         queue = analysis.queues[name]
+        fed = any(name in leg.targets for leg in analysis.legs.values())
         if drops_head(queue):
             yield Hit(
                 queue_place(name),
@@ -205,7 +192,7 @@ def _limited(analysis: Analysis) -> Iterator[Hit]:
                 " their wait is over, or deletes them if it has no dead-letter exchange.",
                 "Take the length limit away.",
             )
-        elif _discards(analysis, queue):
+        elif limited(queue) and fed and queue.type is QueueType.CLASSIC:
             yield Hit(
                 queue_place(name),
                 "When this classic retry queue is full, it discards the dead letters that the"
@@ -213,12 +200,6 @@ def _limited(analysis: Analysis) -> Iterator[Hit]:
                 "Take the length limit away, or let messages leave by a confirmed publish.",
                 errors(),
             )
-
-
-def _discards(analysis: Analysis, queue: Queue) -> bool:
-    """Whether it is full one day and receives dead letters, of which nobody is told."""
-    fed = any(queue.name in leg.targets for leg in analysis.legs.values())
-    return limited(queue) and fed and queue.type is QueueType.CLASSIC
 
 
 def _with_priorities(analysis: Analysis) -> Iterator[Hit]:
