@@ -74,7 +74,13 @@ def adopt(
         )
     if setting and revert:
         raise click.UsageError("--apply sets the policy, --revert takes it back: say one of them.")
-    asked = _AdoptRequest(queue, way, _waits(waits), attempts)
+    from hopback.topology.durations import parse_duration_ms
+
+    try:
+        tiers_ms = tuple(map(parse_duration_ms, waits)) or None
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--retry") from error
+    asked = _AdoptRequest(queue, way, tiers_ms, attempts)
     access = Access(broker, management, amqp_only)
     if setting or revert:
         return asyncio.run(_change(access, queue, revert=revert, yes=yes))
@@ -89,15 +95,6 @@ class _AdoptRequest:
     way: str | None
     tiers_ms: tuple[int, ...] | None
     attempts: int | None
-
-
-def _waits(waits: tuple[str, ...]) -> tuple[int, ...] | None:
-    from hopback.topology.durations import parse_duration_ms
-
-    try:
-        return tuple(map(parse_duration_ms, waits)) or None
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.", param_hint="--retry") from error
 
 
 def _management(broker: Reached) -> Management:

@@ -16,11 +16,10 @@ from hopback.cli.where import where_options, with_dead_letters
 from hopback.deadletters.alerts import AlertState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from hopback.cli.where import Where
-    from hopback.deadletters.alerts import Alert, AlertTestResult
+    from hopback.deadletters.alerts import AlertTestResult
 
 __all__ = ["alerts", "ls", "test"]
 
@@ -41,25 +40,25 @@ def ls(everything: bool, form: str, where: Where) -> None:
     """List alerts that fire or are about to, from a server or from the store that it uses."""
     found = with_dead_letters(where, lambda dead_letters: dead_letters.alerts(), late=False)
     shown = [one for one in found.items if everything or one.state is not AlertState.RESOLVED]
-    output(form, shown, lambda: _print(shown, time.time()))
 
+    def in_words() -> None:
+        rows = [
+            (
+                one.state,
+                f"{one.queue} ({one.broker})" if one.broker else one.queue,
+                one.text,
+                one.rule,
+                ago(one.resolved_at or one.fired_at or one.since, time.time()),
+                ", ".join(one.told) or "nobody",
+            )
+            for one in shown
+        ]
+        if rows:
+            table(("state", "queue", "what", "rule", "since", "told"), rows)
+        else:
+            click.echo("No alerts.")
 
-def _print(found: Sequence[Alert], now: float) -> None:
-    if not found:
-        click.echo("No alerts.")
-        return
-    rows = [
-        (
-            one.state,
-            f"{one.queue} ({one.broker})" if one.broker else one.queue,
-            one.text,
-            one.rule,
-            ago(one.resolved_at or one.fired_at or one.since, now),
-            ", ".join(one.told) or "nobody",
-        )
-        for one in found
-    ]
-    table(("state", "queue", "what", "rule", "since", "told"), rows)
+    output(form, shown, in_words)
 
 
 @alerts.command(short_help="Send a target a message that says it is a test.")
@@ -79,7 +78,8 @@ def test(target: str, form: str, where: Where) -> int:
         found = asyncio.run(_test_here(target, where.config))
     else:
         raise click.UsageError("Missing option '--config FILE' or '--server URL'.")
-    output(form, found, lambda: _print_tested(found))
+    told = "took the test message" if found.delivered else f"did not take it: {found.problem}"
+    output(form, found, lambda: click.echo(safe(f"{found.target} {told}.")))
     return Exit.OK if found.delivered else Exit.FAILED
 
 
@@ -94,10 +94,3 @@ async def _test_here(target: str, config: Path) -> AlertTestResult:
         one.name: AlertSender(one, os.environ, clock, settings.link) for one in settings.targets
     }
     return await Alerting(settings, MemoryAlertBook(), (), senders, clock).test(target)
-
-
-def _print_tested(found: AlertTestResult) -> None:
-    if found.delivered:
-        click.echo(f"{safe(found.target)} took the test message.")
-    else:
-        click.echo(f"{safe(found.target)} did not take it: {safe(found.problem)}.")

@@ -17,9 +17,9 @@ from hopback.cli.terminal import safe
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
-    from hopback.broker.server import BrokerServer, Permission, ServerSettings
+    from hopback.broker.server import ServerSettings
 
 __all__ = ["broker"]
 
@@ -170,12 +170,22 @@ def broker(**options: Any) -> int:
     # Not the log of `hopback run`: that would load the whole runtime first.
     level = options["log_level"].upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
-    settings = _settings(options)
-    return asyncio.run(_serve(settings, _definitions(options["definitions"])))
+    path, definitions = options["definitions"], {}
+    if path is not None:
+        try:
+            definitions = json.loads(path.read_bytes())
+            if not isinstance(definitions, dict):
+                raise ValueError(f"it holds a {type(definitions).__name__}, not an object")
+        except (OSError, ValueError, RecursionError) as error:
+            raise CommandFailed(
+                f"{path}: expected RabbitMQ definitions as JSON: {error}",
+                do="Export them with `hopback topology show … -o definitions`, or from RabbitMQ.",
+            ) from error
+    return asyncio.run(_serve(_settings(options), definitions))
 
 
 def _settings(options: Mapping[str, Any]) -> ServerSettings:
-    from hopback.broker.server import ClockKind, ServerLimits, ServerSettings
+    from hopback.broker.server import ClockKind, Permission, ServerLimits, ServerSettings
 
     largest = options["max_message"]
     users = dict(options["users"]) or {"guest": "guest"}
@@ -184,6 +194,14 @@ def _settings(options: Mapping[str, Any]) -> ServerSettings:
     for user, tags in options["tags"]:
         _check_known("--tags", "user", user, users)
         tags_of[user] = tuple(tag.strip() for tag in tags.split(",") if tag.strip())
+    permissions = {}
+    for user, vhost, configure, write, read in options["permissions"]:
+        _check_known("--permission", "user", user, users)
+        _check_known("--permission", "vhost", vhost, vhosts)
+        try:
+            permissions[user, vhost] = Permission(configure, write, read)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--permission") from error
     return ServerSettings(
         host=options["host"],
         port=options["port"],
@@ -192,7 +210,7 @@ def _settings(options: Mapping[str, Any]) -> ServerSettings:
         clock=ClockKind(options["clock"]),
         users=users,
         vhosts=vhosts,
-        permissions=_permissions(options["permissions"], users, vhosts),
+        permissions=permissions,
         tags=tags_of,
         limits=ServerLimits(
             connections=options["connections"],
@@ -202,42 +220,11 @@ def _settings(options: Mapping[str, Any]) -> ServerSettings:
     )
 
 
-def _permissions(
-    given: Iterable[tuple[str, ...]], users: Collection[str], vhosts: Collection[str]
-) -> dict[tuple[str, str], Permission]:
-    from hopback.broker.server import Permission
-
-    found = {}
-    for user, vhost, configure, write, read in given:
-        _check_known("--permission", "user", user, users)
-        _check_known("--permission", "vhost", vhost, vhosts)
-        try:
-            found[user, vhost] = Permission(configure, write, read)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--permission") from error
-    return found
-
-
 def _check_known(option: str, kind: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         raise click.BadParameter(
             f"expected a {kind} of --{kind} ({', '.join(known)}), got {name!r}", param_hint=option
         )
-
-
-def _definitions(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}, not an object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandFailed(
-            f"{path}: expected RabbitMQ definitions as JSON: {error}",
-            do="Export them with `hopback topology show … -o definitions`, or from RabbitMQ.",
-        ) from error
-    return found
 
 
 async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> int:
@@ -259,7 +246,14 @@ async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> in
             code=Exit.UNREACHABLE,
         ) from error
     try:
-        _introduce(server)
+        # One line each, so that a script can read them.
+        click.echo(f"hopback broker, as RabbitMQ {settings.version}; in memory, for this machine")
+        click.echo(f"AMQP        {safe(server.url)}")
+        if server.http_url is not None:
+            click.echo(f"Management  {safe(server.http_url)}")
+        click.echo(f"Clock       {settings.clock}")
+        click.echo("Ctrl-C stops it.")
+        sys.stdout.flush()
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopped.set)
@@ -268,16 +262,3 @@ async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> in
         await server.stop()
     click.echo("Stopped.")
     return Exit.OK
-
-
-def _introduce(server: BrokerServer) -> None:
-    """Where it is; one line each, so that a script can read them."""
-    click.echo(
-        f"hopback broker, as RabbitMQ {server.settings.version}; in memory, for this machine"
-    )
-    click.echo(f"AMQP        {safe(server.url)}")
-    if server.http_url is not None:
-        click.echo(f"Management  {safe(server.http_url)}")
-    click.echo(f"Clock       {server.settings.clock}")
-    click.echo("Ctrl-C stops it.")
-    sys.stdout.flush()

@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from hopback.systems.host import Host
 from hopback.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+    from collections.abc import Coroutine, Iterator, Mapping
     from datetime import datetime
 
     from hopback.runtime.service import Service
@@ -84,46 +84,49 @@ class Demo:
 
     async def start(self) -> Guide:
         """Start everything, in the order in which it is needed; how to find it."""
-        folder = self._folder()
+        if self._settings.folder is not None:
+            folder = private_folder(Path(self._settings.folder))
+        else:
+            temporary = tempfile.TemporaryDirectory(
+                prefix="hopback-demo-", ignore_cleanup_errors=True
+            )
+            folder = Path(self._stack.enter_context(temporary))
         await self._open_broker()
         web = DemoWeb(self._metrics)
-        host, port = self._settings.http
-        refuse_public(host, asks_who=False)
+        name, port = self._settings.http
+        refuse_public(name, asks_who=False)
         try:
-            listening = open_socket(host, port)
+            listening = open_socket(name, port)
         except OSError as error:
-            raise cannot_listen((host, port), error.strerror or str(error)) from error
+            raise cannot_listen((name, port), error.strerror or str(error)) from error
         await self._stack.enter_async_context(serve_on(web, listening))
-        url = f"http://{url_host(host, listening.getsockname()[1])}"
+        url = f"http://{url_host(name, listening.getsockname()[1])}"
         systems = []
         for name in self._settings.names:
             system = load_system(name)
-            stage = self._stage(system, folder, url)
-            await self._start_system(system, stage, web)
-            systems.append((system, stage))
+            host = self._host(system, folder, url)
+            await self._start_system(system, host, web)
+            systems.append((system, host))
         await self._open_page(web)
-        await self._run_beside(self._count_depths(), "depths")
+        self._run_beside(self._count_depths(), "depths")
         if self._settings.traffic:
-            for system, stage in systems:
-                await self._run_beside(_produce(system, stage), f"{system.name} traffic")
+            for system, host in systems:
+                self._run_beside(_produce(system, host), f"{system.name} traffic")
         guide = Guide(url, self._address, self._management, tuple(systems), self._warnings)
-        web.show(
-            [self._shown(system, stage) for system, stage in systems], "\n".join(guide.lines())
-        )
+        shown = [
+            ShownSystem(
+                system.name,
+                system.title,
+                host.url,
+                tuple(one.topology for one in self._by_system[system.name]),
+                tuple((one.shows, one.command.replace("{url}", host.url)) for one in system.tries),
+            )
+            for system, host in systems
+        ]
+        web.show(shown, "\n".join(guide.lines()))
         return guide
 
-    def _shown(self, system: System, stage: Host) -> ShownSystem:
-        tries = tuple((one.shows, one.command.replace("{url}", stage.url)) for one in system.tries)
-        topologies = tuple(one.topology for one in self._by_system[system.name])
-        return ShownSystem(system.name, system.title, stage.url, topologies, tries)
-
     # --- one after the other
-
-    def _folder(self) -> Path:
-        if self._settings.folder is not None:
-            return private_folder(Path(self._settings.folder))
-        temporary = tempfile.TemporaryDirectory(prefix="hopback-demo-", ignore_cleanup_errors=True)
-        return Path(self._stack.enter_context(temporary))
 
     async def _open_broker(self) -> None:
         """The broker that was named, or one of our own on a socket of this machine."""
@@ -148,7 +151,7 @@ class Demo:
             do="End what holds the ports, or name a RabbitMQ with --broker.",
         )
 
-    def _stage(self, system: System, folder: Path, url: str) -> Host:
+    def _host(self, system: System, folder: Path, url: str) -> Host:
         own = private_folder(folder / system.name)
         log = ShortLog(
             SystemClock(),
@@ -167,23 +170,30 @@ class Demo:
             self._settings.environment,
         )
 
-    async def _start_system(self, system: System, stage: Host, web: DemoWeb) -> None:
-        playing: Running = await self._stack.enter_async_context(system.start(stage))
-        self._by_system[system.name] = playing.services
-        for service in playing.services:
+    async def _start_system(self, system: System, host: Host, web: DemoWeb) -> None:
+        started: Running = await self._stack.enter_async_context(system.start(host))
+        self._by_system[system.name] = started.services
+        for service in started.services:
             health = Health(service, time=asyncio.get_running_loop().time)
             web.watch(service, health)
             self._services.append(service)
-            await self._run_beside(health.run(), "health")
-        if playing.web is not None:
-            web.add(system.name, playing.web)
+            self._run_beside(health.run(), "health")
+        if started.web is not None:
+            web.add(system.name, started.web)
 
     # --- beside the systems
 
     async def _open_page(self, web: DemoWeb) -> None:
         """The admin page, over the operations on the systems' dead letters."""
         broker, vhost = RabbitMQ(self._amqp), virtual_host(self._amqp)
-        view = await self._view()
+        view: Management | None = None
+        try:
+            address = ManagementAddress.derive(self._amqp, self._management)
+            client = await self._stack.enter_async_context(Management(address))
+            await client.overview()
+            view = client
+        except (ValueError, BrokerError) as error:
+            _LOG.warning("going on without the management API: %s", error)
         topologies = [service.topology for service in self._services]
         known: dict[str, Any] = {"vhost": vhost, "topologies": topologies}
         operations = await self._stack.enter_async_context(
@@ -192,17 +202,6 @@ class Demo:
         page = create_app(operations, broker, view=view, **known)
         await self._stack.enter_async_context(lifespan(page))
         web.open_page(page)
-
-    async def _view(self) -> Management | None:
-        """The management API, if it answers."""
-        try:
-            address = ManagementAddress.derive(self._amqp, self._management)
-            client = await self._stack.enter_async_context(Management(address))
-            await client.overview()
-        except (ValueError, BrokerError) as error:
-            _LOG.warning("going on without the management API: %s", error)
-            return None
-        return client
 
     async def _count_depths(self) -> None:
         """Count every queue of the systems, on a connection of its own."""
@@ -221,8 +220,16 @@ class Demo:
                     await connection.close()
             await asyncio.sleep(_RECONNECT_S)
 
-    async def _run_beside(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        await self._stack.enter_async_context(_while_open(work, name))
+    def _run_beside(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run it until everything is closed; what it raises is logged, and ends nothing."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_log_end)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._stack.push_async_callback(end)
 
     # --- what is logged
 
@@ -230,28 +237,16 @@ class Demo:
         self._warnings += name == "topology.warning"
 
 
-@asynccontextmanager
-async def _while_open(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run it for as long as the block lasts; what it raises is logged, and ends nothing."""
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_log_end)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _LOG.error("%s has ended", task.get_name(), exc_info=task.exception())
 
 
-async def _produce(system: System, stage: Host) -> None:
+async def _produce(system: System, host: Host) -> None:
     """A system's traffic; it begins again after the broker or the database was away."""
     while True:
         with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
-            await system.traffic(stage)
+            await system.traffic(host)
         await asyncio.sleep(_TRAFFIC_AGAIN_S)
 
 
@@ -285,20 +280,6 @@ class Guide:
 
     def lines(self) -> Iterator[str]:
         """Line by line."""
-        yield from self._addresses()
-        for system, stage in self.systems:
-            yield from ("", f"{system.name}: {system.title}")
-            for one in system.tries:
-                yield f"  # {one.shows}"
-                yield f"  {one.command.replace('{url}', stage.url)}"
-        if self.warnings:
-            yield ""
-            yield (
-                f"The documented forms have {self.warnings} known hazards; `{_command()} topology "
-                "check NAME` explains them. The hardened forms (--hardened) have none."
-            )
-
-    def _addresses(self) -> Iterator[str]:
         yield f"Start here: the systems at work  {self.url}/demo"
         yield f"Dead letters, topology, checks   {self.url}/"
         yield f"Health and metrics               {self.url}/readyz {self.url}/metrics"
@@ -309,6 +290,17 @@ class Guide:
         if self.management:
             yield f"  export HOPBACK_MANAGEMENT={self.management}"
         yield f"  {_command()} dlq ls"
+        for system, host in self.systems:
+            yield from ("", f"{system.name}: {system.title}")
+            for one in system.tries:
+                yield f"  # {one.shows}"
+                yield f"  {one.command.replace('{url}', host.url)}"
+        if self.warnings:
+            yield ""
+            yield (
+                f"The documented forms have {self.warnings} known hazards; `{_command()} topology "
+                "check NAME` explains them. The hardened forms (--hardened) have none."
+            )
 
 
 def _command() -> str:

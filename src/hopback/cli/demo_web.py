@@ -114,7 +114,18 @@ def front_page(systems: Sequence[ShownSystem], guide: str) -> str:
     """The page; it asks for the counters every second."""
     cards = "".join(map(_card, systems))
     shop = next((one for one in systems if one.name == "ratatoskr"), None)
-    incident = "" if shop is None else _incident(shop)
+    incident = ""
+    if shop is not None:
+        queue = shop.dead_letter_queues[0]
+        told = {"url": shop.url, "queue": queue, "page": f"/queues/{quote(queue, safe='')}"}
+        steps = "".join(
+            f"<li id=step{number}><button disabled>{html.escape(label)}</button> <span>{text}</span></li>"
+            for number, (label, text) in enumerate(_STEPS, 1)
+        )
+        incident = (
+            f"<section id=incident data-told='{html.escape(json.dumps(told), quote=True)}'>"
+            f"<h2>An incident, in five clicks</h2><ol>{steps}</ol></section>"
+        )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Hopback demo</title>"
         f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>"
@@ -148,19 +159,6 @@ def _card(system: ShownSystem) -> str:
         f"<article><h2>{html.escape(system.name)}</h2><p>{html.escape(system.title)}</p>"
         f"<div class=counts>{counts}</div><p class=links>Dead letters: {links}</p>"
         f"<details><summary>curl lines to try</summary>{tries}</details></article>"
-    )
-
-
-def _incident(shop: ShownSystem) -> str:
-    queue = shop.dead_letter_queues[0]
-    told = {"url": shop.url, "queue": queue, "page": f"/queues/{quote(queue, safe='')}"}
-    steps = "".join(
-        f"<li id=step{number}><button disabled>{html.escape(label)}</button> <span>{text}</span></li>"
-        for number, (label, text) in enumerate(_STEPS, 1)
-    )
-    return (
-        f"<section id=incident data-told='{html.escape(json.dumps(told), quote=True)}'>"
-        f"<h2>An incident, in five clicks</h2><ol>{steps}</ol></section>"
     )
 
 
@@ -245,14 +243,14 @@ if (incident) {
       return 'all five orders are placed; the incident is over';
     },
   ];
-  steps.forEach((act, index) => {
+  steps.forEach((step, index) => {
     const line = document.getElementById('step' + (index + 1));
     const button = line.querySelector('button'), text = line.querySelector('span');
     button.disabled = index > 0;
     button.onclick = async () => {
       button.disabled = true;
       try {
-        text.textContent = await act(words => { text.textContent = words; });
+        text.textContent = await step(words => { text.textContent = words; });
         line.className = 'done';
         const next = document.querySelector('#step' + (index + 2) + ' button');
         if (next) next.disabled = false;

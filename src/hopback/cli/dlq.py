@@ -220,6 +220,8 @@ async def watch_queues(
     dead_letters: DeadLetters, names: tuple[str, ...], interval: float, times: int | None, form: str
 ) -> None:
     """Print the queues again and again: a table in place, or a line for each change."""
+    from hopback.deadletters.codec import to_json
+
     last: dict[str, object] = {}
     count = 0
     while True:
@@ -229,7 +231,8 @@ async def watch_queues(
                 click.clear()
             print_queues(found)
         else:
-            now = {one.queue: _compared(one) for one in found}
+            # The moment at which it was read is no change.
+            now = {one.queue: {**to_json(one), "depth": None, "idleSince": None} for one in found}
             changed = [one for one in found if now[one.queue] != last.get(one.queue)]
             output("ndjson", changed, lambda: None)
             last = dict(now)
@@ -237,14 +240,6 @@ async def watch_queues(
         if times is not None and count >= times:
             return
         await asyncio.sleep(interval)
-
-
-def _compared(queue: QueueSummary) -> object:
-    """What counts as a change: not the moment at which it was read."""
-    from hopback.deadletters.codec import to_json
-
-    told = to_json(queue)
-    return {name: value for name, value in told.items() if name not in ("depth", "idleSince")}
 
 
 # --- messages
@@ -402,7 +397,13 @@ async def show_message(
             if form in ("bytes", "table") or save is not None:
                 body = await dead_letters.body(session, dead_letter.id)
     if save is not None:
-        _save(save, body)
+        try:
+            write_private(save, body)  # a payload may be private
+        except OSError as error:
+            raise CommandFailed(
+                f"{save} cannot be written: {error.strerror}", do="Name another file with --save."
+            ) from error
+        click.echo(f"Wrote {len(body)} bytes to {save}.", err=True)
     if message is not None:
         output(form, message, lambda: print_message(message, body, payload))
     elif save is None:
@@ -462,16 +463,6 @@ def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> Dea
         do="`hopback dlq search` finds messages in the whole queue and shows their ids.",
         code=Exit.NOT_FOUND,
     )
-
-
-def _save(path: Path, body: bytes) -> None:
-    try:
-        write_private(path, body)  # a payload may be private
-    except OSError as error:
-        raise CommandFailed(
-            f"{path} cannot be written: {error.strerror}", do="Name another file with --save."
-        ) from error
-    click.echo(f"Wrote {len(body)} bytes to {path}.", err=True)
 
 
 # --- errors of all queues

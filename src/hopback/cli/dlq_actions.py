@@ -29,6 +29,7 @@ from hopback.cli.dlq import (
 from hopback.cli.dlq_print import count_of, form_option, output, print_plan
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.jobs import see_through
+from hopback.cli.options import header_pairs
 from hopback.cli.terminal import (
     ask,
     ask_for_name,
@@ -275,6 +276,18 @@ def redrive(
     Shows the plan and asks. Each message is published, mandatory and confirmed, before it leaves the
     queue. The first Ctrl-C finishes what is in flight and prints how to go on; a second one leaves.
     """
+    patch: tuple[PatchOperation, ...] = ()
+    if change is not None:
+        from hopback.deadletters.codec import read_patch
+
+        try:
+            patch = read_patch(change.read_bytes())
+        except OSError as error:
+            raise CommandFailed(
+                f"{change} cannot be read: {error.strerror or error}",
+                do="Name another file.",
+                code=Exit.USAGE,
+            ) from error
     request = RedriveRequest(
         queue=queue,
         selection=FromHead(limit, terms),
@@ -284,24 +297,9 @@ def redrive(
         max_redrives=max_redrives or None,
         expected_count=expect_count,
         forced=forced,
-        change=() if change is None else _read_change(change),
+        change=patch,
     )
     return _act(request, where, choices)
-
-
-def _read_change(path: Path) -> tuple[PatchOperation, ...]:
-    """The steps of a JSON patch in a file."""
-    from hopback.deadletters.codec import read_patch
-
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise CommandFailed(
-            f"{path} cannot be read: {error.strerror or error}",
-            do="Name another file.",
-            code=Exit.USAGE,
-        ) from error
-    return read_patch(text)
 
 
 @click.command(short_help="Remove messages for good, after writing them to a file.")
@@ -376,7 +374,13 @@ def _act(request: Request, where: Where, choices: ActionChoices) -> int:
         output(choices.form, plan, lambda: click.echo("Nothing to do."))
         return Exit.OK
     if not choices.yes:
-        _ask(plan)
+        exact = plan.seen == plan.selected
+        number = plan.matching if exact else plan.selected
+        some = count_of(number) if exact or plan.matching == plan.seen else "what matches"
+        if plan.kind is JobKind.DISCARD:
+            ask_for_name(f"Type the queue's name to discard {some}", plan.queue)
+        else:
+            ask(f"Re-drive {some}?", changes="this moves messages")
     decided = structs.replace(
         request,
         reason=ask_for_reason(request.reason),
@@ -424,16 +428,6 @@ def _show(plan: JobPlan, choices: ActionChoices) -> None:
     }
     record = {"event": "plan", **to_json(plan), **counts, "cost": plan.cost.text}
     click.echo(json_line(record), err=True)
-
-
-def _ask(plan: JobPlan) -> None:
-    exact = plan.seen == plan.selected
-    number = plan.matching if exact else plan.selected
-    some = count_of(number) if exact or plan.matching == plan.seen else "what matches"
-    if plan.kind is JobKind.DISCARD:
-        ask_for_name(f"Type the queue's name to discard {some}", plan.queue)
-    else:
-        ask(f"Re-drive {some}?", changes="this moves messages")
 
 
 async def carry_out(
@@ -501,7 +495,7 @@ def edit(
     change = Edit(
         None if body is None else _payload(body),
         content_type,
-        _headers(headers),
+        header_pairs(headers),
         frozenset(without),
     )
     if change == Edit():
@@ -547,16 +541,6 @@ def _payload(path: Path) -> bytes:
             code=Exit.USAGE,
         )
     return body
-
-
-def _headers(said: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in said:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"expected NAME=TEXT, got {text!r}.", param_hint="--header")
-        found[name] = value
-    return found
 
 
 async def _found(dead_letters: DeadLetters, look: Look, name: str) -> MessageView:

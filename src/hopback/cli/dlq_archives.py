@@ -77,18 +77,16 @@ async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | No
         lines = dead_letters.export(
             look.queue, where=look.terms, limit=look.limit, forced=look.forced
         )
-        return await (_to_stdout(lines) if path is None else _to_file(lines, path))
-
-
-async def _to_stdout(lines: AsyncGenerator[bytes, None]) -> int:
-    """The lines are ASCII: no terminal obeys them. A reader that leaves ends it, all is given back."""
-    count = 0
-    async with aclosing(lines):
-        async for line in lines:
-            text = safe(line.decode().rstrip("\n")) if on_terminal() else line
-            click.echo(text, nl=on_terminal())
-            count += 1
-    return count
+        if path is not None:
+            return await _to_file(lines, path)
+        count = 0
+        # The lines are ASCII: no terminal obeys them. A reader that leaves ends it, all is given back.
+        async with aclosing(lines):
+            async for line in lines:
+                text = safe(line.decode().rstrip("\n")) if on_terminal() else line
+                click.echo(text, nl=on_terminal())
+                count += 1
+        return count
 
 
 async def _to_file(lines: AsyncGenerator[bytes, None], path: Path) -> int:

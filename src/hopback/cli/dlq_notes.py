@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from hopback.cli.where import Where
     from hopback.deadletters.contract import AuditEntry
-    from hopback.deadletters.discovery import CandidateList
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.notes import GroupNote, SavedFilter
 
@@ -155,25 +154,28 @@ def candidates(form: str, where: Where) -> None:
 async def list_candidates(dead_letters: DeadLetters, form: str) -> None:
     """Print what is to be asked."""
     found = await dead_letters.candidates()
-    output(form, found if form == "json" else found.items, lambda: _print_candidates(found))
 
+    def in_words() -> None:
+        if not found.items:
+            click.echo("No queue has messages and no consumer beside those that are known.")
+        else:
+            rows = [
+                (one.queue, f"{one.messages:,}", "its name says so" if one.is_likely else "")
+                for one in found.items
+            ]
+            table(("queue", "messages", "likely"), rows, right=("messages",))
+            click.echo(
+                f"{count_of(found.messages)} in {found.total} queues without a consumer: are they dead"
+                " letters? `hopback dlq add QUEUE` or `hopback dlq ignore QUEUE`."
+            )
+        for said in found.answers:
+            words = {
+                CandidateAnswer.ADD: "holds dead letters",
+                CandidateAnswer.IGNORE: "is ignored",
+            }
+            click.echo(safe(f"{said.queue} {words[said.answer]}, said {said.by or 'somebody'}"))
 
-def _print_candidates(found: CandidateList) -> None:
-    if not found.items:
-        click.echo("No queue has messages and no consumer beside those that are known.")
-    else:
-        rows = [
-            (one.queue, f"{one.messages:,}", "its name says so" if one.is_likely else "")
-            for one in found.items
-        ]
-        table(("queue", "messages", "likely"), rows, right=("messages",))
-        click.echo(
-            f"{count_of(found.messages)} in {found.total} queues without a consumer: are they dead"
-            " letters? `hopback dlq add QUEUE` or `hopback dlq ignore QUEUE`."
-        )
-    for said in found.answers:
-        words = {CandidateAnswer.ADD: "holds dead letters", CandidateAnswer.IGNORE: "is ignored"}
-        click.echo(safe(f"{said.queue} {words[said.answer]}, said {said.by or 'somebody'}"))
+    output(form, found if form == "json" else found.items, in_words)
 
 
 _reason = click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
         QueueSummary,
         ReachedQueue,
         Survey,
-        TargetChoice,
-        WayCheck,
     )
     from hopback.deadletters.search import SearchProgress
 
@@ -214,12 +212,17 @@ def print_queue(queue: QueueDetail) -> None:
     """One queue with everything known."""
     depth = queue.depth
     numbers = f"{_number(depth.ready)} ready, {_number(depth.unacked)} held"
+    limit = "none" if queue.limit is None else f"{queue.limit:,} deliveries"
+    if queue.limit_lifted:
+        limit += ", lifted by a policy of Hopback"
+    elif queue.can_lift:
+        limit += "; --lift-limit can lift it"
     pairs = [
         ("queue", queue.queue),
         ("from", ", ".join(queue.origins) or "unknown"),
         ("messages", f"{numbers} (by {depth.source}, {depth.age_s:.0f} s old)"),
         ("type", f"{queue.type or 'unknown'} on RabbitMQ {queue.broker_version}"),
-        ("limit", _limit(queue)),
+        ("limit", limit),
         ("looking", queue.cost.text),
         ("known by", queue.known_by),
     ]
@@ -235,28 +238,14 @@ def print_queue(queue: QueueDetail) -> None:
     rows = [
         (
             f"{one.kind}{' (default)' if one.is_default else ''}",
-            _where(one),
+            one.text
+            if one.exchange is None or one.routing_key is None
+            else _place(one.exchange, one.routing_key),
             one.flaw or one.warning,
         )
         for one in queue.targets
     ]
     _filled(("target", "where", "note"), rows)
-
-
-def _where(choice: TargetChoice) -> str:
-    """Where a target leads: by name, if it is one place for every message."""
-    if choice.exchange is None or choice.routing_key is None:
-        return choice.text
-    if choice.exchange:
-        return f"exchange {choice.exchange} with key {choice.routing_key}"
-    return f"queue {choice.routing_key}"
-
-
-def _limit(queue: QueueDetail) -> str:
-    limit = "none" if queue.limit is None else f"{queue.limit:,} deliveries"
-    if queue.limit_lifted:
-        return f"{limit}, lifted by a policy of Hopback"
-    return f"{limit}; --lift-limit can lift it" if queue.can_lift else limit
 
 
 # --- messages
@@ -390,13 +379,15 @@ def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
     if way is None:
         yield "goes to", f"nowhere: {message.no_way}"
     else:
-        yield "goes to", _place(way) + ("" if way.flaw is None else f", but {way.flaw}")
+        yield (
+            "goes to",
+            _place(way.exchange, way.routing_key)
+            + ("" if way.flaw is None else f", but {way.flaw}"),
+        )
 
 
-def _place(way: WayCheck) -> str:
-    if way.exchange:
-        return f"exchange {way.exchange} with key {way.routing_key}"
-    return f"queue {way.routing_key}"
+def _place(exchange: str, routing_key: str) -> str:
+    return f"exchange {exchange} with key {routing_key}" if exchange else f"queue {routing_key}"
 
 
 def _section(title: str, pairs: list[tuple[str, str]]) -> None:
@@ -491,12 +482,19 @@ def _consumers(reached: ReachedQueue) -> str:
 def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
     """The facts of a plan, by name."""
     yield plan.kind, f"from {plan.queue}"
-    yield "messages", _selected(plan)
+    if plan.seen < plan.selected:
+        part = f", of the first {plan.seen:,} of which {plan.matching:,} match"
+        yield "messages", f"{plan.selected:,}{part if plan.seen else ', none of them seen'}"
+    elif plan.matching == plan.selected:
+        yield "messages", f"{plan.selected:,}"
+    else:
+        yield "messages", f"{plan.matching:,} of {plan.selected:,}, by the filter"
     if plan.kind is JobKind.DISCARD:
         yield "export", plan.export_to or "none: what is discarded is gone for good"
     else:
         ways = [
-            f"{_place(way)}: {way.count:,}, {way.flaw or 'exists and routes'}" for way in plan.ways
+            f"{_place(way.exchange, way.routing_key)}: {way.count:,}, {way.flaw or 'exists and routes'}"
+            for way in plan.ways
         ]
         yield "to", "\n".join(ways) or plan.target
         if plan.reaches:
@@ -511,16 +509,6 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
     if plan.changes:
         yield "originals", plan.export_to
     yield "looking", plan.cost.text
-
-
-def _selected(plan: JobPlan) -> str:
-    """How many are meant, as far as the plan has seen them."""
-    if plan.seen < plan.selected:
-        part = f", of the first {plan.seen:,} of which {plan.matching:,} match"
-        return f"{plan.selected:,}{part if plan.seen else ', none of them seen'}"
-    if plan.matching == plan.selected:
-        return f"{plan.selected:,}"
-    return f"{plan.matching:,} of {plan.selected:,}, by the filter"
 
 
 def print_jobs(jobs: Sequence[Job], now: float) -> None:

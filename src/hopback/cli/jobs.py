@@ -34,10 +34,10 @@ from hopback.deadletters.contract import JobState
 from hopback.deadletters.requests import JobKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from hopback.cli.where import Where
-    from hopback.deadletters.contract import FailedMessage, Job
+    from hopback.deadletters.contract import Job
     from hopback.deadletters.interface import DeadLetters
 
 __all__ = [
@@ -226,15 +226,15 @@ def failures(job: str, limit: int, after: int, form: str, where: Where) -> None:
     found = with_dead_letters(
         where, lambda dead_letters: dead_letters.failures(job, cursor=after, limit=limit)
     )
-    output(form, found, lambda: _print_failures(found))
 
+    def in_words() -> None:
+        rows = [(one.id, one.message_id, one.reason) for one in found]
+        if rows:
+            table(("id", "message", "why"), rows, keep=("message",))
+        else:
+            click.echo("Nothing failed and nothing was left out.")
 
-def _print_failures(found: Sequence[FailedMessage]) -> None:
-    if not found:
-        click.echo("Nothing failed and nothing was left out.")
-        return
-    rows = [(one.id, one.message_id, one.reason) for one in found]
-    table(("id", "message", "why"), rows, keep=("message",))
+    output(form, found, in_words)
 
 
 @jobs.command(name="came-back", short_help="Show what a re-drive had sent and what died again.")
@@ -507,7 +507,21 @@ async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: st
         code = await exit_code(dead_letters, last)
     if signals.heard and (last.is_active or last.state is JobState.INTERRUPTED):
         output(form, last, lambda: None)
-        _tell_how_to_go_on(dead_letters, last, resume)
+        if dead_letters.runs_jobs_here:
+            again = (
+                f"Go on with:\n  {resume}"
+                if dead_letters.keeps_jobs
+                else "Begin again for the rest."
+            )
+            text = (
+                f"Interrupted: {last.counts.done:,} of {count_of(last.counts.selected)} are"
+                f" {_DONE[last.kind]}, the rest is in {last.queue}. {again}"
+            )
+        else:
+            text = (
+                f"Job {last.id} goes on at the server; `hopback jobs watch {last.id}` follows it."
+            )
+        click.echo(safe_lines(text), err=True)
         return Exit.INTERRUPTED
     output(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
     if last.can_resume and dead_letters.keeps_jobs and code is not Exit.OK:
@@ -544,20 +558,6 @@ async def follow(
         stopped.cancel()
         await asyncio.gather(watching, stopped, return_exceptions=True)
     return last
-
-
-def _tell_how_to_go_on(dead_letters: DeadLetters, job: Job, resume: str) -> None:
-    if not dead_letters.runs_jobs_here:
-        text = f"Job {job.id} goes on at the server; `hopback jobs watch {job.id}` follows it."
-    else:
-        again = (
-            f"Go on with:\n  {resume}" if dead_letters.keeps_jobs else "Begin again for the rest."
-        )
-        text = (
-            f"Interrupted: {job.counts.done:,} of {count_of(job.counts.selected)} are"
-            f" {_DONE[job.kind]}, the rest is in {job.queue}. {again}"
-        )
-    click.echo(safe_lines(text), err=True)
 
 
 async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:

@@ -31,8 +31,6 @@ from hopback.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hopback.broker.apply import ApplyPlan
     from hopback.broker.doctor import Examination
     from hopback.broker.limits import LiftedLimit
@@ -63,20 +61,20 @@ def plan(
     detailed_exit_code: bool,
 ) -> int:
     """Compare a SYSTEM, FILE or application with a live broker and say what `apply` would do."""
-    access = Access(broker, management, amqp_only)
-    planned = asyncio.run(_live_plan(access, TopologySource(name, hardened, params).topology()))
+    from hopback.broker.apply import live_plan
+
+    desired = TopologySource(name, hardened, params).topology()
+
+    async def compare() -> ApplyPlan:
+        async with reach(Access(broker, management, amqp_only)) as live:
+            return await live_plan(desired, live.connection, live.management, live.vhost)
+
+    planned = asyncio.run(compare())
     if form == "json":
         document(json_text(_plan_data(planned)))
     else:
         _print_plan(planned)
     return Exit.FOUND if detailed_exit_code and not planned.settled else Exit.OK
-
-
-async def _live_plan(access: Access, desired: Topology) -> ApplyPlan:
-    from hopback.broker.apply import live_plan
-
-    async with reach(access) as broker:
-        return await live_plan(desired, broker.connection, broker.management, broker.vhost)
 
 
 @click.command(short_help="Create on a live broker what is missing.")
@@ -194,7 +192,14 @@ def revert(
     """
     if not yes:
         ask("Put the former delivery limits back in force?")
-    taken = asyncio.run(_revert(Access(broker, management, amqp_only), queues))
+    from hopback.broker.apply import restore_limits
+
+    async def restore() -> tuple[LiftedLimit, ...]:
+        async with reach(Access(broker, management, amqp_only)) as live:
+            api = _needed(live, "policies can only be changed")
+            return await restore_limits(live.connection, api, live.vhost, queues or None)
+
+    taken = asyncio.run(restore())
     if form == "json":
         document(json_text({"restored": [limit.queue for limit in taken]}))
     else:
@@ -202,14 +207,6 @@ def revert(
             click.echo(safe(f"restored {limit.queue} (policy {limit.policy.name} deleted)"))
         click.echo(f"{len(taken)} limits restored.")
     return Exit.OK
-
-
-async def _revert(access: Access, queues: tuple[str, ...]) -> tuple[LiftedLimit, ...]:
-    from hopback.broker.apply import restore_limits
-
-    async with reach(access) as broker:
-        management = _needed(broker, "policies can only be changed")
-        return await restore_limits(broker.connection, management, broker.vhost, queues or None)
 
 
 def _needed(broker: Reached, why: str) -> Management:
@@ -236,20 +233,16 @@ def _print_plan(planned: ApplyPlan) -> None:
         click.echo(safe(f"? policy {offer.policy.name}: {offer.why} (--lift-main-limits)"))
     for note in planned.notes:
         click.echo(safe(f"  {note}"))
-    click.echo(_summary(planned))
-
-
-def _summary(planned: ApplyPlan) -> str:
-    found = planned.diff
-    others = Counter(str(entry.kind) for entry in found.extra)
+    others = Counter(str(entry.kind) for entry in planned.diff.extra)
     left = ", ".join(f"{count} {kind}" for kind, count in others.items())
-    tail = f" Left alone: {left}." if left else ""
     if planned.settled:
-        return f"Nothing to do: {len(found.same)} objects are as desired.{tail}"
-    return (
-        f"{len(planned.steps)} to create, {len(found.same)} as desired, "
-        f"{len(found.conflict)} in conflict.{tail}"
-    )
+        told = f"Nothing to do: {len(planned.diff.same)} objects are as desired."
+    else:
+        told = (
+            f"{len(planned.steps)} to create, {len(planned.diff.same)} as desired, "
+            f"{len(planned.diff.conflict)} in conflict."
+        )
+    click.echo(told + (f" Left alone: {left}." if left else ""))
 
 
 def _plan_data(planned: ApplyPlan) -> dict[str, object]:
@@ -349,7 +342,18 @@ async def _migrate(
                 vhost=broker.vhost,
             )
     if form == "json":
-        document(json_text({"plan": _migration_data(planned), "moved": moved}))
+        replacements = [
+            {
+                "queue": one.queue.name,
+                "from": str(one.old_type),
+                "to": str(one.queue.type),
+                "shadow": one.shadow.name,
+                "resumed": one.resumed,
+            }
+            for one in planned.replacements
+        ]
+        told = {"replacements": replacements, "obstacles": list(planned.obstacles)}
+        document(json_text({"plan": told, "moved": moved}))
     elif moved or not dry_run:
         click.echo(f"Done: {moved} messages moved.")
     return Exit.OK
@@ -368,22 +372,6 @@ def _print_migration(planned: Migration) -> None:
         click.echo(safe(f"in the way: {obstacle}"))
 
 
-def _migration_data(planned: Migration) -> dict[str, object]:
-    return {
-        "replacements": [
-            {
-                "queue": one.queue.name,
-                "from": str(one.old_type),
-                "to": str(one.queue.type),
-                "shadow": one.shadow.name,
-                "resumed": one.resumed,
-            }
-            for one in planned.replacements
-        ],
-        "obstacles": list(planned.obstacles),
-    }
-
-
 @click.command(short_help="Look at a live broker and say what is wrong.")
 @broker_options
 @format_option("table", "json")
@@ -395,7 +383,14 @@ def doctor(
 
     Leaves with 1 if something asks for action, with 0 otherwise. Changes nothing.
     """
-    found = asyncio.run(_examine(Access(broker, management, amqp_only)))
+    from hopback.broker.doctor import examine
+
+    async def look() -> Examination:
+        async with reach(Access(broker, management, amqp_only)) as live:
+            version = live.connection.version
+            return await examine(live.address, live.vhost, version, live.management)
+
+    found = asyncio.run(look())
     if form == "json":
         document(json_text(_examination_data(found)))
     else:
@@ -405,20 +400,25 @@ def doctor(
     return Exit.OK if found.healthy else Exit.FAILED
 
 
-async def _examine(access: Access) -> Examination:
-    from hopback.broker.doctor import examine
-
-    async with reach(access) as broker:
-        version = broker.connection.version
-        return await examine(broker.address, broker.vhost, version, broker.management)
-
-
 def _print_examination(found: Examination) -> None:
     """First what it is, then what asks for action, then what to know."""
     queues = "" if found.queues is None else f", {found.queues} queues in {found.vhost!r}"
     cluster = f" ({found.overview.cluster})" if found.overview else ""
     click.echo(safe(f"{found.address}: RabbitMQ {found.version}{cluster}{queues}"))
-    rows = [*_urgent(found)]
+    rows = []
+    for alarm in found.alarms:
+        words = f"{alarm.resource} alarm: the broker takes no publishes until it clears."
+        rows.append(("error", f"node {alarm.node}", words))
+    for trouble in found.troubles:
+        words = f"it is {trouble.state}; look at its nodes."
+        rows.append(("error", f"queue {trouble.queue}", words))
+    for held in found.held_back:
+        words = (
+            f"{held.messages} dead letters are held back because no queue takes them (at most "
+            f"{held.lag_s:g} s old). If the number does not fall: repair the dead-letter exchange, "
+            "its binding or the full queue behind it; the broker tries again every 3 minutes."
+        )
+        rows.append(("error", f"queue {held.queue}", words))
     for finding in found.findings:
         words = f"{finding.explanation} Fix: {finding.fix} [{finding.rule}]"
         rows.append((str(finding.severity), finding.place, words))
@@ -435,21 +435,6 @@ def _print_examination(found: Examination) -> None:
     if disabled:
         click.echo(safe(f"- Feature flags not enabled: {', '.join(disabled)}."))
     click.echo("Healthy." if found.healthy else "Something asks for action.")
-
-
-def _urgent(found: Examination) -> Iterator[tuple[str, str, str]]:
-    for alarm in found.alarms:
-        words = f"{alarm.resource} alarm: the broker takes no publishes until it clears."
-        yield "error", f"node {alarm.node}", words
-    for trouble in found.troubles:
-        yield "error", f"queue {trouble.queue}", f"it is {trouble.state}; look at its nodes."
-    for held in found.held_back:
-        words = (
-            f"{held.messages} dead letters are held back because no queue takes them (at most "
-            f"{held.lag_s:g} s old). If the number does not fall: repair the dead-letter exchange, "
-            "its binding or the full queue behind it; the broker tries again every 3 minutes."
-        )
-        yield "error", f"queue {held.queue}", words
 
 
 def _examination_data(found: Examination) -> dict[str, object]:

@@ -38,6 +38,7 @@ __all__ = [
     "config_option",
     "did_you_mean",
     "format_option",
+    "header_pairs",
     "is_broker_name",
     "log_format_option",
     "named_broker",
@@ -398,6 +399,17 @@ class HttpAddress(click.ParamType[tuple[str, int]]):
 def url_host(host: str, port: int) -> str:
     """Host and port as they stand in a URL: an IPv6 address in brackets."""
     return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def header_pairs(said: tuple[str, ...]) -> dict[str, str]:
+    """What repeated options `--header NAME=TEXT` say."""
+    found = {}
+    for text in said:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"expected NAME=TEXT, got {text!r}.", param_hint="--header")
+        found[name] = value
+    return found
 
 
 def cannot_listen(address: tuple[str, int], reason: str) -> CommandFailed:

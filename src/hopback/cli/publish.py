@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import LOCAL_BROKER, rabbitmq
+from hopback.cli.options import LOCAL_BROKER, header_pairs, rabbitmq
 from hopback.cli.terminal import safe
 from hopback.errors import ConnectionLost, PublishFailed
 
@@ -65,7 +65,16 @@ def publish(
     """
     from hopback.runtime.context import compose
 
-    exchange, key = _target(target)
+    match target:
+        case (queue,):
+            exchange, key = "", queue
+        case (exchange, key):
+            pass
+        case _:
+            raise click.UsageError(
+                "expected QUEUE JSON or EXCHANGE KEY JSON, got more: is the JSON in quotes?"
+            )
+    given = header_pairs(headers)
     lines = _lines() if payload == "-" else iter((payload,))
     messages = (
         compose(
@@ -75,34 +84,13 @@ def publish(
             message_id=message_id,
             message_type=message_type,
             correlation_id=correlation_id,
-            headers=_pairs(headers),
+            headers=given,
         )
         for number, line in enumerate(lines, 1)
     )
     place = key if not exchange else f"{exchange} with key {key}"
     asyncio.run(_publish(broker, messages, place))
     return Exit.OK
-
-
-def _target(target: tuple[str, ...]) -> tuple[str, str]:
-    match target:
-        case (queue,):
-            return "", queue
-        case (exchange, key):
-            return exchange, key
-    raise click.UsageError(
-        "expected QUEUE JSON or EXCHANGE KEY JSON, got more: is the JSON in quotes?"
-    )
-
-
-def _pairs(headers: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for header in headers:
-        name, equals, value = header.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"expected NAME=TEXT, got {header!r}.", param_hint="--header")
-        found[name] = value
-    return found
 
 
 def _lines() -> Iterator[str]:

@@ -195,7 +195,11 @@ def rehearse(
     The topology is that of an application (module:app), whose handlers also say how many of them run at
     once, of a FILE or of a SYSTEM. `-o html` and `-o svg` draw it, for a file: > outage.html.
     """
-    app = _application(name)
+    app = None
+    if ":" in name and not Path(name).exists():
+        from hopback.cli.run import load_app
+
+        app = load_app(name)
     if app is not None and (hardened or params):
         option = "--hardened" if hardened else "--param"
         raise click.UsageError(
@@ -215,15 +219,6 @@ def rehearse(
     print_forecast(forecast, findings, form)
     grave = any(finding.severity.rank < 2 for finding in findings)
     return Exit.FOUND if detailed_exit_code and grave else Exit.OK
-
-
-def _application(name: str) -> App | None:
-    """The application that `module:app` names; None for a system or a file."""
-    if ":" not in name or Path(name).exists():
-        return None
-    from hopback.cli.run import load_app
-
-    return load_app(name)
 
 
 def _from_file(name: str, options: RehearseOptions) -> Scenario:
@@ -247,7 +242,16 @@ def _from_file(name: str, options: RehearseOptions) -> Scenario:
 
 
 def _from_options(topology: Topology, app: App | None, options: RehearseOptions) -> Scenario:
-    queue = options.queue or _only_queue(topology)
+    queues = [plan.queue for plan in topology.plans]
+    if options.queue is None and len(queues) != 1:
+        raise CommandFailed(
+            f"expected --queue: {topology.name} has {len(queues) or 'no'} queues with a plan",
+            do=f"Name one of {', '.join(queues)}, or give a --scenario file."
+            if queues
+            else "Definitions hold no plans: write a .toml file.",
+            code=Exit.USAGE,
+        )
+    queue = options.queue or queues[0]
     usual = Load(queue, ())
     handler_s, spread_s = options.handler or (usual.handler_s, usual.spread_s)
     load = replace(
@@ -296,19 +300,6 @@ def _as_handled(load: Load, app: App) -> Load:
         concurrency=options.concurrency,
         prefetch=options.prefetch,
         breaker=options.breaker,
-    )
-
-
-def _only_queue(topology: Topology) -> str:
-    queues = [plan.queue for plan in topology.plans]
-    if len(queues) == 1:
-        return queues[0]
-    raise CommandFailed(
-        f"expected --queue: {topology.name} has {len(queues) or 'no'} queues with a plan",
-        do=f"Name one of {', '.join(queues)}, or give a --scenario file."
-        if queues
-        else "Definitions hold no plans: write a .toml file.",
-        code=Exit.USAGE,
     )
 
 

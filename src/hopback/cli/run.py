@@ -123,7 +123,15 @@ def _run_one(settings: RunSettings) -> int:
     from hopback.cli.run_service import serve
 
     app = load_app(settings.target)
-    _require_handlers(app, settings.target)
+    if not (app.handlers or app.has_lifespan):
+        # With nothing to do it would say that it is ready, and then nothing forever.
+        module = settings.target.partition(":")[0]
+        raise CommandFailed(
+            f"app {app.name!r} of {settings.target} has no handlers",
+            do="Declare one: @app.handler(QUEUE, retry=[WAIT, …]) above a function. If handlers are in"
+            f" other modules, import these in {module}: a module that nobody imports declares nothing.",
+            code=Exit.USAGE,
+        )
     # Only sockets gain from the quicker loop.
     factory = None if settings.embedded else quick_loop()
     try:
@@ -260,10 +268,21 @@ _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 def load_app(target: str) -> App:
     """The application; the current directory is searched first. CommandFailed says what is missing."""
+    from hopback.runtime.app import App
     from hopback.runtime.discovery import discover, left_out
 
-    module, attribute = load_module(target)
-    app = _application(module, attribute or "app")
+    module, said = load_module(target)
+    attribute = said or "app"
+    app = getattr(module, attribute, None)
+    if not isinstance(app, App):
+        there = [name for name, value in vars(module).items() if isinstance(value, App)]
+        got = "nothing" if app is None else type(app).__name__
+        known = f"It has: {', '.join(there)}." if there else "It has no application at all."
+        raise CommandFailed(
+            f"expected an App as {attribute!r} in {module.__name__}, got {got}",
+            do=f"{known} Say `hopback run {module.__name__}:NAME`.",
+            code=Exit.NOT_FOUND,
+        )
     try:
         found = discover(module)
     except Exception as error:
@@ -284,17 +303,13 @@ def load_module(target: str) -> tuple[ModuleType, str]:
             do="Name a Python module, not a file: shop:app rather than shop.py:app.",
             code=Exit.USAGE,
         )
-    return _imported(name), attribute
-
-
-def _imported(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     ours = name.startswith("hopback.")  # a documented system; what it lacks comes with its extra
     try:
         with needs("systems", name) if ours else nullcontext():
-            return import_module(name)
+            return import_module(name), attribute
     except MissingExtra:
         raise
     except ModuleNotFoundError as error:
@@ -325,35 +340,6 @@ def _broken(name: str, error: Exception) -> CommandFailed:
     return CommandFailed(
         f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
         do="Correct the module; `python -m` it to see the whole traceback.",
-    )
-
-
-def _application(module: ModuleType, attribute: str) -> App:
-    from hopback.runtime.app import App
-
-    found = getattr(module, attribute, None)
-    if isinstance(found, App):
-        return found
-    there = [name for name, value in vars(module).items() if isinstance(value, App)]
-    got = "nothing" if found is None else type(found).__name__
-    known = f"It has: {', '.join(there)}." if there else "It has no application at all."
-    raise CommandFailed(
-        f"expected an App as {attribute!r} in {module.__name__}, got {got}",
-        do=f"{known} Say `hopback run {module.__name__}:NAME`.",
-        code=Exit.NOT_FOUND,
-    )
-
-
-def _require_handlers(app: App, target: str) -> None:
-    """An application that has nothing to do would say that it is ready, and then nothing forever."""
-    if app.handlers or app.has_lifespan:
-        return
-    module = target.partition(":")[0]
-    raise CommandFailed(
-        f"app {app.name!r} of {target} has no handlers",
-        do="Declare one: @app.handler(QUEUE, retry=[WAIT, …]) above a function. If handlers are in"
-        f" other modules, import these in {module}: a module that nobody imports declares nothing.",
-        code=Exit.USAGE,
     )
 
 
@@ -394,25 +380,13 @@ def resume(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
 
 
 def _tell_service(queue: str, verb: str, address: tuple[str, int]) -> None:
-    status, answer = _post(f"/queues/{quote(queue, safe='')}/{verb}", address)
-    if status != 200:
-        raise CommandFailed(
-            str(answer.get("error", f"HTTP {status}")),
-            do="Name a queue that the service consumes, on the machine where it runs.",
-            code={404: Exit.NOT_FOUND, 403: Exit.NOT_ALLOWED}.get(status, Exit.FAILED),
-        )
-    click.echo(safe(f"{queue} is {answer.get('state')} at {url_host(*address)}"))
-
-
-def _post(path: str, address: tuple[str, int]) -> tuple[int, dict[str, object]]:
     from http.client import HTTPConnection, HTTPException
 
     connection = HTTPConnection(*address, timeout=_TIMEOUT_S)
     try:
-        connection.request("POST", path)
+        connection.request("POST", f"/queues/{quote(queue, safe='')}/{verb}")
         response = connection.getresponse()
-        answer = json.loads(response.read(_MOST_ANSWER_BYTES) or b"{}")
-        return response.status, answer if isinstance(answer, dict) else {}
+        told = json.loads(response.read(_MOST_ANSWER_BYTES) or b"{}")
     except (OSError, HTTPException, ValueError) as error:
         raise CommandFailed(
             f"no service answers at {url_host(*address)}: {error}",
@@ -421,3 +395,11 @@ def _post(path: str, address: tuple[str, int]) -> tuple[int, dict[str, object]]:
         ) from error
     finally:
         connection.close()
+    status, answer = response.status, told if isinstance(told, dict) else {}
+    if status != 200:
+        raise CommandFailed(
+            str(answer.get("error", f"HTTP {status}")),
+            do="Name a queue that the service consumes, on the machine where it runs.",
+            code={404: Exit.NOT_FOUND, 403: Exit.NOT_ALLOWED}.get(status, Exit.FAILED),
+        )
+    click.echo(safe(f"{queue} is {answer.get('state')} at {url_host(*address)}"))

@@ -103,7 +103,16 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
     metrics = _metrics(settings)
     if metrics is not None:
         bus.subscribe(metrics)
-    line = None if settings.parent is None else ParentLine(settings.parent)
+    line = survivor = None
+    if settings.parent is not None:
+        # The parent outlives us: it is told what we handle alone, and told us of what others died.
+        line = parent = ParentLine(settings.parent)
+        survivor = Survivor(lambda token: parent.say(alone=token), deaths_in(os.environ))
+    tracing: dict[str, Any] = {}
+    if settings.otel:
+        from hopback.runtime.tracing import traced, traced_batch
+
+        tracing = {"around": traced, "around_batch": traced_batch}
     async with AsyncExitStack() as stack:
         service = Service(
             app,
@@ -115,7 +124,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
                 grace=settings.grace,
                 concurrency=settings.concurrency,
             ),
-            world=Environment(bus=bus, survivor=_survivor(line), **_tracing(settings)),
+            world=Environment(bus=bus, survivor=survivor, **tracing),
             beside=await _watchers(app, settings, metrics, stack),
         )
         stopper = Stopper(service.stop)
@@ -151,13 +160,6 @@ async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> Rab
     return rabbitmq(url)
 
 
-def _survivor(line: ParentLine | None) -> Survivor | None:
-    """The parent outlives us: it is told what we handle alone, and told us of what others died."""
-    if line is None:
-        return None
-    return Survivor(lambda token: line.say(alone=token), deaths_in(os.environ))
-
-
 def _metrics(settings: RunSettings) -> Metrics | None:
     """Counted only where they can be read, and where the extra is installed."""
     if settings.http is None:
@@ -167,15 +169,6 @@ def _metrics(settings: RunSettings) -> Metrics | None:
     except ImportError:
         return None
     return Metrics()
-
-
-def _tracing(settings: RunSettings) -> dict[str, Any]:
-    """What makes spans, if that was asked for."""
-    if not settings.otel:
-        return {}
-    from hopback.runtime.tracing import traced, traced_batch
-
-    return {"around": traced, "around_batch": traced_batch}
 
 
 async def _watchers(

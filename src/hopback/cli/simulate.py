@@ -131,16 +131,15 @@ def _print(timeline: Timeline, form: str) -> None:
             if entry.headers:
                 told = ", ".join(f"{name}: {value}" for name, value in entry.headers.items())
                 click.echo(f"{' ' * times}    {safe(told)}")
-        click.echo(f"\n{safe(_summary(timeline))}")
-
-
-def _summary(timeline: Timeline) -> str:
-    last = timeline.ending
-    runs = "1 run" if timeline.runs == 1 else f"{timeline.runs} runs"
-    ending = _ENDINGS.get(last.step, "stays in")
-    told = f"The message {ending} {last.queue} after {runs} and {format_duration(last.at_ms)}."
-    copies = ", ".join(f"{queue} {number}" for queue, number in timeline.extra_copies.items())
-    return f"{told} Extra copies through retries: {copies or 'none'}."
+        last = timeline.ending
+        runs = "1 run" if timeline.runs == 1 else f"{timeline.runs} runs"
+        ending = _ENDINGS.get(last.step, "stays in")
+        copies = ", ".join(f"{queue} {number}" for queue, number in timeline.extra_copies.items())
+        summary = (
+            f"The message {ending} {last.queue} after {runs} and {format_duration(last.at_ms)}."
+            f" Extra copies through retries: {copies or 'none'}."
+        )
+        click.echo(f"\n{safe(summary)}")
 
 
 _ENDINGS = {

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopback.designs import Design
-    from hopback.topology.asyncapi import PayloadSchemas
     from hopback.topology.check import Finding
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
@@ -150,7 +149,13 @@ def _print_form(
         case "asyncapi":
             from hopback.topology.asyncapi import write_asyncapi
 
-            document(json_text(write_asyncapi(topology, payloads=_payloads(source))))
+            # What the handlers of an application take; a design or a file does not say.
+            payloads, app = None, source.app()
+            if app is not None:
+                from hopback.runtime.message_types import payload_schemas
+
+                payloads = payload_schemas(app)
+            document(json_text(write_asyncapi(topology, payloads=payloads)))
         case "definitions":
             from hopback.topology.definitions import write_definitions
 
@@ -158,16 +163,6 @@ def _print_form(
             for sentence in left_out:
                 click.echo(f"Note: {safe(sentence)}", err=True)
             document(json_text(definitions))
-
-
-def _payloads(source: TopologySource) -> PayloadSchemas | None:
-    """What the handlers of an application take; a design or a file does not say."""
-    app = source.app()
-    if app is None:
-        return None
-    from hopback.runtime.message_types import payload_schemas
-
-    return payload_schemas(app)
 
 
 def _drawn(topology: Topology, kind: str, queue: str | None) -> str:
@@ -256,6 +251,8 @@ def print_findings(found: Sequence[Finding]) -> None:
 @format_option("table", "json")
 def systems(name: str | None, form: str) -> None:
     """List the documented designs and Hopback's own, or describe NAME and its parameters."""
+    from inspect import getdoc
+
     from hopback.designs import DESIGNS
 
     if name is None:
@@ -274,21 +271,14 @@ def systems(name: str | None, form: str) -> None:
         )
     if form == "json":
         document(json_text(_as_data(design)))
-    else:
-        _describe(design)
-
-
-def _describe(design: Design) -> None:
-    """The design in its own words: the docstring of the function that builds it."""
-    from inspect import getdoc
-
-    click.echo(f"{design.name}: {design.summary}\n")
+        return
+    # The design in its own words: the docstring of the function that builds it.
+    click.echo(f"{name}: {design.summary}\n")
     click.echo(f"{getdoc(design.factory) or design.summary}\n")
     if design.parameters:
-        rows = [(p.name, p.default, p.expected, p.summary) for p in design.parameters]
-        table(("parameter", "default", "expected", "meaning"), rows)
+        parameters = [(p.name, p.default, p.expected, p.summary) for p in design.parameters]
+        table(("parameter", "default", "expected", "meaning"), parameters)
         click.echo()
-    name = design.name
     run = f"; hopback demo {name}" if design.documented else ""
     click.echo(f"Next: hopback topology show {name}; hopback topology check {name}{run}")
 
