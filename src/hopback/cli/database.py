@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import click
-from msgspec import structs
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.deadletters.contract import ACTIVE
-from hopback.deadletters.journal import Journal
 from hopback.errors import StoreUnavailable
 from hopback.private_files import private_folder
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.alert_book import AlertBook
     from hopback.deadletters.contract import AuditEntry
-    from hopback.deadletters.journal import JobRecord
+    from hopback.deadletters.journal import JobRecord, Journal
 
 __all__ = [
     "IN_MEMORY",
@@ -189,7 +186,7 @@ def state_folder() -> Path:
 # Most commands only ask whether a job runs, and note a look, and SQLAlchemy takes longer to load than such a
 # command needs for everything else. So these two things are done with the standard library where the journal
 # is an SQLite file with the tables that this release writes; anything else opens the real journal, which then
-# does the rest.
+# does the rest. What needs an extra is imported where it is used: `hopback serve` names a missing one.
 
 _BUSY_S = 10.0  # as long as the real journal waits for another writer
 _ENTRY = ("at", "by", "action", "queue", "job", "reason", "result", "details", "broker")
@@ -252,6 +249,8 @@ class LateJournal:
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else a journal does, once it is open."""
+        from hopback.deadletters.journal import Journal
+
         if name.startswith("_") or not callable(getattr(Journal, name, None)):
             raise AttributeError(name)
 
@@ -266,6 +265,8 @@ class LateJournal:
             return False
         if not self._file.exists():
             return self._file.parent.is_dir()
+        from hopback.deadletters.contract import ACTIVE
+
         wanted = ["state IN (?, ?)", "leased_until >= ?"]
         values: list[object] = [*sorted(ACTIVE), self._clock.now()]
         for column, value in (("place", broker), ("queue", queue)):
@@ -296,6 +297,8 @@ class LateJournal:
         """Whether the entry was written: only into a table that has exactly the columns we know."""
         if self._file is None or not self._file.exists():
             return False
+        from msgspec import structs
+
         values = structs.asdict(entry) | {
             "details": json.dumps(dict(entry.details), default=str),
             "broker": broker,
