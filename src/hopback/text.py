@@ -1,4 +1,4 @@
-"""Text of unknown origin made safe to show: on a terminal, in a log, on a page.
+"""Text of unknown origin made safe to show, on a terminal, in a log, on a page; and text by a pattern.
 
 A message of a producer may hold escape sequences that a terminal obeys, marks that reorder or hide text,
 and characters that nobody sees. Each place shows them in its own way; what is unsafe is said here, once.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-__all__ = ["escape_unsafe", "one_line", "printable", "safe_lines", "visible"]
+__all__ = ["escape_unsafe", "one_line", "printable", "safe_lines", "text_matches", "visible"]
 
 # C0 and C1 controls, DEL, and the marks that reorder or hide text.
 _UNSAFE = re.compile(
@@ -76,3 +76,20 @@ def _named(character: str) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+
+
+def text_matches(pattern: str, text: str) -> bool:
+    """Whether the text is the pattern, in which `*` stands for any characters; in linear time."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == pattern
+    last = rest.pop()
+    if not text.startswith(first) or len(text) < len(first) + len(last) or not text.endswith(last):
+        return False
+    position, end = len(first), len(text) - len(last)
+    for part in rest:
+        found = text.find(part, position, end)
+        if found < 0:
+            return False
+        position = found + len(part)
+    return True

@@ -70,7 +70,7 @@ class AllQueues(Struct, frozen=True, rename="camel"):
     brokers: list[BrokerAnswer]
 
 
-async def _seen(call: Call[Any, None]) -> list[tuple[Services, Principal, Swept | None]]:
+async def _visible_brokers(call: Call[Any, None]) -> list[tuple[Services, Principal, Swept | None]]:
     """The brokers that the caller may see, each with their grants there and what was last read."""
     asking = [(each, each.asking(call.principal)) for each in call.services.brokers]
     allowed = [(each, known) for each, known in asking if known.allows_somewhere(Role.VIEWER)]
@@ -100,14 +100,14 @@ def _answer(services: Services, principal: Principal, swept: Swept | None) -> Br
 @BROKERS.row("GET", "/admin/brokers", answer=BrokerList)
 async def _list_brokers(call: Call[Empty, None]) -> BrokerList:
     """The brokers that the caller may see, and whether they answer."""
-    items = [_answer(*each) for each in await _seen(call)]
+    items = [_answer(*each) for each in await _visible_brokers(call)]
     return BrokerList(items, len(items))
 
 
 @BROKERS.row("GET", "/admin/brokers/queues", query=FindQuery, answer=AllQueues)
 async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
     """The dead-letter queues of all brokers, as they were read some seconds ago."""
-    seen, wanted = await _seen(call), call.query.find.lower()
+    seen, wanted = await _visible_brokers(call), call.query.find.lower()
     found = [
         BrokerQueue(services.name, one)
         for services, principal, swept in seen
@@ -129,7 +129,7 @@ async def _all_metrics(call: Call[Empty, None]) -> Response:
     """The metrics of every broker for all of whose queues the caller is a viewer, by the label `broker`."""
     allowed = [
         services
-        for services, principal, _ in await _seen(call)
+        for services, principal, _ in await _visible_brokers(call)
         if principal.allows_everywhere(Role.VIEWER)
     ]
     return Response(

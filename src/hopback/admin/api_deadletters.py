@@ -108,7 +108,7 @@ async def _visible_job(call: Call[Any, Any], role: Role = Role.VIEWER) -> Job:
     return job
 
 
-async def _steered(call: Call[Any, Any]) -> Job:
+async def _steerable_job(call: Call[Any, Any]) -> Job:
     """The job in the path, if the caller may steer it: operators their own, admins all."""
     job = await _visible_job(call, Role.OPERATOR)
     if job.by_id != call.principal.id and not call.principal.allows(Role.ADMIN, job.queue):
@@ -403,21 +403,21 @@ async def _follow_job(call: Call[Empty, None]) -> Response:
 @DEADLETTERS.row("POST", f"{_JOB}/cancel", Role.OPERATOR, answer=Job, errors=(409,))
 async def _cancel_job(call: Call[Empty, None]) -> Job:
     """Finish what is in flight, give the rest back."""
-    job = await _steered(call)
+    job = await _steerable_job(call)
     return await call.operations.cancel(job.id)
 
 
 @DEADLETTERS.row("POST", f"{_JOB}/pause", Role.OPERATOR, answer=Job, errors=(409,))
 async def _pause_job(call: Call[Empty, None]) -> Job:
     """Finish what is in flight, then wait."""
-    job = await _steered(call)
+    job = await _steerable_job(call)
     return await call.operations.pause(job.id)
 
 
 @DEADLETTERS.row("POST", f"{_JOB}/resume", Role.OPERATOR, answer=Job, errors=(409,))
 async def _resume_job(call: Call[Empty, None]) -> Job:
     """Go on."""
-    job = await _steered(call)
+    job = await _steerable_job(call)
     return await call.operations.resume(job.id)
 
 
@@ -432,7 +432,7 @@ async def _resume_job(call: Call[Empty, None]) -> Job:
 )
 async def _retry_failures(call: Call[Empty, RetryRequest]) -> ApiAnswer:
     """A new job for exactly what this one could not move."""
-    job = await _steered(call)
+    job = await _steerable_job(call)
     if job.kind is JobKind.REDRIVE:
         await need_target(
             call.operations, call.principal, job.queue, job.target_choice or BY_DESIGN
@@ -444,7 +444,7 @@ async def _retry_failures(call: Call[Empty, RetryRequest]) -> ApiAnswer:
 @DEADLETTERS.row("PATCH", _JOB, Role.OPERATOR, body=NewRate, answer=Job, errors=(409,))
 async def _set_rate(call: Call[Empty, NewRate]) -> Job:
     """Another rate from now on."""
-    job = await _steered(call)
+    job = await _steerable_job(call)
     return await call.operations.set_rate(job.id, call.body.rate)
 
 

@@ -127,10 +127,10 @@ async def _export_of_job(call: Call[Empty, None]) -> Response:
     """The file to which a discard wrote its messages before it removed them."""
     job = await call.operations.job(call.path["job"])
     call.need(Role.OPERATOR, job.queue)
-    return await _written(call.operations, job)
+    return await _send_file(call.operations, job)
 
 
-async def _written(operations: Operations, job: Job) -> Response:
+async def _send_file(operations: Operations, job: Job) -> Response:
     folder, path = operations.settings.exports, Path(job.export_to or "/")
     # A discard by the command may name any file: only those of our own folder are given out.
     is_there = path.is_file()  # noqa: ASYNC240  one look at a local folder
@@ -153,10 +153,10 @@ async def _written(operations: Operations, job: Job) -> Response:
 async def _import_lines(call: Call[ImportQuery, None]) -> Imported:
     """Publish exported messages (lines of JSON in the body) into this queue, each confirmed."""
     lines = lines_in(call.request.stream())
-    return await _imported(call.operations, call.path["queue"], lines, call.query.reason)
+    return await _import(call.operations, call.path["queue"], lines, call.query.reason)
 
 
-async def _imported(
+async def _import(
     operations: Operations, queue: str, lines: AsyncIterator[bytes], reason: str
 ) -> Imported:
     await operations.dead_letter_queue(queue)  # NoSuch: only into dead-letter queues
@@ -186,7 +186,7 @@ async def _export_queue_page(visit: Visit) -> Response:
 async def _export_of_job_page(visit: Visit) -> Response:
     job = await visit.operations.job(visit.path["job"])
     visit.need(Role.OPERATOR, job.queue)
-    return await _written(visit.operations, job)
+    return await _send_file(visit.operations, job)
 
 
 @ARCHIVE_PAGES.upload("/queues/{queue}/import")
@@ -203,7 +203,7 @@ async def _import_page(visit: Visit) -> Response:
         async for piece in file:
             yield piece
 
-    found = await _imported(visit.operations, queue, lines_in(pieces()), "import on the page")
+    found = await _import(visit.operations, queue, lines_in(pieces()), "import on the page")
     way = f"/queues/{quote(queue, safe='')}"
     return visit.page("imported.html", queue=queue, found=found, way=way)
 

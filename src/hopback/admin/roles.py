@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from hopback.text import text_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,13 +47,13 @@ class Grant:
 
     def holds_at(self, broker: str, *, is_first: bool) -> bool:
         """Whether it holds for the queues of that broker."""
-        return is_first if not self.broker else _matches(self.broker, broker)
+        return is_first if not self.broker else text_matches(self.broker, broker)
 
     def covers(self, queue: str | None) -> bool:
         """Whether it holds for that queue; without one, whether it holds for all of them."""
         if queue is None:
             return "*" in self.queues
-        return any(_matches(pattern, queue) for pattern in self.queues)
+        return any(text_matches(pattern, queue) for pattern in self.queues)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,3 @@ class Principal:
     def visible(self, queues: Iterable[str]) -> list[str]:
         """Those of the queues that they may see."""
         return [queue for queue in queues if self.allows(Role.VIEWER, queue)]
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Whether the name is the pattern, in which `*` stands for any characters."""
-    first, *rest = map(re.escape, pattern.split("*"))
-    if not rest:
-        return name == pattern
-    # Atomic groups: what was found is not looked for again, so no name makes this slow.
-    between = "".join(f"(?>.*?{part})" for part in rest[:-1])
-    return re.fullmatch(f"{first}{between}.*{rest[-1]}", name, re.DOTALL) is not None

@@ -245,7 +245,7 @@ class RedriveAction:
         aim = self._aim(delivery)
         if not isinstance(aim, Aim):
             return
-        flaw = await target_flaw(await self._connected(), aim.redrive, self._table)
+        flaw = await target_flaw(await self._connect(), aim.redrive, self._table)
         if flaw is not None:
             self._flaws[aim.redrive] = flaw
         else:
@@ -279,18 +279,18 @@ class RedriveAction:
 
     async def reopen(self, *, anew: bool = False) -> BrokerError | None:
         """A usable channel, a new one if the last has ended; what ended it."""
-        fault = await _ended(self._channel)
+        fault = await _why_closed(self._channel)
         if fault is None and self._channel is not None and not anew:
             return None
         if self._channel is not None and fault is None:
             await self._channel.close()
         if fault is not None and not isinstance(fault, ChannelClosed):
             await self._disconnect()
-        self._channel = await (await self._connected()).open_channel()
+        self._channel = await (await self._connect()).open_channel()
         self._publish_raw = getattr(self._channel, "publish_raw", None)
         return fault
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> Connection:
         if self._connection is None:
             self._connection = await self._broker.connect("hopback re-drive")
         return self._connection
@@ -305,7 +305,7 @@ class RedriveAction:
         await self._disconnect()
 
 
-async def _ended(channel: Channel | None) -> BrokerError | None:
+async def _why_closed(channel: Channel | None) -> BrokerError | None:
     """Why the channel has ended; None while it lives."""
     if channel is None:
         return None

@@ -21,7 +21,7 @@ from msgspec.structs import force_setattr, replace
 
 from hopback.deadletters.contract import JobState, Moment
 from hopback.deadletters.named_brokers import broker_path
-from hopback.text import one_line
+from hopback.text import one_line, text_matches
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
@@ -101,16 +101,7 @@ class AlertRule(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether it is about that queue."""
         if self.broker and broker != self.broker:
             return False
-        return any(_matches(pattern, queue) for pattern in self.queues)
-
-
-def _matches(pattern: str, name: str) -> bool:
-    first, *rest = map(re.escape, pattern.split("*"))
-    if not rest:
-        return name == pattern
-    # Atomic groups: what was found is not looked for again, so no name makes this slow.
-    between = "".join(f"(?>.*?{part})" for part in rest[:-1])
-    return re.fullmatch(f"{first}{between}.*{rest[-1]}", name, re.DOTALL) is not None
+        return any(text_matches(pattern, queue) for pattern in self.queues)
 
 
 # --- quiet times
@@ -342,7 +333,7 @@ def decide_alerts(
         if served and not alert.broker and "" not in served:
             alert = replace(alert, broker=served[0])  # noqa: PLW2901  the same under its new name
         rule = None if served and alert.broker not in served else by_name.get(alert.rule)
-        after[alert.id] = _followed(alert, rule, held, unknown, brokers, now, manners)
+        after[alert.id] = _follow(alert, rule, held, unknown, brokers, now, manners)
     open_keys = {
         alert.key
         for alert in after.values()
@@ -350,7 +341,7 @@ def decide_alerts(
     }
     for key, sighting in held.items():
         if key not in open_keys:
-            begun = _begun(by_name[key[0]], key, sighting, now)
+            begun = _begin(by_name[key[0]], key, sighting, now)
             after[begun.id] = begun
     notices = []
     for target in manners.targets:
@@ -372,7 +363,7 @@ def decide_alerts(
     return AlertDecision(tuple(changed), forgotten, tuple(notices))
 
 
-def _begun(rule: AlertRule, key: _Key, sighting: _Sighting, now: float) -> Alert:
+def _begin(rule: AlertRule, key: _Key, sighting: _Sighting, now: float) -> Alert:
     since = now - sighting.held_for
     fires = sighting.held_for >= _patience(rule)
     text = "\0".join((*key, repr(now)))
@@ -395,7 +386,7 @@ def _patience(rule: AlertRule) -> float:
     return rule.older_than_seconds if rule.kind is AlertKind.OLDEST_AGE else rule.for_seconds
 
 
-def _followed(
+def _follow(
     alert: Alert,
     rule: AlertRule | None,
     held: Mapping[_Key, _Sighting],

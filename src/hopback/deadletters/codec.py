@@ -110,7 +110,7 @@ def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[
         if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or not isinstance(
             said, dict
         ):
-            yield _told(str(error), said, at)
+            yield _explain(str(error), said, at)
             return
         inside = [
             problem
@@ -120,10 +120,10 @@ def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[
                 field.type, said[field.encode_name], _below(at, field.encode_name), strict=strict
             )
         ]
-        yield from inside or [_told(str(error), said, at)]
+        yield from inside or [_explain(str(error), said, at)]
 
 
-def _told(text: str, said: Any, at: str) -> tuple[str, str]:
+def _explain(text: str, said: Any, at: str) -> tuple[str, str]:
     """msgspec's sentence as a path and what is expected there, with what was found."""
     match = _PATH.fullmatch(text)
     what, path = (text, "") if match is None else (match["what"], match["path"] or "")

@@ -237,9 +237,9 @@ def dead_letter_queues(
     effective = effective_topology(topology, version)
     into = _dead_letter_sources(effective)
     origins = _origins(effective, into)
-    found = {name: _described(effective, name, *known) for name, known in origins.items()}
+    found = {name: _describe(effective, name, *known) for name, known in origins.items()}
     for said in overrides:
-        found[said.queue] = _overruled(effective, found.get(said.queue), said)
+        found[said.queue] = _override(effective, found.get(said.queue), said)
     hidden = {said.queue for said in overrides if said.hidden}
     return tuple(
         replace(found[name], waits=_waits(effective, found[name], into))
@@ -382,7 +382,7 @@ def _bound_to(effective: Topology, exchange: str) -> Iterator[str]:
                 waiting.append(binding.destination)
 
 
-def _described(
+def _describe(
     effective: Topology, name: str, known_by: str, origins: tuple[str, ...]
 ) -> DeadLetterQueue:
     plans = tuple(effective.plan(each) or stand_in_plan(each, name) for each in origins)
@@ -399,14 +399,14 @@ def _described(
     )
 
 
-def _overruled(
+def _override(
     effective: Topology, found: DeadLetterQueue | None, said: Override
 ) -> DeadLetterQueue:
     """What was found, with what the operator says in its place."""
     origins = (said.main_queue,) if said.main_queue is not None else ()
-    known = found or _described(effective, said.queue, "operator", origins)
+    known = found or _describe(effective, said.queue, "operator", origins)
     if origins and found is not None:
-        known = _described(effective, said.queue, "operator", origins)
+        known = _describe(effective, said.queue, "operator", origins)
     if said.target is not None:
         aimed = tuple(replace(plan, redrive=said.target) for plan in known.plans)
         known = replace(known, plans=aimed)

@@ -168,7 +168,7 @@ class Engine:
     async def run(self) -> None:
         """Work until the selection is through, or something ends it; never raises a broker's fault."""
         try:
-            state, reason = await self._ended()
+            state, reason = await self._outcome()
             await self._let_go()
             if self.away is not None:
                 await self._save()
@@ -180,9 +180,9 @@ class Engine:
             await self._record(JobState.INTERRUPTED, PROCESS_ENDED)
             raise
 
-    async def _ended(self) -> tuple[JobState, str]:
+    async def _outcome(self) -> tuple[JobState, str]:
         try:
-            await self._all()
+            await self._work()
         except _CancelAsked:
             await self._wind_up(for_good=True)
             return JobState.CANCELLED, "cancelled"
@@ -228,7 +228,7 @@ class Engine:
         except BrokerError as lost:
             self._lost = lost
 
-    async def _all(self) -> None:
+    async def _work(self) -> None:
         if self._run.job.run > 1 and not self._selected.can_go_on:
             raise _Stopped(
                 f"it was interrupted, and nobody can tell where the selection ends: in {self._queue.name!r}"
@@ -238,7 +238,7 @@ class Engine:
             await self._save()
         while not (self._exhausted and not self._troubled):
             await self._may_go_on()
-            batch = await self._batch()
+            batch = await self._take_batch()
             if batch:
                 await self._save()
                 if self._selected.has_twins:
@@ -290,16 +290,16 @@ class Engine:
             self._troubled.sort(key=lambda item: item.delivery.tag)
             await self._action.reopen()
             while self._troubled:
-                await self._again(self._troubled[0])
+                await self._send_again(self._troubled[0])
                 del self._troubled[0]
-        await self._heard()
+        await self._obey()
         # Write the progress down now and then.
         if self._clock.now() - self._told >= _PROGRESS_S:
             await self._save()
         if self._is_careful:
             await self._watch_rest()
 
-    async def _heard(self) -> None:
+    async def _obey(self) -> None:
         """Wait or end if somebody wants us to."""
         control = self._control
         if control.is_paused and not control.is_cancelled:
@@ -313,10 +313,10 @@ class Engine:
 
     # --- taking
 
-    async def _batch(self) -> list[_Item]:
+    async def _take_batch(self) -> list[_Item]:
         """What is at hand and wanted; waits for the first one, and a moment if there are but a few."""
         wanted: list[_Item] = []
-        first = None if self._exhausted else await self._next()
+        first = None if self._exhausted else await self._take_next()
         if first is not None:
             self._take(first, wanted)
             taken = 1 + await self._take_at_hand(wanted, _BATCH - 1)
@@ -335,14 +335,17 @@ class Engine:
 
     def _take(self, delivery: Delivery, wanted: list[_Item]) -> None:
         self._place += 1
-        belongs = self._selected.belongs(delivery)
-        if belongs and self._matches(delivery):
-            wanted.append(_Item(delivery, self._place, self._landing_of))
-            return
-        self._keep(delivery)
-        self._count(skipped=int(belongs))
+        belongs = matches = self._selected.belongs(delivery)
+        if belongs and self._wanted.terms:
+            dead_letter = read_dead_letter(delivery, self._place, self._queue)
+            matches = self._wanted.matches(dead_letter, delivery, self._run.job.created)
+        if matches:
+            wanted.append(_Item(delivery, self._place, self._on_fate))
+        else:
+            self._keep(delivery)
+            self._count(skipped=int(belongs))
 
-    async def _next(self) -> Delivery | None:
+    async def _take_next(self) -> Delivery | None:
         """The next message, or None at the end of the selection; nothing waits unsent meanwhile."""
         delivery = self._selected.at_hand()
         if delivery is None and not self._selected.is_taking:
@@ -357,12 +360,6 @@ class Engine:
             await self._save()
         self._exhausted = delivery is None
         return delivery
-
-    def _matches(self, delivery: Delivery) -> bool:
-        if not self._wanted.terms:
-            return True
-        dead_letter = read_dead_letter(delivery, self._place, self._queue)
-        return self._wanted.matches(dead_letter, delivery, self._run.job.created)
 
     def _keep(self, delivery: Delivery) -> None:
         self._selected.keep(delivery.tag)
@@ -380,7 +377,15 @@ class Engine:
         turns = Turns()
         for item in batch:
             await turns.after(rough_size(item.delivery))
-            if not self._may_send():
+            if (
+                len(self._in_flight) >= self._pace.in_flight
+                or self._troubled
+                or self._lost is not None
+                or self._control.rate
+                or self._control.is_calling
+                or self._stages
+            ):
+                # There may be something to wait for; room on the channel is seen to now and then.
                 await self._ready()
             if not self._start(item):
                 await self._action.explore(item.delivery)
@@ -389,28 +394,17 @@ class Engine:
                 await asyncio.sleep(0)  # what was queued is written, and others may run
                 await self._room()
 
-    def _may_send(self) -> bool:
-        """Whether there is nothing at all to wait for; room on the channel is seen to now and then."""
-        return (
-            len(self._in_flight) < self._pace.in_flight
-            and not self._troubled
-            and self._lost is None
-            and not self._control.rate
-            and not self._control.is_calling
-            and not self._stages
-        )
-
     async def _ready(self) -> None:
         """Return when the window has room and it is our turn."""
         if self._troubled or self._lost is not None or self._control.is_calling:
             await self._may_go_on()
         if self._sent in self._stages and self._sent != self._stage_began:
-            await self._stage_over()
+            await self._watch_stage()
         if self._control.rate:
             await self._pacer.turn()
             await self._may_go_on()
         while len(self._in_flight) >= self._pace.in_flight:
-            await self._landing()
+            await self._wait_for_fate()
         await self._room()
 
     async def _room(self) -> None:
@@ -442,7 +436,7 @@ class Engine:
             fate.add_done_callback(item)
         return True
 
-    def _landing_of(self, item: _Item, fate: asyncio.Future[None]) -> None:
+    def _on_fate(self, item: _Item, fate: asyncio.Future[None]) -> None:
         """Its fate is known: ack it, or keep it for another try."""
         self._in_flight.discard(item.delivery.tag)
         self._landed.set()
@@ -459,7 +453,7 @@ class Engine:
         else:
             self._acked += 1
 
-    async def _landing(self) -> None:
+    async def _wait_for_fate(self) -> None:
         """Until something in flight has come to its end."""
         self._landed.clear()
         await self._action.flush()
@@ -469,18 +463,18 @@ class Engine:
     async def _drain(self) -> None:
         """Until nothing is in flight."""
         while self._in_flight:
-            await self._landing()
+            await self._wait_for_fate()
 
     # --- trouble
 
-    async def _again(self, item: _Item) -> None:
+    async def _send_again(self, item: _Item) -> None:
         """Send one message that failed; a fault of its own counts for it alone."""
         tries = self._pace.tries
         last: HopbackError | None = None
         for attempt in range(1, tries + 1):
             if self._control.is_cancelled:
                 raise _CancelAsked
-            last = await self._sent_alone(item)
+            last = await self._send_alone(item)
             if last is None:
                 self._ack(item)
                 self._check()
@@ -499,7 +493,7 @@ class Engine:
             self._check()
         raise _Stopped(f"given up after {tries} tries: {last}")
 
-    async def _sent_alone(self, item: _Item) -> HopbackError | None:
+    async def _send_alone(self, item: _Item) -> HopbackError | None:
         """What went wrong with it, or None if nothing did."""
         try:
             await self._action.room()
@@ -521,7 +515,7 @@ class Engine:
 
     # --- watching
 
-    async def _stage_over(self) -> None:
+    async def _watch_stage(self) -> None:
         """Wait and see whether what was sent comes back; the first that does ends the job."""
         sent, self._stage_began = self._sent - self._stage_began, self._sent
         await self._drain()
@@ -529,9 +523,9 @@ class Engine:
         async for _ in self._moments_of_watching():
             found = await self._look(counts=True)
             if found.came_back:
-                raise _CameBack(_of(found.came_back, self._sent))
+                raise _CameBack(_came_back_text(found.came_back, self._sent))
             if found.came_back is None and self._arrived_since_stage * 2 >= sent:
-                raise _CameBack(_probably(sent, self._arrived_since_stage))
+                raise _CameBack(_arrived_text(sent, self._arrived_since_stage))
         self._looked_at = asyncio.get_running_loop().time()
         self._arrived_at_stage = self._counts.arrived_meanwhile
 
@@ -550,7 +544,7 @@ class Engine:
         await self._look(counts=False)
         arrived = self._arrived_since_stage
         if had_time and arrived >= _MANY and arrived * 2 >= had_time:
-            raise _CameBack(_probably(self._sent - last_stage, arrived))
+            raise _CameBack(_arrived_text(self._sent - last_stage, arrived))
 
     async def _watch_end(self) -> None:
         """When all have gone: wait once more, and count what came back of them."""
@@ -559,9 +553,9 @@ class Engine:
         async for _ in self._moments_of_watching():
             found = await self._look(counts=True)
             if found.came_back and found.came_back * _FEW >= self._sent:
-                raise _CameBack(_of(found.came_back, self._sent))
+                raise _CameBack(_came_back_text(found.came_back, self._sent))
             if found.came_back is None and self._arrived_since_stage * 2 >= sent:
-                raise _CameBack(_probably(sent, self._arrived_since_stage))
+                raise _CameBack(_arrived_text(sent, self._arrived_since_stage))
 
     async def _moments_of_watching(self) -> AsyncIterator[None]:
         """Some moments until the watch is over, and its end; people are heard meanwhile."""
@@ -576,7 +570,7 @@ class Engine:
             while (wait := due - loop.time()) > 0:
                 await self._control.sleep(min(wait, _PROGRESS_S))
                 self._check()
-                await self._heard()
+                await self._obey()
             is_over = due >= until
             yield
 
@@ -625,7 +619,7 @@ class Engine:
         """The counts, with what was acked in this run: that is only added up when it is asked for."""
         return structs.replace(self._counts, done=self._counts.done + self._acked)
 
-    def _told_counts(self) -> Counts:
+    def _shown_counts(self) -> Counts:
         """The counts as people see them: a run that sees messages again does not take any back."""
         now, before = self._counted(), self._shown
         return structs.replace(
@@ -637,7 +631,7 @@ class Engine:
 
     async def _save(self) -> None:
         self._told = self._clock.now()
-        job = self._run.job.counted(self._told_counts(), self._selected.checkpoint(), self._told)
+        job = self._run.job.counted(self._shown_counts(), self._selected.checkpoint(), self._told)
         await self._write(replace(job, rate=self._control.rate))
 
     async def _record(self, state: JobState, reason: str) -> None:
@@ -646,7 +640,7 @@ class Engine:
             returned = max(self._source.given - self._acked, 0)
             ended = state not in (JobState.RUNNING, JobState.PAUSED)
             # At the end everything has been seen again: what is counted now is exact.
-            counts = self._counted() if state is JobState.COMPLETED else self._told_counts()
+            counts = self._counted() if state is JobState.COMPLETED else self._shown_counts()
             if ended:
                 counts = structs.replace(counts, returned=returned)
             job = self._run.job.counted(counts, self._selected.checkpoint(), now)
@@ -657,11 +651,11 @@ class Engine:
         await self._run.write(job, notes)
 
 
-def _of(came_back: int, sent: int) -> str:
+def _came_back_text(came_back: int, sent: int) -> str:
     return f"{came_back:,} of {_messages(sent)} came back; the cause is not repaired"
 
 
-def _probably(sent: int, arrived: int) -> str:
+def _arrived_text(sent: int, arrived: int) -> str:
     return (
         f"while {_messages(sent)} went back, {_messages(arrived)} arrived: probably the same;"
         " the cause is not repaired"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.body import is_msgpack, parsed_as, unpacked
 from hopback.errors import BadFilter
+from hopback.text import text_matches
 from hopback.topology.durations import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Term:
         if self.needs_content:
             name = self.field.partition(".")[2]
             headers = {} if delivery is None else delivery.properties.headers
-            return name in headers and text_matches(str(self.wanted), _shown(headers[name]))
+            return name in headers and text_matches(str(self.wanted), _value_text(headers[name]))
         if isinstance(self.wanted, str):
             return any(text_matches(self.wanted, text) for text in _texts(self.field, dead_letter))
         number: float | None = dead_letter.attempts
@@ -205,25 +206,8 @@ def value_in(delivery: Delivery, field: str) -> str | None:
     kind, _, path = field.partition(".")
     if kind == "header":
         headers = delivery.properties.headers
-        return _shown(headers[path]) if path in headers else None
+        return _value_text(headers[path]) if path in headers else None
     return next(_at(_payload(delivery), path.split(".")), None)
-
-
-def text_matches(pattern: str, text: str) -> bool:
-    """Whether the text is the pattern, in which `*` stands for any characters; in linear time."""
-    first, *rest = pattern.split("*")
-    if not rest:
-        return text == pattern
-    last = rest.pop()
-    if not text.startswith(first) or len(text) < len(first) + len(last) or not text.endswith(last):
-        return False
-    position, end = len(first), len(text) - len(last)
-    for part in rest:
-        found = text.find(part, position, end)
-        if found < 0:
-            return False
-        position = found + len(part)
-    return True
 
 
 def _terms(text: str) -> Iterator[Term]:
@@ -359,10 +343,10 @@ def _at(value: object, path: list[str]) -> Iterator[str]:
         else:
             return
     if not isinstance(value, dict | list):
-        yield _shown(value)
+        yield _value_text(value)
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     """The value as one would write it in a filter."""
     match value:
         case None:

@@ -414,13 +414,13 @@ def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
 
 def _call(args: object, kwargs: object) -> str:
     """Arguments as one would write them."""
-    given = [_shown(one) for one in args] if isinstance(args, list) else []
+    given = [_value_text(one) for one in args] if isinstance(args, list) else []
     if isinstance(kwargs, dict):
-        given += [f"{name}={_shown(value)}" for name, value in kwargs.items()]
+        given += [f"{name}={_value_text(value)}" for name, value in kwargs.items()]
     return ", ".join(given)
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     """As JSON; bytes and dates of MessagePack as Python writes them."""
     if isinstance(value, dict) and value.keys() == {"__type__", "__value__"}:
         value = value[

@@ -244,7 +244,7 @@ class Head:
 
     def at_hand(self) -> Delivery | None:
         """The next message if it is here already."""
-        return self._handed_over() if self._arrived else None
+        return self._pop() if self._arrived else None
 
     async def next(self) -> Delivery | None:
         """The next message, or None when the count is reached or the queue has no more."""
@@ -253,9 +253,9 @@ class Head:
                 raise self._lost
             if self.taken >= self._count or not await self._more():
                 return None
-        return self._handed_over()
+        return self._pop()
 
-    def _handed_over(self) -> Delivery:
+    def _pop(self) -> Delivery:
         """The first that arrived; only now is it weighed, one message at a time."""
         delivery = self._arrived.popleft()
         self._bytes += rough_size(delivery)

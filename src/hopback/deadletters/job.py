@@ -221,7 +221,7 @@ class JobRunner:
                     raise JobConflict(
                         f"job {other.id} has worked on {job.queue!r} since; start a new one", other
                     )
-        again = _anew(job.to(JobState.RUNNING, self._clock.now()))
+        again = _next_run(job.to(JobState.RUNNING, self._clock.now()))
         return await self._start(again, snapshot, None)
 
     async def take_over(
@@ -263,7 +263,7 @@ class JobRunner:
         beat = asyncio.create_task(self._beat(run), name=f"heartbeat {run.job.id}")
         try:
             while (away := await self._work_through(run, snapshot, holding)) is not None:
-                snapshot, holding = await self._waited(run, away), None
+                snapshot, holding = await self._wait_for_broker(run, away), None
             await self._announce(run.job, snapshot)
             await self._tell_end(run.job)
         except asyncio.CancelledError:
@@ -365,7 +365,7 @@ class JobRunner:
             with suppress(BrokerError):
                 await connection.close()
 
-    async def _waited(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
+    async def _wait_for_broker(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
         """Wait until the broker answers, say so meanwhile, and begin the job's next run.
 
         Its lease is kept: no other job begins on the queue. HopbackError if the broker does not come
@@ -373,14 +373,14 @@ class JobRunner:
         """
         patience = self._settings.patience_s
         reason = f"waiting for the broker, up to {format_duration(round(patience * 1000))}: {away}"
-        await self._said(run, reason)
+        await self._write_reason(run, reason)
         until = asyncio.get_running_loop().time() + patience
         for failures in itertools.count(1):
             await run.control.sleep(_RECONNECT.delay(failures, random.random()))
             if run.control.is_paused and not run.control.is_cancelled:
-                await self._said(run, reason, JobState.PAUSED)
+                await self._write_reason(run, reason, JobState.PAUSED)
                 await run.control.wait()
-                await self._said(run, reason, JobState.RUNNING)
+                await self._write_reason(run, reason, JobState.RUNNING)
             if run.control.is_cancelled:
                 raise _Cancelled
             try:
@@ -390,11 +390,11 @@ class JobRunner:
                     raise
             else:
                 break
-        run.tell(_anew(run.job))
-        await self._said(run, "")
+        run.tell(_next_run(run.job))
+        await self._write_reason(run, "")
         return snapshot
 
-    async def _said(self, run: JobRun, reason: str, state: JobState | None = None) -> None:
+    async def _write_reason(self, run: JobRun, reason: str, state: JobState | None = None) -> None:
         """Write down what an active job is waiting for; empty when it goes on."""
         now = self._clock.now()
         job = run.job if state is None else run.job.to(state, now)
@@ -542,7 +542,7 @@ class JobRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _anew(job: JobRecord) -> JobRecord:
+def _next_run(job: JobRecord) -> JobRecord:
     """The job as its next run begins: what is certainly done stays counted, the rest is seen again."""
     mark, counts = job.checkpoint, job.counts
     if job.spec.selection.digests is not None:

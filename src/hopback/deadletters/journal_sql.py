@@ -176,7 +176,7 @@ class SqlJournal:
                 if job.spec.key is not None:
                     same |= jobs.c.key == job.spec.key
                 wanted = (jobs.c.id == job.id) | ((jobs.c.place == job.spec.broker) & same)
-                other = next(iter(await self._found(select(jobs).where(wanted).limit(1))), None)
+                other = next(iter(await self._read_jobs(select(jobs).where(wanted).limit(1))), None)
                 if other is None:
                     raise
                 key = job.spec.key
@@ -270,12 +270,12 @@ class SqlJournal:
 
     async def job(self, job_id: str) -> JobRecord | None:
         """One job as it is now, or None."""
-        return next(iter(await self._found(select(jobs).where(jobs.c.id == job_id))), None)
+        return next(iter(await self._read_jobs(select(jobs).where(jobs.c.id == job_id))), None)
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """The job that was begun with this key, or None."""
         query = select(jobs).where(jobs.c.place == broker, jobs.c.key == key)
-        return next(iter(await self._found(query)), None)
+        return next(iter(await self._read_jobs(query)), None)
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
@@ -288,9 +288,9 @@ class SqlJournal:
             query = query.where(jobs.c.queue == queue)
         if active:
             query = query.where(jobs.c.state.in_(ACTIVE), jobs.c.leased_until >= self._clock.now())
-        return await self._found(query)
+        return await self._read_jobs(query)
 
-    async def _found(self, query: Select[Any]) -> tuple[JobRecord, ...]:
+    async def _read_jobs(self, query: Select[Any]) -> tuple[JobRecord, ...]:
         """Jobs as they are now; one whose process is gone is interrupted, whatever was written last."""
         now, found = self._clock.now(), []
         async with reading(self.engine) as connection:

@@ -262,7 +262,9 @@ class LiveQueues:
         wanted = tuple(names)
         if readings is not None:
             return {
-                name: (_told(readings[name]), readings[name]) for name in wanted if name in readings
+                name: (_depth_of(readings[name]), readings[name])
+                for name in wanted
+                if name in readings
             }
         found: dict[str, tuple[Depth, QueueReading | None]] = {}
         async with self.connected() as connection:
@@ -285,7 +287,7 @@ class LiveQueues:
         except ManagementNotFound:
             return counted, None
         if counted.ready is None:
-            return _told(reading), reading
+            return _depth_of(reading), reading
         counts = reading.counts
         complete = structs.replace(counted, unacked=counts.unacked, held_back=counts.held_back)
         return complete, reading
@@ -355,7 +357,7 @@ def held_back_for(
     )
 
 
-def _told(reading: QueueReading) -> Depth:
+def _depth_of(reading: QueueReading) -> Depth:
     counts = reading.counts
     return Depth(
         counts.ready,

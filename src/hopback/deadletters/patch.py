@@ -79,7 +79,7 @@ def patched(body: bytes, patch: Iterable[PatchOperation]) -> bytes:
         raise PatchFailed("its body is no JSON") from None
     try:
         for step in patch:
-            document = _applied(document, step)
+            document = _apply(document, step)
         written = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
         raise PatchFailed("it is nested too deeply") from None
@@ -122,9 +122,9 @@ def _laid_out(body: bytes) -> list[str]:
     return json.dumps(json.loads(body), indent=2, ensure_ascii=False).splitlines()
 
 
-def _applied(document: Any, step: PatchOperation) -> Any:
+def _apply(document: Any, step: PatchOperation) -> Any:
     if step.op == "test" and not step.path:
-        return _tested(document, document, step)
+        return _test(document, document, step)
     if not step.path:
         if step.op == "remove":
             raise PatchFailed("the whole body cannot be removed")
@@ -136,7 +136,7 @@ def _applied(document: Any, step: PatchOperation) -> Any:
     for name in way:
         parent = _inside(parent, name, step)
     if step.op == "test":
-        return _tested(document, _inside(parent, last, step), step)
+        return _test(document, _inside(parent, last, step), step)
     if isinstance(parent, list) and step.op == "add":
         number = len(parent) if last == "-" else _number(last, len(parent) + 1, step)
         parent.insert(number, deepcopy(step.value))
@@ -151,7 +151,7 @@ def _applied(document: Any, step: PatchOperation) -> Any:
     return document
 
 
-def _tested(document: Any, found: Any, step: PatchOperation) -> Any:
+def _test(document: Any, found: Any, step: PatchOperation) -> Any:
     # Python takes true for 1; JSON does not.
     if json.dumps(found, sort_keys=True) != json.dumps(step.value, sort_keys=True):
         raise PatchFailed(f"it has another value at {step.path or '/'} than expected")

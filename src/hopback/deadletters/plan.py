@@ -321,7 +321,7 @@ class Planner:
         self, request: Request, snapshot: BrokerSnapshot, broker: str, job: str
     ) -> tuple[JobSpec, ChosenMessages | None]:
         """A job for this request, and what a session holds of it; refused where it could not end well."""
-        selection, held = await self._selected(request, snapshot.ready)
+        selection, held = await self._select(request, snapshot.ready)
         _check_returns(request, selection, held, snapshot)
         found = selection.size
         if held is None and request.expected_count is not None and selection.filter:
@@ -366,7 +366,7 @@ class Planner:
         await self.check_ways(spec, snapshot)
         return snapshot
 
-    async def _selected(
+    async def _select(
         self, request: Request, ready: int
     ) -> tuple[SelectionSnapshot, ChosenMessages | None]:
         """What a request selects now, and the dead letters if a session holds them."""
@@ -420,7 +420,7 @@ class Planner:
         snapshot = await self._live.snapshot(count=request.queue)
         source, cost = snapshot.one(request.queue), snapshot.cost(request.queue, killed=True)
         look = snapshot.cost(request.queue)
-        selection, held = await self._selected(request, snapshot.ready)
+        selection, held = await self._select(request, snapshot.ready)
         spec = self._spec_of(request, selection, snapshot, broker, "JOB")
         wanted = parse_filter(selection.filter)
         dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
@@ -433,7 +433,7 @@ class Planner:
             )
         async with self._live.connected() as connection:
             ways = await dry_run.ways(connection, snapshot.table())
-            reaches = await self._reached(connection, ways, snapshot.table())
+            reaches = await self._reached_queues(connection, ways, snapshot.table())
         warnings[:0] = [
             f"{each.queue} has 0 consumers: what is sent there waits until one comes"
             for each in reaches
@@ -473,7 +473,7 @@ class Planner:
             reaches=reaches,
         )
 
-    async def _reached(
+    async def _reached_queues(
         self, connection: Connection, ways: Iterable[WayCheck], table: RoutingTable | None
     ) -> tuple[ReachedQueue, ...]:
         """The queues these ways lead to, as far as the routes are known, with their consumers now."""

@@ -260,7 +260,7 @@ class SelectedMessages:
             self._give_up_finding()
         if self._unfound:
             if self._unfound[mark]:
-                self._found(delivery, mark)
+                self._take_found(delivery, mark)
                 self._source.more(1)
                 return
             # Only what came back before stands among those that were being sent; then the rest begins.
@@ -282,7 +282,7 @@ class SelectedMessages:
                 return
             mark = mark_of(delivery)
             if self._unfound[mark]:
-                self._found(delivery, mark)
+                self._take_found(delivery, mark)
                 return
         # Where nothing from behind can have come before ours, the first stranger ends it.
         near = self._end_is_sure or not self._returned_first
@@ -293,7 +293,7 @@ class SelectedMessages:
         self._gone += self._unfound.total()
         self._unfound.clear()
 
-    def _found(self, delivery: Delivery, mark: str) -> None:
+    def _take_found(self, delivery: Delivery, mark: str) -> None:
         self._unfound[mark] -= 1
         self._unfound += Counter()
         self._open[delivery.tag] = mark
@@ -433,16 +433,16 @@ class WatchTimer:
     def time(self) -> WatchTime:
         """How long to watch, by what is known so far."""
         if self._asked is not None:
-            return WatchTime(self._asked, self._asked, f"{_spoken(self._asked)}, as asked for")
+            return WatchTime(self._asked, self._asked, f"{_in_words(self._asked)}, as asked for")
         ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
         planned, words = max(ways, key=lambda way: way[0])
         needed = planned * _SLACK + _CONSUMER_S
         if needed <= LONGEST_FOUND_WATCH_S:
-            return WatchTime(needed, needed, f"{_spoken(needed)}: {words}")
+            return WatchTime(needed, needed, f"{_in_words(needed)}: {words}")
         return WatchTime(
             LONGEST_FOUND_WATCH_S,
             needed,
-            f"{_spoken(LONGEST_FOUND_WATCH_S)}, though {words}: a message may need {_spoken(needed)}"
+            f"{_in_words(LONGEST_FOUND_WATCH_S)}, though {words}: a message may need {_in_words(needed)}"
             " until it is dead again; ask for a longer watch to see all of that",
         )
 
@@ -458,11 +458,11 @@ class WatchTimer:
                 "nothing tells how long a message tries before it is dead again; ask for a longer"
                 " watch if its consumers wait between attempts"
             )
-        return found, f"the plan of {whose} lets a message wait {_spoken(found)} in all"
+        return found, f"the plan of {whose} lets a message wait {_in_words(found)} in all"
 
     def _by_messages(self) -> tuple[float, str]:
         waits = ", ".join(
-            f"{count} x {_spoken(self._ttl[queue])} in {queue}"
+            f"{count} x {_in_words(self._ttl[queue])} in {queue}"
             if queue in self._ttl
             else f"{count} waits in {queue}"
             for queue, count in sorted(self._laps.items())
@@ -480,7 +480,7 @@ class WatchTimer:
         ways = [(0.0, "")]
         for ttl in by_origin.values():
             total, laps = sum(ttl.values()), self._counted
-            names = ", ".join(f"{_spoken(s)} in {queue}" for queue, s in sorted(ttl.items()))
+            names = ", ".join(f"{_in_words(s)} in {queue}" for queue, s in sorted(ttl.items()))
             if len(ttl) > 1:
                 shown = names if len(ttl) < 6 else f"in {len(ttl)} retry queues"
                 ways.append((total, f"a message waits {shown}"))
@@ -515,7 +515,7 @@ def _expiration(headers: Headers, queue: str) -> float:
     return 0.0
 
 
-def _spoken(seconds: float) -> str:
+def _in_words(seconds: float) -> str:
     return format_duration(round(max(seconds, 0.0)) * 1000) if seconds >= 1 else f"{seconds:g} s"
 
 

@@ -294,7 +294,7 @@ class Operations:
         """One message with everything about it, and where it would go; audited as shown."""
         held = self._sessions.one(session)
         view = await self._views.message(held, message)
-        await self._shown(held, message, by)
+        await self._audit_shown(held, message, by)
         return view
 
     def delivery(self, session: str, message: str) -> Delivery:
@@ -305,10 +305,10 @@ class Operations:
         """The bytes of one message; audited as shown."""
         held = self._sessions.one(session)
         content = held.delivery(message).body
-        await self._shown(held, message, by)
+        await self._audit_shown(held, message, by)
         return content
 
-    async def _shown(self, session: BrowseSession, message: str, by: Who | None) -> None:
+    async def _audit_shown(self, session: BrowseSession, message: str, by: Who | None) -> None:
         details = {"session": session.id, "message": message}
         await self.note("message.show", by=by, queue=session.source.name, details=details)
 
@@ -400,10 +400,10 @@ class Operations:
         spec, held = await self._planner.spec(request, snapshot, self._name, job_id)
         job = await self._runner.begin(job_id, spec, snapshot, held)
         if job.id == job_id:
-            await self._told("job.start", job, request.by, request.reason)
+            await self._audit_job("job.start", job, request.by, request.reason)
         return job.view
 
-    async def _told(
+    async def _audit_job(
         self, action: str, job: JobRecord, by: Who | None, reason: str = "", **further: object
     ) -> None:
         details: dict[str, object] = {"kind": job.kind, "selected": job.counts.selected, **further}
@@ -460,7 +460,7 @@ class Operations:
         if job.state is not JobState.PAUSED:
             job.to(JobState.PAUSED, self.clock.now())
             await self._runner.change_control(job_id, lambda asked: replace(asked, paused=True))
-            await self._told("job.pause", job, by)
+            await self._audit_job("job.pause", job, by)
         return await self.job(job_id)
 
     async def resume(self, job_id: str, *, by: Who | None = None) -> Job:
@@ -472,7 +472,7 @@ class Operations:
             job.to(JobState.RUNNING, self.clock.now())
             self._check_broker(job)
             job = await self._runner.begin_again(job, await self._planner.snapshot_for(job.spec))
-        await self._told("job.resume", job, by)
+        await self._audit_job("job.resume", job, by)
         return job.view
 
     async def take_over(self) -> tuple[Job, ...]:
@@ -483,7 +483,7 @@ class Operations:
         """
         taken = []
         async for job, again in self._runner.take_over(await self._records()):
-            await self._told("job.take-over", again, Who("hopback", "hopback"), job.reason)
+            await self._audit_job("job.take-over", again, Who("hopback", "hopback"), job.reason)
             taken.append(again.view)
         return tuple(taken)
 
@@ -500,7 +500,7 @@ class Operations:
             await self._runner.change_control(job_id, lambda asked: replace(asked, cancelled=True))
         else:
             await self.journal.amend(ended)
-        await self._told("job.cancel", job, by)
+        await self._audit_job("job.cancel", job, by)
         return await self.job(job_id)
 
     async def interrupt(self, job_id: str, *, by: Who | None = None) -> Job:
@@ -524,7 +524,7 @@ class Operations:
         if not job.is_active:
             raise JobConflict(f"job {job_id} is {job.state}: only a running job has a rate", job)
         await self._runner.change_control(job_id, lambda asked: replace(asked, rate=rate))
-        await self._told("job.rate", job, by, rate="no limit" if rate is None else rate)
+        await self._audit_job("job.rate", job, by, rate="no limit" if rate is None else rate)
         return structs.replace(await self.job(job_id), rate=rate)
 
     async def retry_failures(self, job_id: str, *, by: Who | None = None, reason: str = "") -> Job:
@@ -533,7 +533,7 @@ class Operations:
         self._check_broker(job)
         spec = await self._planner.spec_for_failures(job, self.journal, by or self._who, reason)
         again = await self._runner.begin(new_job_id(), spec, await self._planner.snapshot_for(spec))
-        await self._told("job.retry-failures", again, by, spec.why)
+        await self._audit_job("job.retry-failures", again, by, spec.why)
         return again.view
 
     async def came_back(self, job_id: str, *, forced: bool = False, by: Who | None = None) -> int:
@@ -561,9 +561,9 @@ class Operations:
             lines = self._views.lines_of_session(session, parse_filter(where))
         else:
             lines = self._views.lines_of_queue(queue, parse_filter(where), limit, forced=forced)
-        return self._exported(lines, queue, by, details)
+        return self._export_lines(lines, queue, by, details)
 
-    async def _exported(
+    async def _export_lines(
         self,
         lines: AsyncGenerator[bytes, None],
         queue: str,

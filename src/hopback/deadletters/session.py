@@ -159,7 +159,8 @@ class BrowseSession:
                 if self.window.bodies:
                     self._deliveries[dead_letter.id] = delivery
                     self.held_bytes += held_size(delivery)
-            self._check_spent(delivery)
+            if not self.forced:
+                check_spent(self.source.name, delivery, self.cost)
             await turns.after(rough_size(delivery))
         shown = self.skipped + len(self._dead_letters)
         is_read_out = self.cost.is_stream and head.taken < count and shown == head.taken
@@ -177,10 +178,6 @@ class BrowseSession:
         if not self._over:
             self._end(f"the broker took everything back: {error}")
             await self._connection.close()
-
-    def _check_spent(self, delivery: Delivery) -> None:
-        if not self.forced:
-            check_spent(self.source.name, delivery, self.cost)
 
     # --- looking
 

@@ -86,8 +86,12 @@ def target_text(target: Target, source: DeadLetterQueue) -> str:
             by_plan = source.has_plan and target.kind is TargetKind.DESIGN
             return "as the design says" if by_plan else "to the queue that each failed in"
         case TargetKind.DESIGN if source.has_plan:
-            ways = known_ways(target, source)
-            said = _way_text(ways[0]) if len(ways) == 1 else f"for the queue {one}"
+            ways, said = known_ways(target, source), f"for the queue {one}"
+            if len(ways) == 1:
+                way = ways[0]
+                said = f"to queue {way.routing_key}"
+                if way.exchange:
+                    said = f"to the exchange {way.exchange} with the key {way.routing_key}"
             return f"as the design says: {said}"
         case TargetKind.DESIGN | TargetKind.FAILED_QUEUE:
             return f"to queue {one}"
@@ -98,12 +102,6 @@ def target_text(target: Target, source: DeadLetterQueue) -> str:
         case TargetKind.QUEUE:
             return f"to queue {target.routing_key}"
     return f"to the exchange {target.exchange} with the key {target.routing_key}"
-
-
-def _way_text(way: Redrive) -> str:
-    if not way.exchange:
-        return f"to queue {way.routing_key}"
-    return f"to the exchange {way.exchange} with the key {way.routing_key}"
 
 
 def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
