@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from benchmarks.environment import ROOT
+from benchmarks.environment import ROOT, WORK
 from benchmarks.workload import BODY, Measured, Scenario
 
 if TYPE_CHECKING:
@@ -96,8 +97,15 @@ class PythonClient:
                 text=True,
                 check=False,
                 timeout=_SECONDS * 10 if job.scenario == Scenario.FLOW else _SECONDS,
+                env=_environment(),
             ),
         )
+
+
+def _environment() -> dict[str, str]:
+    """Modules are compiled once, wherever that is switched off: hundreds of processes import the same."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(WORK / "pycache")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,10 @@ says when it was measured, from which commit, on which broker and at which load 
 counted` has a counter and a histogram of the Prometheus client around its handler, FastStream its own
 metrics middleware; Hopback what `hopback run --http` switches on.
 
-The re-drive job runs as the command runs it: on uvloop, with a garbage collector that looks once in
-50,000 new objects, its journal in an SQLite file, a window of 500 and three times as many messages
-at hand; the shovel has its usual prefetch of 1,000. All others have prefetch 200 and Python's
-defaults.
+The application and the re-drive job have a garbage collector that looks once in 50,000 new objects, as
+the command has it. The job also runs on uvloop, with its journal in an SQLite file, a window of 500 and
+three times as many messages at hand; the shovel has its usual prefetch of 1,000. All others have
+prefetch 200 and Python's defaults.
 """
 _GROUPED_A_SECOND = 10_000
 

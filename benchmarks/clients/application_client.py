@@ -7,6 +7,7 @@ moves it by a confirmed publish.
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 from benchmarks.clients.measuring import linger, run_async
@@ -68,6 +69,7 @@ def _world(job: Job) -> Environment:
 
 
 async def _serve(app: App, job: Job, watch: Stopwatch, finished: asyncio.Event) -> None:
+    gc.set_threshold(50_000)  # as the command does
     accepted = {finding.rule for finding in check(app.topology)}
     options = ServiceOptions(ownership=Ownership.EXTERNAL, accept=accepted)
     service = Service(app, RabbitMQ(job.url), options=options, world=_world(job))

@@ -73,11 +73,11 @@ def failure_from_exception(error: BaseException) -> Failure:
     kind, frames = _type_name(error), _frames(error)
     frame = _own_frame(frames)
     return Failure(
-        type=clipped(kind, _NAME_BYTES),
-        message=clipped(_message(error), _MESSAGE_BYTES),
-        fingerprint=_fingerprint(kind, frame),
-        frame=clipped(frame, _NAME_BYTES),
-        stack=clipped("\n".join(_stack(error, frames)), _STACK_BYTES),
+        clipped(kind, _NAME_BYTES),
+        clipped(_message(error), _MESSAGE_BYTES),
+        _fingerprint(kind, frame),
+        clipped(frame, _NAME_BYTES),
+        clipped("\n".join(_stack(error, frames)), _STACK_BYTES),
     )
 
 
@@ -127,13 +127,26 @@ def _end_of(text: str, limit: int) -> str:
 def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
     """The record as JSON of at most `room` bytes: stack, then message shrink; None if it cannot."""
     room = min(room, FAILURE_BYTES)
-    fields = _fields(failure)
     if len(failure.stack) <= _STACK_BYTES and failure.stack.isascii():
-        text = _written(fields)  # the first of the ever smaller ones, which nearly always fits
+        # The first of the ever smaller ones, which nearly always fits.
+        last = timestamp(failure.last)
+        first = last if failure.first == failure.last else timestamp(failure.first)
+        times = f'"first":"{first}","last":"{last}","attempts":{failure.attempts}}}'
+        text = _lasting(*failure[:6]) + times
         if text_bytes(text) <= room:
             return text
-    texts = map(_written, _ever_smaller(fields))
+    texts = map(_written, _ever_smaller(_fields(failure)))
     return next((text for text in texts if text_bytes(text) <= room), None)
+
+
+# A service fails for few reasons, and for each of them often: only times and attempts differ then.
+@lru_cache(maxsize=256)
+def _lasting(kind: str, message: str, fingerprint: str, frame: str, stack: str, host: str) -> str:
+    """The beginning of the record as JSON, up to its times."""
+    fields = _fields(Failure(kind, message, fingerprint, frame, stack, host))
+    for name in ("first", "last", "attempts"):
+        del fields[name]
+    return f"{_written(fields)[:-1]},"
 
 
 def failure_in(value: FieldValue) -> Failure | None:

@@ -99,6 +99,8 @@ class History:
     @property
     def deaths(self) -> tuple[Death, ...]:
         """The most recent deaths: the broker's record now, then what we remember; each once."""
+        if not self._headers:
+            return ()
         known = (*self.broker_deaths, *remembered_deaths(self._headers))
         return tuple(dict.fromkeys(known))[:REMEMBERED_DEATHS] if known else ()
 

@@ -24,7 +24,7 @@ from hopback.headers.history import History
 from hopback.headers.text import clipped, count_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
     from hopback.fields import FieldValue, FurtherHeaders, Headers
@@ -377,15 +377,17 @@ def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
 def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, FieldValue]:
     """Where the message came from and what its design says of it, the most useful first."""
     job = known.redrive_job if mark.redrive_job is None else clipped(mark.redrive_job, _NAME_BYTES)
-    ours: Mapping[str, str | None] = {
-        names.ORIGIN_ROUTING_KEY: mark.origin_routing_key,
-        names.ORIGIN_EXCHANGE: mark.origin_exchange,
-        names.LINEAGE: mark.lineage,
-        names.REDRIVE_JOB: job,
-        names.ORIGIN_USER: known.origin_user or properties.user_id,
-    }
-    present = {name: value for name, value in ours.items() if value is not None}
-    return present | {k: v for k, v in mark.design.items() if not names.is_protected(k)}
+    ours: tuple[tuple[str, str | None], ...] = (
+        (names.ORIGIN_ROUTING_KEY, mark.origin_routing_key),
+        (names.ORIGIN_EXCHANGE, mark.origin_exchange),
+        (names.LINEAGE, mark.lineage),
+        (names.REDRIVE_JOB, job),
+        (names.ORIGIN_USER, known.origin_user or properties.user_id),
+    )
+    found: dict[str, FieldValue] = {name: value for name, value in ours if value is not None}
+    if mark.design:
+        found.update((k, v) for k, v in mark.design.items() if not names.is_protected(k))
+    return found
 
 
 class _Budget:

@@ -204,8 +204,11 @@ def _is_trusted(case: _Case) -> bool:
 
 
 def _count_fits(case: _Case, *, counted: bool) -> bool:
+    properties = case.reading.delivery.properties
+    if not (properties.headers or properties.further_headers or case.unread):
+        return True  # a queue, two counts, and the other properties, which are short: there is room
     mark = count_mark(case.reading, case.attempt, counted=counted)
-    return can_retry(case.reading.delivery.properties, mark, case.reading.history)
+    return can_retry(properties, mark, case.reading.history)
 
 
 def _seconds(value: float) -> float:

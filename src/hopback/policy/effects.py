@@ -58,12 +58,10 @@ def count_mark(reading: Reading, attempt: int, *, counted: bool) -> Mark:
     """The counts alone, as they stand when the message leaves for retry."""
     plan = reading.plan
     failures = attempt if counted else attempt - 1
-    return Mark(
-        queue=plan.queue,
-        attempts=failures,
-        snoozes=reading.history.snoozes + (0 if counted else 1),
-        counters={} if plan.count_header is None else {plan.count_header: failures},
-    )
+    mark = Mark(plan.queue, failures, reading.history.snoozes + (0 if counted else 1))
+    if plan.count_header is None:
+        return mark
+    return mark._replace(counters={plan.count_header: failures})
 
 
 def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
@@ -88,17 +86,9 @@ def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Fa
     """The record of this failure, with the time of the first one in this queue."""
     before = reading.history.failure
     now = occasion.failure or failure_from_reason(decision.reason)
-    return Failure(
-        type=now.type,
-        message=now.message,
-        fingerprint=now.fingerprint,
-        frame=now.frame,
-        stack=now.stack,
-        host=clipped(occasion.host, _NAME_BYTES),
-        first=before.first if before is not None and before.first else occasion.now,
-        last=occasion.now,
-        attempts=decision.attempt,
-    )
+    host = clipped(occasion.host, _NAME_BYTES)
+    first = before.first if before is not None and before.first else occasion.now
+    return Failure(*now[:5], host, first, occasion.now, decision.attempt)
 
 
 def _completed(
@@ -115,18 +105,16 @@ def _completed(
     A header of the design that has nothing to say this time is taken away.
     """
     origin, present = reading.origin, reading.history.headers
+    # By place: by name it would cost as much as all the rest here.
+    complete = Mark(
+        counts.queue, counts.attempts, counts.snoozes, *origin, failure, None, None, lineage, counts.counters
+    )  # fmt: skip
     due = [stamp for stamp in stamps if not (stamp.once and stamp.header in present)]
-    facts = _facts(counts.queue, origin, decision, occasion) if due else {}
+    if not due:
+        return complete
+    facts = _facts(counts.queue, origin, decision, occasion)
     values = {stamp.header: facts[stamp.fact] for stamp in due}
-    return Mark(
-        queue=counts.queue,
-        attempts=counts.attempts,
-        snoozes=counts.snoozes,
-        origin_exchange=origin[0],
-        origin_routing_key=origin[1],
-        failure=failure,
-        lineage=lineage,
-        counters=counts.counters,
+    return complete._replace(
         design={name: value for name, value in values.items() if value is not None},
         without=frozenset(name for name, value in values.items() if value is None),
     )

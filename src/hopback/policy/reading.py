@@ -82,6 +82,8 @@ def original_routing_key(delivery: Delivery, plan: Plan | None = None) -> str:
 
 
 def _failures(known: History, plan: Plan) -> int:
+    if not known.headers:  # as at every first failure: nothing is to be looked for
+        return 0
     counts = (
         known.attempts,
         _counted_by_design(known, plan),
@@ -106,6 +108,8 @@ def _counted_by_design(known: History, plan: Plan) -> int:
 
 
 def _origin(known: History, delivery: Delivery, plan: Plan | None) -> tuple[str, str]:
+    if not known.headers:
+        return delivery.exchange, delivery.routing_key
     if known.origin_routing_key is not None:
         return known.origin_exchange or "", known.origin_routing_key
     # What the design's own headers say, if they name a routing key.

@@ -72,9 +72,14 @@ def fitter(wanted: Any) -> _Fit:
     return known
 
 
+def _fit_anything(value: Any, path: str) -> Any:
+    """Whatever JSON can say."""
+    return value
+
+
 def _new_fitter(wanted: Any) -> _Fit:
     if wanted is Any or wanted is object:
-        return lambda value, path: value
+        return _fit_anything
     if dataclasses.is_dataclass(wanted):
         return _fit_dataclass(wanted)
     if wanted in _PLAIN:
@@ -230,6 +235,8 @@ def _fit_dict(item: _Fit) -> _Fit:
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise Misfit(path, "an object", value)
+        if item is _fit_anything:
+            return value
         return {key: item(inner, f"{path}.{_key(key)}") for key, inner in value.items()}
 
     return fit
