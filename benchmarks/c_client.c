@@ -60,13 +60,16 @@ static void start_consumer(void) {
     must_reply("basic.consume");
 }
 
+static void send_as(const char *exchange, const char *key, amqp_bytes_t what, amqp_basic_properties_t *properties) {
+    must(amqp_basic_publish(line, 1, amqp_cstring_bytes(exchange), amqp_cstring_bytes(key), 1, 0, properties, what),
+         "basic.publish");
+}
 static void send_to(const char *exchange, const char *key, amqp_bytes_t what) {
     amqp_basic_properties_t properties;
     properties._flags = AMQP_BASIC_DELIVERY_MODE_FLAG | AMQP_BASIC_CONTENT_TYPE_FLAG;
     properties.delivery_mode = 2;
     properties.content_type = amqp_cstring_bytes("application/json");
-    must(amqp_basic_publish(line, 1, amqp_cstring_bytes(exchange), amqp_cstring_bytes(key), 1, 0,
-                            &properties, what), "basic.publish");
+    send_as(exchange, key, what, &properties);
 }
 
 /* Confirms may come out of order and in groups: each publish is accounted for by itself. */
@@ -125,7 +128,7 @@ static void linger(void) {
 
 static uint64_t *tags;
 static void settle(long number) { must(amqp_basic_ack(line, 1, tags[number], 0), "basic.ack"); }
-static void move(void) {
+static void move(int keeps_headers) {
     amqp_envelope_t envelope;
     long sent = 0;
     tags = calloc(count + 1, sizeof *tags);
@@ -138,7 +141,8 @@ static void move(void) {
         if (got.reply_type == AMQP_RESPONSE_NORMAL) {
             tags[++sent] = envelope.delivery_tag;
             outstanding++;
-            send_to("", target, envelope.message.body);
+            if (keeps_headers) send_as("", target, envelope.message.body, &envelope.message.properties);
+            else send_to("", target, envelope.message.body);
             amqp_destroy_envelope(&envelope);
         } else if (got.library_error == AMQP_STATUS_UNEXPECTED_STATE) {
             amqp_frame_t frame;
@@ -175,7 +179,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(scenario, "consume-50")) consume(50);
     else if (!strcmp(scenario, "publish")) publish(window, "", queue);
     else if (!strcmp(scenario, "publish-one")) publish(1, "", queue);
-    else if (!strcmp(scenario, "move")) move();
+    else if (!strcmp(scenario, "move")) move(0);
+    else if (!strcmp(scenario, "move-kept")) move(1);
     else if (!strcmp(scenario, "retry")) retry();
     else if (!strcmp(scenario, "fill")) fill();
     else die("unknown scenario");

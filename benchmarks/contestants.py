@@ -119,11 +119,12 @@ class CClient:
     variant: str = ""
     body: str = BODY
     layout: str = "plain"
+    keeps_headers: bool = False
 
     def run(self, job: Job) -> Measured:
-        scenario = self.consume if job.scenario == Scenario.CONSUME else job.scenario
+        scenario: str = self.consume if job.scenario == Scenario.CONSUME else job.scenario
         if scenario in _MOVES:
-            scenario = Scenario.MOVE
+            scenario = "move-kept" if self.keeps_headers else Scenario.MOVE
         command = [
             str(self.program),
             scenario,
@@ -183,6 +184,7 @@ def contestants(
         else (
             CClient(C, c_program, (*_ALL, *_MOVES)),
             CClient(C50, c_program, (Scenario.CONSUME,), Scenario.CONSUME_50),
+            CClient(f"{C}, headers kept", c_program, (Scenario.MOVE_REAL,), keeps_headers=True),
         )
     )
     moving, consuming = (Scenario.MOVE,), (Scenario.CONSUME,)
