@@ -137,19 +137,30 @@ _STACKS = (
 )  # fmt: skip
 
 
+_HOME_MADE = frozenset((*_MESSAGES, *_STACKS))
+
+
 def _home_made(headers: Headers) -> ForeignFailure | None:
     """What a consumer of nobody's framework wrote down, under the names that people choose for it."""
-    message = next(filter(None, (_text(headers, name) for name in _MESSAGES)), "")
-    stack = next(filter(None, (_text(headers, name) for name in _STACKS)), "")
+    if headers.keys().isdisjoint(_HOME_MADE):  # most have none, and a million are read for a survey
+        return None
+    message, stack = _first_of(headers, _MESSAGES), _first_of(headers, _STACKS)
     if not message and not stack:
         return None
-    kind = next(filter(None, (_text(headers, name) for name in _KINDS)), "")
+    kind = _first_of(headers, _KINDS)
     if not kind:
         named = (message or stack).partition("\n")[0].partition(":")
         # `TimeoutError: no answer`, `app.errors.Refused: 3` name a type; `no answer from x: 3` does not.
         if named[1] and named[0].isprintable() and " " not in named[0].strip():
             kind, message = named[0].strip(), message.partition(":")[2].strip() or message
     return ForeignFailure("its consumer", _failure(kind, message, stack, 0.0))
+
+
+def _first_of(headers: Headers, names: tuple[str, ...]) -> str:
+    for name in names:
+        if name in headers and (said := _text(headers, name)):
+            return said
+    return ""
 
 
 _READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony, _home_made)
