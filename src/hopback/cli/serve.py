@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopback.cli.database import journal
 from hopback.cli.exits import Exit
 from hopback.cli.options import HttpAddress, cannot_listen, url_host
+from hopback.cli.store import journal
 from hopback.cli.where import (
     broker_where_options,
     file_brokers,

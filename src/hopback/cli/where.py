@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from hopback.cli.database import alert_book, journal, late_journal, state_folder
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import (
     EMBEDDED,
@@ -28,6 +27,7 @@ from hopback.cli.options import (
     rabbitmq,
     reach_management,
 )
+from hopback.cli.store import alert_book, journal, late_journal, state_folder
 from hopback.clock import SystemClock
 from hopback.errors import HopbackError, NoSuch
 

@@ -7,7 +7,7 @@ import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from hopback.cli.database import LateJournal, late_journal, sql_journal, sqlite_file
+from hopback.cli.store import LateJournal, late_journal, sql_journal, sqlite_file
 from hopback.clock import ManualClock
 from hopback.deadletters.contract import AuditEntry, Moment
 from hopback.deadletters.journal import JobRecord, JobSpec, SelectionSnapshot
