@@ -208,14 +208,10 @@ def _rank(step: Step, roles: Mapping[str, QueueRole]) -> tuple[int, int]:
         case Kind.QUEUE:
             return 2, _QUEUE_RANK[roles.get(step.name, QueueRole.PLAIN)]
         case Kind.BINDING:
-            return 3, _binding_rank(step.item, roles)
-
-
-def _binding_rank(item: object, roles: Mapping[str, QueueRole]) -> int:
-    """Ways out before ways in."""
-    if not isinstance(item, Binding) or item.to_exchange:
-        return 2
-    return _QUEUE_RANK[roles.get(item.destination, QueueRole.PLAIN)]
+            # Ways out before ways in.
+            if not isinstance(step.item, Binding) or step.item.to_exchange:
+                return 3, 2
+            return 3, _QUEUE_RANK[roles.get(step.item.destination, QueueRole.PLAIN)]
 
 
 def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Step]:

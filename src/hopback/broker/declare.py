@@ -445,7 +445,10 @@ async def _restored(
             return missing, _UNSEEN.format(
                 name=thing.name, shadow=thing.name + SHADOW, why=shadow.text
             )
-    refused = await _refusal(connection, _declaring(thing))
+    if isinstance(thing, Queue):
+        refused = await _refusal(connection, lambda channel: channel.declare_queue(thing))
+    else:
+        refused = await _refusal(connection, lambda channel: channel.declare_exchange(thing))
     if refused is None:
         return missing, ""
     differs = read_inequivalent(refused.text) is not None
@@ -519,12 +522,6 @@ def _looking(thing: Exchange | Queue) -> Callable[[Channel], Awaitable[object]]:
     if isinstance(thing, Queue):
         return lambda channel: channel.declare_queue(thing, passive=True)
     return lambda channel: channel.declare_exchange(thing, passive=True)
-
-
-def _declaring(thing: Exchange | Queue) -> Callable[[Channel], Awaitable[object]]:
-    if isinstance(thing, Queue):
-        return lambda channel: channel.declare_queue(thing)
-    return lambda channel: channel.declare_exchange(thing)
 
 
 __getattr__: OldNameLookup = old_names(

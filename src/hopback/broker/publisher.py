@@ -213,18 +213,15 @@ class Publisher:
                 self._lane.set_result(lane)
                 await first_of(lane.channel.wait_closed(), lane.retired.wait())
                 self._retire(lane)
-                self._wind_down(lane)
+                # The channel is closed once everything on it has its fate.
+                closing = asyncio.create_task(_close_when_idle(lane))
+                self._winding_down.add(closing)
+                closing.add_done_callback(self._winding_down.discard)
         finally:
             if self._lane.done():
                 self._retire(self._lane.result())
             for task in self._winding_down:
                 task.cancel()
-
-    def _wind_down(self, lane: _Lane) -> None:
-        """Close the channel once everything on it has its fate."""
-        task = asyncio.create_task(_close_when_idle(lane))
-        self._winding_down.add(task)
-        task.add_done_callback(self._winding_down.discard)
 
 
 async def _close_when_idle(lane: _Lane) -> None:

@@ -106,7 +106,10 @@ class EventLog:
         """Write the event."""
         if self.wants(name):
             # What a line says beyond its event; what is None is left out.
-            code = self._code(name, fields)
+            code = self._codes.get(name)
+            if fields.get("exhausted"):
+                # `delivery.parked.exhausted` is more precise than the event.
+                code = self._codes.get(f"{name}.exhausted", code)
             known = {"outcome": _OUTCOMES.get(name), "code": code, **fields}
             details = {_camel(key): value for key, value in known.items() if value is not None}
             self.write(LEVELS.get(name, "info"), name, details)
@@ -121,12 +124,6 @@ class EventLog:
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
         """The line, without its end."""
         raise NotImplementedError
-
-    def _code(self, name: str, fields: Mapping[str, Any]) -> str | None:
-        """A documented system's own name; `delivery.parked.exhausted` is more precise than the event."""
-        if fields.get("exhausted"):
-            return self._codes.get(f"{name}.exhausted", self._codes.get(name))
-        return self._codes.get(name)
 
 
 class JsonLog(EventLog):

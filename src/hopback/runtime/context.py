@@ -345,7 +345,12 @@ class Outlet:
 
     def send(self, message: Message) -> Coroutine[Any, Any, None]:
         """Publish and have it confirmed; raises what the publisher raises."""
-        if _on_a_loop():
+        try:
+            asyncio.get_running_loop()
+            is_on_a_loop = True
+        except RuntimeError:
+            is_on_a_loop = False
+        if is_on_a_loop:
             return self._publish(message)
         asyncio.run_coroutine_threadsafe(self._publish(message), self._loop).result()
         return _Sent()
@@ -368,14 +373,6 @@ class _Sent(Coroutine[Any, Any, None]):
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _on_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def warn_of_milliseconds(option: str, value: object) -> None:

@@ -131,15 +131,11 @@ class DueMessages:
             "routing_key": message.routing_key,
             "message_id": message.properties.message_id,
         }
-        if await self._is_cancelled(message.properties.message_id):
+        known, message_id = self.cancellations, message.properties.message_id
+        if known is not None and message_id is not None and not await known.begin(message_id):
             world.bus.emit("delay.cancelled", told)
             return None
         await self._send(message)
         late = max(0.0, world.clock.now() - delayed.due_ms / 1000)
         world.bus.emit("delay.sent", told | {"late": late})
         return None
-
-    async def _is_cancelled(self, message_id: str | None) -> bool:
-        if self.cancellations is None or message_id is None:
-            return False
-        return not await self.cancellations.begin(message_id)

@@ -90,9 +90,9 @@ def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
             told = f"{name}: Annotated[…, Depends({_name(parameter.default.provider)})]"
             problem = Problem(name, f"the provider in its annotation: `{told}`", "it as a default")
             raise InvalidTopology((problem,), where=where)
-        depends = _in_annotation(hints.get(name))
-        if depends is not None:
-            found.append(Need(name, depends))
+        hint = hints.get(name)
+        further = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        found += [Need(name, one) for one in further if isinstance(one, Depends)][:1]
     return tuple(found)
 
 
@@ -282,12 +282,6 @@ def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
         raise InvalidTopology((problem,), where=where) from error
     except AttributeError:
         return {}  # written in C: it has no annotations
-
-
-def _in_annotation(hint: Any) -> Depends | None:
-    if get_origin(hint) is not Annotated:
-        return None
-    return next((one for one in get_args(hint)[1:] if isinstance(one, Depends)), None)
 
 
 def _name(provider: Provider) -> str:

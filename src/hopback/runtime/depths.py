@@ -109,17 +109,13 @@ class HeldBackReader:
         """Read as long as the consumers run; a dead-letter queue dead-letters nothing itself."""
         sources = [one.queue for one in self._queues if one.role != "dead-letter"]
         while True:
-            held = await self._read()
+            held: dict[str, int | None] = {}
+            with suppress(BrokerError):
+                readings = await self._management.queues(self._vhost)
+                held = {one.queue.name: one.counts.held_back for one in readings}
             for queue in sources:
                 self._tell(queue, held.get(queue))
             await self._sleep(self._every)
-
-    async def _read(self) -> dict[str, int | None]:
-        try:
-            readings = await self._management.queues(self._vhost)
-        except BrokerError:
-            return {}
-        return {one.queue.name: one.counts.held_back for one in readings}
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"HeldBack": "HeldBackReader"})

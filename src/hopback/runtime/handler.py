@@ -308,17 +308,14 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
     """The annotations, resolved; a name that cannot be resolved is the developer's to correct."""
+    # What is called in the end: the function in a partial, the method of an object.
+    inner = getattr(call, "func", None)
+    called = inner if callable(inner) else type(call).__call__
     try:
-        return get_type_hints(call if inspect.isroutine(call) else _called(call))
+        return get_type_hints(call if inspect.isroutine(call) else called)
     except NameError as error:
         problem = Problem("annotations", "names that the handler's module defines", str(error))
         raise InvalidTopology((problem,), where=where) from error
-
-
-def _called(call: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called in the end: the function in a partial, the method of an object."""
-    inner = getattr(call, "func", None)
-    return inner if callable(inner) else type(call).__call__
 
 
 def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str) -> None:

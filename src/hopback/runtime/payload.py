@@ -265,21 +265,16 @@ def _fit_dataclass(wanted: Any) -> _Fit:
 
     _KNOWN[wanted] = fit  # known before its fields are: a tree's nodes hold nodes
     try:
-        fields += [
-            (field.name, fitter(hints[field.name]), _is_required(field))
-            for field in dataclasses.fields(wanted)
-            if field.init
-        ]
+        missing = dataclasses.MISSING
+        for field in dataclasses.fields(wanted):
+            if not field.init:
+                continue
+            required = field.default is missing and field.default_factory is missing
+            fields.append((field.name, fitter(hints[field.name]), required))
     except TypeError:
         del _KNOWN[wanted]
         raise
     return fit
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    """Whether a dataclass field has no default of its own."""
-    missing = dataclasses.MISSING
-    return field.default is missing and field.default_factory is missing
 
 
 def _name(wanted: Any) -> str:

@@ -116,7 +116,12 @@ class Child:
         ready, report, alone = False, None, None
         try:
             async for line in self.reader:
-                fact = _fact(line)
+                try:
+                    fact = json.loads(line)
+                except ValueError:
+                    continue
+                if not isinstance(fact, dict):
+                    continue
                 if fact.get("ready") and not ready:
                     ready = True
                     on_ready()
@@ -141,14 +146,6 @@ def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
         return {}
     pairs = found.items() if isinstance(found, dict) else ()
     return {token: deaths for token, deaths in pairs if isinstance(deaths, int)}
-
-
-def _fact(line: bytes) -> dict[str, Any]:
-    try:
-        fact = json.loads(line)
-    except ValueError:
-        return {}
-    return fact if isinstance(fact, dict) else {}
 
 
 @dataclass(slots=True)
@@ -209,7 +206,11 @@ class Supervisor:
                 if len(self.deaths) > _MOST_BLAMED:
                     del self.deaths[next(iter(self.deaths))]
             elif not ended.ready and ended.code >= 0:
-                await self._not_startable(ended, changed)
+                if self.changes is not None:  # the developer corrects the file
+                    await self._unless_ending(changed, None)
+                    continue
+                self.code = ended.code or 1
+                self.stop()
                 continue
             lasted = asyncio.get_running_loop().time() - began
             failures = 1 if lasted >= self.backoff.stable else failures + 1
@@ -236,14 +237,6 @@ class Supervisor:
         if self._ending.is_set() and ended.code and not unheard:
             self.code = self.code or (ended.code if ended.code > 0 else 1)
         return ended
-
-    async def _not_startable(self, ended: Ended, changed: asyncio.Event) -> None:
-        """Without reloading that is the end; with it, the developer corrects the file."""
-        if self.changes is not None:
-            await self._unless_ending(changed, None)
-            return
-        self.code = ended.code or 1
-        self.stop()
 
     async def _unless_ending(self, changed: asyncio.Event, seconds: float | None) -> None:
         """Wait, but not when the end is asked for or files change."""
@@ -295,16 +288,10 @@ def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
             below[:] = [one for one in below if not one.startswith(".") and one not in _SKIPPED]
             for name in names:
                 if name.endswith(".py"):
-                    _note(Path(where, name), found)
+                    with suppress(OSError):  # it went away while we looked
+                        state = Path(where, name).stat()
+                        found[Path(where, name)] = (state.st_mtime_ns, state.st_size)
     return found
-
-
-def _note(path: Path, found: dict[Path, tuple[int, int]]) -> None:
-    try:
-        state = path.stat()
-    except OSError:
-        return  # it went away while we looked
-    found[path] = (state.st_mtime_ns, state.st_size)
 
 
 def changed(

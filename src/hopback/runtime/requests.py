@@ -124,9 +124,12 @@ class RequestClient:
         except TimeoutError:
             if not limit.expired():
                 raise
+            place = f"queue {message.routing_key!r}"
+            if message.exchange:
+                place = f"exchange {message.exchange!r}, routing key {message.routing_key!r}"
             state = f" (its connection: {self._line.state})" if not self._channel.done() else ""
             raise NoReply(
-                f"no reply within {seconds:g} s to a request for {_place(message)}{state}"
+                f"no reply within {seconds:g} s to a request for {place}{state}"
             ) from None
         return read(reply)
 
@@ -218,9 +221,3 @@ class RequestClient:
             self.late += 1
         else:
             answer.set_result(delivery)
-
-
-def _place(message: Message) -> str:
-    if not message.exchange:
-        return f"queue {message.routing_key!r}"
-    return f"exchange {message.exchange!r}, routing key {message.routing_key!r}"

@@ -55,7 +55,7 @@ from hopback.waiting import first_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 
-    from hopback.broker.port import Broker, Connection, QueueState
+    from hopback.broker.port import Broker, Connection
     from hopback.broker.supervise import OnState
     from hopback.message import Message
     from hopback.runtime.answer import Answer, Run
@@ -602,7 +602,10 @@ class Service:
         while True:
             await asyncio.sleep(self.options.watch)
             for consumer in self.consumers:
-                state = await _counted(connection, consumer.queue)
+                try:
+                    state = await count_now(connection, consumer.queue)
+                except BrokerError:
+                    continue  # the consumer's own channel will hear of it
                 if state is not None and consumer.looks_forgotten(state):
                     consumer.restore("the broker does not know the consumer any more")
 
@@ -615,14 +618,6 @@ async def _attended(
         await attend(connection)
     except Exception:
         _LOG.exception("what ran beside the consumers has ended")
-
-
-async def _counted(connection: Connection, queue: str) -> QueueState | None:
-    """Messages and consumers of a queue, as the broker counts them now."""
-    try:
-        return await count_now(connection, queue)
-    except BrokerError:
-        return None  # the consumer's own channel will hear of it
 
 
 def _gravest(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -79,10 +79,12 @@ def traced_batch(
 ) -> Iterator[Callable[[Sequence[Answer]], None]]:
     """A span for the handling of a batch; it is told the answers at the end."""
     own = tracer or trace.get_tracer("hopback")
+    # The span that each message came with, where it came with one.
+    carried = (trace.get_current_span(_carried(one)).get_span_context() for one in deliveries)
     with own.start_as_current_span(
         f"process {plan.queue}",
         kind=SpanKind.CONSUMER,
-        links=list(_links(deliveries)),
+        links=[Link(found) for found in carried if found.is_valid],
         attributes={**_known_before(plan), "messaging.batch.message_count": len(deliveries)},
     ) as span:
         token = trace_source.set(current_trace)
@@ -90,14 +92,6 @@ def traced_batch(
             yield partial(_conclude_batch, span)
         finally:
             trace_source.reset(token)
-
-
-def _links(deliveries: Sequence[Delivery]) -> Iterator[Link]:
-    """The span that each message came with, where it came with one."""
-    for delivery in deliveries:
-        found = trace.get_current_span(_carried(delivery)).get_span_context()
-        if found.is_valid:
-            yield Link(found)
 
 
 def _conclude_batch(span: Span, answers: Sequence[Answer]) -> None:

@@ -317,8 +317,11 @@ class _MessageRun:
         idle = 0
         while idle <= _MOST_IDLE_DEADLINES and self._runs <= _MOST_RUNS:
             seen = len(self.entries)
-            if not await self._consume() and not await self._wait():
-                return
+            if not await self._consume():
+                due = self._node.next_deadline()
+                if due is None:
+                    return
+                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
             idle = 0 if len(self.entries) > seen else idle + 1
 
     async def _consume(self) -> bool:
@@ -335,13 +338,6 @@ class _MessageRun:
         if delivery is not None:
             await self._handle(delivery)
         return found or delivery is not None
-
-    async def _wait(self) -> bool:
-        """Sleep until the broker's next deadline; False if there is none."""
-        due = self._node.next_deadline()
-        if due is not None:
-            await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
-        return due is not None
 
     async def _handle(self, delivery: Delivery) -> None:
         self._runs += 1

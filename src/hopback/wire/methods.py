@@ -196,21 +196,15 @@ def _encode_argument(method: MethodSpec, name: str, kind: str, value: Any) -> by
             return _NUMBERS[kind].pack(value or 0)
         except struct.error as problem:
             raise ProtocolError(f"{where}: got {value!r}: {problem}") from None
-    raw = _raw_text(where, value or b"")
+    try:
+        raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value or b""
+    except UnicodeEncodeError:
+        raise ProtocolError(f"{where}: expected valid text, got {value!r}") from None
     if kind == "longstr":
         return _LENGTH.pack(len(raw)) + raw
     if len(raw) > 255:
         raise ProtocolError(f"{where}: expected at most 255 bytes, got {len(raw)}")
     return bytes((len(raw),)) + raw
-
-
-def _raw_text(where: str, value: str | bytes) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    try:
-        return value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise ProtocolError(f"{where}: expected valid text, got {value!r}") from None
 
 
 def decode_arguments(method: MethodSpec, payload: bytes) -> dict[str, Any]:

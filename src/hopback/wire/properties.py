@@ -55,7 +55,11 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
     values, flags = dict(vars(properties)), 0
     if values.get("delivery_mode") is None:
         values["delivery_mode"] = default_mode
-    values["headers"] = _encoded_headers(properties)
+    values["headers"] = None
+    if properties.headers or properties.further_headers:
+        # Without `opaque_headers`: a broker may find in it what nobody has read.
+        entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
+        values["headers"] = _U32.pack(len(entries)) + entries
     for flag, name, encode in _ENCODERS:
         value = values.get(name)
         if value is None:
@@ -74,14 +78,6 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
             parts.append(encode(name, value))
     parts[0] = _U16.pack(flags)
     return b"".join(parts)
-
-
-def _encoded_headers(properties: Properties) -> bytes | None:
-    """The header table; `opaque_headers` is no part of it: a broker may find in it what nobody has read."""
-    if not properties.headers and not properties.further_headers:
-        return None
-    entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
-    return _U32.pack(len(entries)) + entries
 
 
 def _unfit_text(name: str, value: Any) -> ProtocolError:

@@ -91,7 +91,13 @@ class EmbeddedBroker:
         await asyncio.sleep(self.faults.latency)
         if self.faults.active and self.faults.strikes(Fault.REFUSE_CONNECTION):
             raise ConnectionFailed(f"{self.address} refused the connection: a fault was injected")
-        self._follow(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # The deadlines are kept on this loop; the one that ran before may be gone with its timers.
+            self._loop, self._timer = loop, None
+            due = self.node.next_deadline()
+            if due is not None:
+                self._arm(due)
         connection = EmbeddedConnection(self, name)
         self._connections.append(connection)
         return connection
@@ -137,16 +143,6 @@ class EmbeddedBroker:
             connection.unblocked()
 
     # Time.
-
-    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Keep the deadlines on this loop; one that ran before may be gone with its timers."""
-        if loop is self._loop:
-            return
-        self._loop = loop
-        self._timer = None
-        due = self.node.next_deadline()
-        if due is not None:
-            self._arm(due)
 
     def _arm(self, due: float) -> None:
         loop = self._loop

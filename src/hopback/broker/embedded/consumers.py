@@ -194,7 +194,8 @@ class ConsumerRing:
         """Whose turn it is, or None if nobody has room."""
         ready = self._ready
         while ready:
-            consumer = self._foremost()
+            # The first in the queue of those with the highest priority.
+            consumer = max(ready, key=lambda one: one.priority) if self._tiered else ready[0]
             if consumer.has_room():
                 if len(ready) > 1:
                     ready.remove(consumer)
@@ -203,12 +204,6 @@ class ConsumerRing:
             consumer.listed = False
             ready.remove(consumer)
         return None
-
-    def _foremost(self) -> QueueConsumer:
-        """The first in line of those with the highest priority."""
-        if not self._tiered:
-            return self._ready[0]
-        return max(self._ready, key=lambda consumer: consumer.priority)
 
 
 __getattr__: OldNameLookup = old_names(

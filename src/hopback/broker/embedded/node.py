@@ -253,19 +253,16 @@ class Node:
         if journal is not None:
             journal.content(EventKind.PUBLISHED, message_content)
         if not targets:
-            return self._unroutable(message_content, mandatory=mandatory)
+            fate = EventKind.RETURNED if mandatory else EventKind.DROPPED
+            if journal is not None:
+                journal.content(fate, message_content, reason=Loss.UNROUTABLE)
+            return fate
         fate = EventKind.ENQUEUED
         for queue in targets:
             if not queue.publish(message_content):
                 fate = EventKind.REFUSED
                 if journal is not None:
                     journal.content(EventKind.REFUSED, message_content, queue.name)
-        return fate
-
-    def _unroutable(self, content: StoredContent, *, mandatory: bool) -> EventKind:
-        fate = EventKind.RETURNED if mandatory else EventKind.DROPPED
-        if self.journal is not None:
-            self.journal.content(fate, content, reason=Loss.UNROUTABLE)
         return fate
 
     def targets(self, content: StoredContent) -> tuple[LiveQueue, ...] | list[LiveQueue]:

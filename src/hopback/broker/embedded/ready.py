@@ -177,8 +177,13 @@ class QuorumReady:
         self._length += 1
         if self._priorities is Priorities.IGNORED:
             self._fresh[0].append(entry)
+            return
+        priority = entry.content.properties.priority
+        if self._priorities is Priorities.TWO_CLASSES:
+            level = int((priority or 0) > _UNSET)
         else:
-            self._fresh[self._level(entry.content.properties.priority)].append(entry)
+            level = _UNSET if priority is None else min(priority, _HIGHEST)
+        self._fresh[level].append(entry)
 
     def give_back(self, entry: Entry) -> None:
         """OrderedCalls it up behind what was returned before, ahead of everything else."""
@@ -226,11 +231,6 @@ class QuorumReady:
             normal, high = fresh
             return high if high and (self._turn < 2 or not normal) else normal
         return next((lane for lane in reversed(fresh) if lane), fresh[0])
-
-    def _level(self, priority: int | None) -> int:
-        if self._priorities is Priorities.TWO_CLASSES:
-            return int((priority or 0) > _UNSET)
-        return _UNSET if priority is None else min(priority, _HIGHEST)
 
 
 def _pop_expired(ready: Ready, now: float) -> Entry | None:

@@ -313,8 +313,7 @@ class SessionChannel:
         queue = self._readable(name)
         if tag in self.consumers:
             raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
-        _check_priority(queue, arguments)
-        self._check_consumer(queue, exclusive=exclusive)
+        self._check_consumer(queue, arguments, exclusive=exclusive)
         consumer = QueueConsumer(
             tag or self.node.made_up("amq.ctag-"),
             queue,
@@ -337,15 +336,17 @@ class SessionChannel:
         queue.add_consumer(consumer)
         return consumer.tag
 
-    def _check_consumer(self, queue: LiveQueue, *, exclusive: bool) -> None:
-        others = queue.ring.consumers
+    def _check_consumer(self, queue: LiveQueue, arguments: Headers, *, exclusive: bool) -> None:
+        place, others = self.node.place("queue", queue.name), queue.ring.consumers
+        if "x-priority" in arguments:
+            problem = integer_problem(arguments["x-priority"])
+            if problem is not None:
+                raise precondition_failed(f"invalid arg 'x-priority' for {place}: {problem}")
         if queue.is_quorum:
             if self.ceiling:
-                raise not_implemented(
-                    f"{self.node.place('queue', queue.name)} does not support global qos"
-                )
+                raise not_implemented(f"{place} does not support global qos")
         elif others and (exclusive or any(other.exclusive for other in others)):
-            raise access_refused(f"{self.node.place('queue', queue.name)} in exclusive use")
+            raise access_refused(f"{place} in exclusive use")
 
     def cancel(self, tag: str) -> None:
         """End a consumer; what it holds stays unsettled."""
@@ -477,16 +478,6 @@ class SessionChannel:
         held = [each for each in older if each is not None]
         self._lowest = tag + 1
         return [*held, taken]
-
-
-def _check_priority(queue: LiveQueue, arguments: Headers) -> None:
-    if "x-priority" not in arguments:
-        return
-    problem = integer_problem(arguments["x-priority"])
-    if problem is not None:
-        raise precondition_failed(
-            f"invalid arg 'x-priority' for {queue.node.place('queue', queue.name)}: {problem}"
-        )
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"ChannelState": "SessionChannel"})

@@ -201,19 +201,17 @@ class Taken:
     @property
     def properties(self) -> Properties:
         """Its properties, and headers that are nobody else's."""
-        if self._properties is None:
-            self._properties = self._made()
-        return self._properties
-
-    def _made(self) -> Properties:
-        content = self.content
-        if self.counts is None and not content.properties.headers:
-            return content.properties
-        headers = copied_table(content.headers)
-        if self.counts is not None:
-            # Where the broker adds to headers, it sorts them.
-            headers = dict(sorted((headers | self.counts).items()))
-        return with_headers(content.properties, headers)
+        found = self._properties
+        if found is None:
+            found = self.content.properties
+            if self.counts is not None or found.headers:
+                headers = copied_table(self.content.headers)
+                if self.counts is not None:
+                    # Where the broker adds to headers, it sorts them.
+                    headers = dict(sorted((headers | self.counts).items()))
+                found = with_headers(found, headers)
+            self._properties = found
+        return found
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Content": "StoredContent"})

@@ -88,7 +88,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return NothingCanHappen(f"nothing can happen any more; {self._waiting()}")
 
     def _waiting(self) -> str:
-        places = sorted(_place(task) for task in asyncio.all_tasks(self))
+        places = []
+        for task in asyncio.all_tasks(self):
+            frames = task.get_stack(limit=1)
+            at = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+            places.append(task.get_name() + at)
+        places.sort()
         return f"expected a task that can go on, found waiting: {', '.join(places) or 'none'}"
 
     def run_in_executor(
@@ -277,11 +282,3 @@ def run_virtual(main: Coroutine[Any, Any, T], *, start: float = _START) -> T:
     """Run a coroutine in virtual time and return what it returns, as `asyncio.run` does."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
         return runner.run(main)
-
-
-def _place(task: asyncio.Task[Any]) -> str:
-    """Where a task waits."""
-    frames = task.get_stack(limit=1)
-    if not frames:
-        return task.get_name()
-    return f"{task.get_name()} at {frames[0].f_code.co_filename}:{frames[0].f_lineno}"

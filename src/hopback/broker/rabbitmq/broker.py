@@ -67,7 +67,11 @@ class RabbitMQ:
             except (ConnectionFailed, OSError) as error:
                 # The address says which host it was, where there is but one.
                 which = f"{host}:{port}: " if len(hosts) > 1 else ""
-                failures.append(f"{which}{_reason(error)}")
+                reason = str(error) or type(error).__name__
+                if isinstance(error, ConnectionError) and error.errno is not None:
+                    # asyncio's own text names the address once more; the system's says what happened.
+                    reason = os.strerror(error.errno)
+                failures.append(which + reason)
                 refused = refused and isinstance(error, LoginRefused)
         kind = LoginRefused if refused else ConnectionFailed
         raise kind(f"no connection to {self.address}: {'; '.join(failures)}")
@@ -138,10 +142,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _reason(error: Exception) -> str:
-    """asyncio's own text names the address once more; the system's says what happened."""
-    if isinstance(error, ConnectionError) and error.errno is not None:
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__

@@ -142,8 +142,13 @@ class Publishing:
                 continue
             if positive and publish.returned is None:
                 fate.set_result(None)
+            elif (back := publish.returned) is not None:
+                fate.set_exception(
+                    Returned(publish.exchange, publish.routing_key, back.code, back.text)
+                )
             else:
-                fate.set_exception(_refusal(publish))
+                where = f"exchange {publish.exchange!r}, routing key {publish.routing_key!r}"
+                fate.set_exception(Nacked(f"refused (nack) by the broker: {where}"))
         if self._waiters:
             self._admit()
 
@@ -235,14 +240,6 @@ class Publishing:
                 waiter.set_result(None)
         if self._waiters:
             self._loop.call_soon(self._admit)
-
-
-def _refusal(publish: InFlight[asyncio.Future[None]]) -> Returned | Nacked:
-    back = publish.returned
-    if back is not None:
-        return Returned(publish.exchange, publish.routing_key, back.code, back.text)
-    where = f"exchange {publish.exchange!r}, routing key {publish.routing_key!r}"
-    return Nacked(f"refused (nack) by the broker: {where}")
 
 
 _BY_CODE: dict[int, type[ChannelClosed]] = {

@@ -73,8 +73,18 @@ class RabbitConnection:
     async def open_channel(self) -> RabbitChannel:
         """A new channel in confirm mode."""
         self._check()
+        # Fresh numbers first: one that was just closed rests as long as possible.
+        if self._next <= self._channel_max:
+            number = self._next
+            self._next += 1
+        elif self._free:
+            number = self._free.popleft()
+        else:
+            raise ConnectionFailed(
+                f"expected at most {self._channel_max} channels at once (channel_max), got one more"
+            )
         channel = RabbitChannel(
-            self._allocate(),
+            number,
             self.wire,
             self._release,
             window=self._window,
@@ -125,17 +135,6 @@ class RabbitConnection:
             raise ConnectionLost("connection is closing")
 
     # --- channel numbers
-
-    def _allocate(self) -> int:
-        """Fresh numbers first: one that was just closed rests as long as possible."""
-        if self._next <= self._channel_max:
-            self._next += 1
-            return self._next - 1
-        if self._free:
-            return self._free.popleft()
-        raise ConnectionFailed(
-            f"expected at most {self._channel_max} channels at once (channel_max), got one more"
-        )
 
     def _release(self, channel: RabbitChannel) -> None:
         if self._channels.pop(channel.number, None) is not None:
@@ -194,7 +193,7 @@ class RabbitConnection:
             channel.publishing.admit()
 
     def on_lost(self, error: BrokerError | None) -> None:
-        """The line has ended."""
+        """The connection has ended."""
         if self._ended.done():
             return
         self._ended.set_result(error)
@@ -204,14 +203,10 @@ class RabbitConnection:
             if not secret.done():
                 secret.set_exception(error or ConnectionLost("connection closed by us"))
         if not self.opened.done():
-            self.opened.set_exception(_failure(error))
+            failed = error
+            if not isinstance(failed, ConnectionFailed):
+                # RabbitMQ hangs up without a word on some wrong handshakes, so say where that happened.
+                failed = ConnectionFailed(f"during the handshake: {error or 'closed by us'}")
+                failed.__cause__ = error
+            self.opened.set_exception(failed)
             self.opened.exception()  # nobody may be waiting any more; that is no news
-
-
-def _failure(error: BrokerError | None) -> ConnectionFailed:
-    """RabbitMQ hangs up without a word on some wrong handshakes, so say where that happened."""
-    if isinstance(error, ConnectionFailed):
-        return error
-    failed = ConnectionFailed(f"during the handshake: {error or 'closed by us'}")
-    failed.__cause__ = error
-    return failed

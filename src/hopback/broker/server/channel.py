@@ -391,7 +391,15 @@ class ServerChannel:
             method = client.envelopes.returned(self.number, exchange, routing_key)
             client.core.content(self.number, method, event.raw_properties, body)
         if self.confirming:
-            self._confirm(stored=fate is not EventKind.REFUSED)
+            if fate is EventKind.REFUSED:
+                self.send_confirms()
+                if self.is_open:
+                    client.core.write(confirm_frame(self.number, self._published, stored=False))
+            else:
+                if not self._confirmed_to:
+                    self._confirmed_from = self._published
+                    client.confirming(self)
+                self._confirmed_to = self._published
             if fate is EventKind.RETURNED or fate is EventKind.DROPPED:
                 # Nothing has to be stored: the answer goes at once, also before a close that follows.
                 self.send_confirms()
@@ -444,17 +452,6 @@ class ServerChannel:
 
     # Confirms: those of one turn go together.
 
-    def _confirm(self, *, stored: bool) -> None:
-        if stored:
-            if not self._confirmed_to:
-                self._confirmed_from = self._published
-                self.client.confirming(self)
-            self._confirmed_to = self._published
-            return
-        self.send_confirms()
-        if self.is_open:
-            self.client.core.write(confirm_frame(self.number, self._published, stored=False))
-
     def send_confirms(self) -> None:
         """Tell the client which publishes are stored."""
         last, self._confirmed_to = self._confirmed_to, 0
@@ -474,18 +471,15 @@ class ServerChannel:
         if self.is_open:
             try:
                 client, body = self.client, taken.body
-                method = client.envelopes.deliver(
-                    self.number, self._tags.get(tag) or self._tag(tag), taken
-                )
+                raw_tag = self._tags.get(tag)
+                if raw_tag is None:
+                    raw_tag = self._tags[tag] = short_text(tag)
+                method = client.envelopes.deliver(self.number, raw_tag, taken)
                 raw = client.envelopes.properties(taken.properties)
                 client.core.content(self.number, method, raw, body)
                 client.queued(len(body) + len(raw) + 100)
             except (ProtocolError, ValueError):  # whoever published must not suffer from it
                 self.client.socket.abort()
-
-    def _tag(self, tag: str) -> bytes:
-        known = self._tags[tag] = short_text(tag)
-        return known
 
     def forget_tag(self, tag: str) -> None:
         """A consumer is gone."""

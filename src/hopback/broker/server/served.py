@@ -19,7 +19,6 @@ from hopback.renamed import OldNameLookup, old_names
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.embedded.session import Session
     from hopback.broker.server.channel import ServerChannel
     from hopback.broker.server.client import Client
@@ -70,7 +69,10 @@ class Pressure:
     def measure(self) -> None:
         """Count everything, and hang up on those who never finish a large message."""
         nodes = self._broker.nodes
-        stored = sum(_stored(queue) for node in nodes for queue in node.queues.values())
+        stored = 0
+        for queue in (queue for node in nodes for queue in node.queues.values()):
+            count = len(queue.ready) + len(queue.safe) + len(queue.delays)
+            stored += queue.byte_count + queue.safe.byte_count + count * MESSAGE_BYTES
         held = sum(
             len(taken.content.body) + MESSAGE_BYTES for node in nodes for taken in node.deliveries()
         )
@@ -98,11 +100,6 @@ def give_back_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _stored(queue: LiveQueue) -> int:
-    count = len(queue.ready) + len(queue.safe) + len(queue.delays)
-    return queue.byte_count + queue.safe.byte_count + count * MESSAGE_BYTES
 
 
 class ServedBroker:

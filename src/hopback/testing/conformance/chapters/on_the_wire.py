@@ -52,7 +52,9 @@ class _Conversation:
         found = []
         for _ in expected:
             try:
-                found.append(_shown(*await self.method()))
+                channel, name, told = await self.method()
+                text = [told[key] for key in ("reply_code", "reply_text", "reason") if key in told]
+                found.append(" ".join(map(str, (channel, name, *text))))
             except (TimeoutError, asyncio.IncompleteReadError) as error:
                 raise Mismatch(f"expected {expected}, found {found} and then {error!r}") from error
         # Between channels no order is promised; between those of one channel it is.
@@ -72,11 +74,6 @@ class _Conversation:
         except TimeoutError:
             return
         raise Mismatch(f"expected silence and an open line, found {data!r}")
-
-
-def _shown(channel: int, name: str, arguments: dict[str, Any]) -> str:
-    told = [arguments[key] for key in ("reply_code", "reply_text", "reason") if key in arguments]
-    return " ".join(map(str, (channel, name, *told)))
 
 
 def _channel(shown: str) -> int:
