@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_REOPENINGS = 1.0  # a queue that goes on refusing must not cost
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _OpenChannel:
     """A channel in use, and how it fares."""
 
     channel: Channel
@@ -79,7 +79,7 @@ class Publisher:
             on_failure=on_failure,
         )
         self._task: asyncio.Task[None] | None = None
-        self._lane: asyncio.Future[_Lane] = asyncio.get_running_loop().create_future()
+        self._current: asyncio.Future[_OpenChannel] = asyncio.get_running_loop().create_future()
         self._winding_down: set[asyncio.Task[None]] = set()
         self._reopened_at = float("-inf")
 
@@ -93,10 +93,10 @@ class Publisher:
         try:
             # Return when there is a channel; raises what stood in the way at the first try.
             assert self._task is not None  # noqa: S101 - started just before
-            await first_of(self._lane, self._line.tried.wait(), self._task, within=self._timeout)
+            await first_of(self._current, self._line.tried.wait(), self._task, within=self._timeout)
             if self._task.done():
                 await self._task
-            if not self._lane.done():
+            if not self._current.done():
                 raise self._line.trouble or ConnectionFailed(self._nothing_sent())
         except BaseException:
             await self.close()
@@ -121,14 +121,14 @@ class Publisher:
             await asyncio.wait({self._task})
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """There will be no other lane: whoever waits for one, now or later, is told why."""
+        """There will be no other channel: whoever waits for one, now or later, is told why."""
         error = None if task.cancelled() else task.exception()
         self._refuse(str(error or "the publisher is closed"))
 
     def _refuse(self, why: str) -> None:
-        if not self._lane.done():
-            self._lane.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
-            self._lane.exception()  # nobody may be waiting; that is no news
+        if not self._current.done():
+            self._current.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
+            self._current.exception()  # nobody may be waiting; that is no news
 
     async def publish(self, message: Message, *, mandatory: bool = True) -> None:
         """Publish and wait for the confirm.
@@ -142,56 +142,56 @@ class Publisher:
             raise ValueError("expected a message without delay: publish it by an App with delays()")
         wanted = mandatory and message.mandatory
         at_once = self._hand_over_at_once(message, wanted)
-        lane, fate = at_once or await self._hand_over(message, wanted)
+        current, fate = at_once or await self._hand_over(message, wanted)
         try:
             await fate
-            lane.nacks = 0
+            current.nacks = 0
         except Nacked:
             # Give up a channel that is nacked again and again; not too often, a queue may be full.
-            lane.nacks += 1
+            current.nacks += 1
             now = asyncio.get_running_loop().time()
             if (
-                lane.nacks >= _NACKS_IN_A_ROW
+                current.nacks >= _NACKS_IN_A_ROW
                 and now - self._reopened_at >= _SECONDS_BETWEEN_REOPENINGS
             ):
                 self._reopened_at = now
-                self._retire(lane)
+                self._retire(current)
             raise
         finally:
-            lane.leave()
+            current.leave()
 
     def _hand_over_at_once(
         self, message: Message, mandatory: bool
-    ) -> tuple[_Lane, asyncio.Future[None]] | None:
+    ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
         """Send where nothing has to be waited for, which is nearly always; None if something has."""
-        if not self._lane.done() or self._lane.exception() is not None:
+        if not self._current.done() or self._current.exception() is not None:
             return None
-        lane = self._lane.result()
-        if lane.retired.is_set() or not lane.channel.has_room:
+        current = self._current.result()
+        if current.retired.is_set() or not current.channel.has_room:
             return None
         try:
-            fate = lane.channel.publish(message, mandatory=mandatory)
+            fate = current.channel.publish(message, mandatory=mandatory)
         except (ChannelClosed, ConnectionLost):
             return None
-        lane.enter()
-        return lane, fate
+        current.enter()
+        return current, fate
 
     async def _hand_over(
         self, message: Message, mandatory: bool
-    ) -> tuple[_Lane, asyncio.Future[None]]:
-        """Send on a lane that has room. One that proves closed has sent nothing: take the next."""
+    ) -> tuple[_OpenChannel, asyncio.Future[None]]:
+        """Send on a channel that has room. One that proves closed has sent nothing: take the next."""
         try:
             async with asyncio.timeout(self._timeout):
                 while True:
-                    lane = await asyncio.shield(self._lane)
+                    current = await asyncio.shield(self._current)
                     try:
-                        await lane.channel.room()
-                        if not lane.retired.is_set():
-                            fate = lane.channel.publish(message, mandatory=mandatory)
-                            lane.enter()
-                            return lane, fate
+                        await current.channel.room()
+                        if not current.retired.is_set():
+                            fate = current.channel.publish(message, mandatory=mandatory)
+                            current.enter()
+                            return current, fate
                     except (ChannelClosed, ConnectionLost):
-                        self._retire(lane)
+                        self._retire(current)
         except TimeoutError:
             raise ConnectionFailed(self._nothing_sent()) from None
 
@@ -199,32 +199,36 @@ class Publisher:
         why = f"{self._line.state}: {self._line.reason}" if self._line.reason else self._line.state
         return f"nothing was sent: no usable channel within {self._timeout:g} s ({why})"
 
-    def _retire(self, lane: _Lane) -> None:
-        """No new publishes on this lane."""
-        lane.retired.set()
-        if self._lane.done() and not self._lane.exception() and self._lane.result() is lane:
-            self._lane = asyncio.get_running_loop().create_future()
+    def _retire(self, current: _OpenChannel) -> None:
+        """No new publishes on this channel."""
+        current.retired.set()
+        if (
+            self._current.done()
+            and not self._current.exception()
+            and self._current.result() is current
+        ):
+            self._current = asyncio.get_running_loop().create_future()
 
     async def _session(self, connection: Connection) -> None:
-        """Keep one lane open for as long as the connection lasts."""
+        """Keep one channel open for as long as the connection lasts."""
         try:
             while True:
-                lane = _Lane(await connection.open_channel())
-                self._lane.set_result(lane)
-                await first_of(lane.channel.wait_closed(), lane.retired.wait())
-                self._retire(lane)
+                current = _OpenChannel(await connection.open_channel())
+                self._current.set_result(current)
+                await first_of(current.channel.wait_closed(), current.retired.wait())
+                self._retire(current)
                 # The channel is closed once everything on it has its fate.
-                closing = asyncio.create_task(_close_when_idle(lane))
+                closing = asyncio.create_task(_close_when_idle(current))
                 self._winding_down.add(closing)
                 closing.add_done_callback(self._winding_down.discard)
         finally:
-            if self._lane.done():
-                self._retire(self._lane.result())
+            if self._current.done():
+                self._retire(self._current.result())
             for task in self._winding_down:
                 task.cancel()
 
 
-async def _close_when_idle(lane: _Lane) -> None:
-    if lane.in_flight:
-        await lane.idle.wait()
-    await lane.channel.close()
+async def _close_when_idle(current: _OpenChannel) -> None:
+    if current.in_flight:
+        await current.idle.wait()
+    await current.channel.close()

@@ -13,15 +13,17 @@ from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from hopback.renamed import OldNameLookup, old_names
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
-__all__ = ["Lanes", "Pool", "ended"]
+__all__ = ["KeyedItems", "Pool", "ended"]
 
 T = TypeVar("T")
 
 
-class Lanes(Generic[T]):
+class KeyedItems(Generic[T]):
     """Items wait behind a running item of the same key; an item without key (None) never waits."""
 
     __slots__ = ("_busy", "_ready")
@@ -94,7 +96,7 @@ async def ended(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 class Pool(Generic[T]):
-    """Runs at most `size` items at once, in the order in which their lanes allow."""
+    """Runs at most `size` items at once, in the order in which their keys allow."""
 
     def __init__(
         self, size: int, run: Callable[[T], Awaitable[None]], *, name: str = "worker"
@@ -102,7 +104,7 @@ class Pool(Generic[T]):
         self._size = size
         self._run = run
         self._name = name
-        self._lanes: Lanes[T] = Lanes()
+        self._items: KeyedItems[T] = KeyedItems()
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], T] = {}
@@ -124,7 +126,7 @@ class Pool(Generic[T]):
     @property
     def waiting(self) -> int:
         """How many items have not been started."""
-        return len(self._lanes)
+        return len(self._items)
 
     def limit(self, size: int) -> None:
         """Run at most so many from now on: 0 pauses, and the size given at first is the most."""
@@ -150,9 +152,9 @@ class Pool(Generic[T]):
             await self._still.wait()
 
     def submit(self, item: T, key: str | None = None) -> None:
-        """Hand over an item; it is run as soon as a worker and its lane are free."""
+        """Hand over an item; it is run as soon as a worker and its key are free."""
         self._quiet.clear()
-        if self._lanes.offer(key, item) and not self._called:
+        if self._items.offer(key, item) and not self._called:
             self._wake()
 
     def task_of(self, item: T) -> asyncio.Task[None] | None:
@@ -161,7 +163,7 @@ class Pool(Generic[T]):
 
     def withdraw(self) -> list[T]:
         """Take back everything that has not been started."""
-        left = self._lanes.clear()
+        left = self._items.clear()
         self._settle_quiet()
         return left
 
@@ -194,7 +196,7 @@ class Pool(Generic[T]):
             task.add_done_callback(self._on_end)
 
     def _may_start(self) -> bool:
-        return self._lanes.has_ready and len(self._running) < self._limit
+        return self._items.has_ready and len(self._running) < self._limit
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """Nothing of ours should raise in a worker; if it does, that is said at once."""
@@ -211,7 +213,7 @@ class Pool(Generic[T]):
         self._called = False
         while True:
             while self._may_start():
-                key, item = self._lanes.take()
+                key, item = self._items.take()
                 self._running[me] = item
                 # More may be ready than this worker can take: pass the call on.
                 if not self._called:
@@ -223,7 +225,7 @@ class Pool(Generic[T]):
                     raise
                 finally:
                     del self._running[me], item  # a worker that rests holds no message
-                    if self._lanes.finished(key) or me not in self._tasks:
+                    if self._items.finished(key) or me not in self._tasks:
                         self._wake()
                     self._settle_quiet()
                 if copy_context() != clean or me.cancelling():
@@ -252,5 +254,8 @@ class Pool(Generic[T]):
             if self._still is not None:
                 self._still.set()
                 self._still = None
-            if not len(self._lanes):
+            if not len(self._items):
                 self._quiet.set()
+
+
+__getattr__: OldNameLookup = old_names(__name__, {"Lanes": "KeyedItems"})

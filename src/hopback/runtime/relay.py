@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutboxStore", "Relay"]
 
-_Lane: TypeAlias = "list[Pending]"
+_Series: TypeAlias = "list[Pending]"
 
 
 @dataclass(slots=True)
@@ -128,24 +128,24 @@ class Relay:
     async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
         """Publish side by side, of one key one after another; what has failed before goes alone."""
         this, now = _Round(), self._time()
-        lanes = [lane for lane in _lanes(page) if lane[0].key not in held_up]
-        awake = [lane for lane in lanes if self._resting.get(lane[0].id, now) <= now]
+        found = [series for series in _by_key(page) if series[0].key not in held_up]
+        awake = [series for series in found if self._resting.get(series[0].id, now) <= now]
         async with asyncio.TaskGroup() as group:
-            for lane in awake:
-                if not _is_suspect(lane):
-                    group.create_task(self._send_in_order(lane, this))
-        for lane in filter(_is_suspect, awake):
+            for series in awake:
+                if not _is_suspect(series):
+                    group.create_task(self._send_in_order(series, this))
+        for series in filter(_is_suspect, awake):
             if this.offline or self._time() - now > self._outbox.lease / 2:
                 break  # the lease must not run out over what may be hopeless
-            await self._send_in_order(lane, this)
+            await self._send_in_order(series, this)
         gone = set(this.published)
-        left = [lane[0].key for lane in lanes if lane[-1].id not in gone]
+        left = [series[0].key for series in found if series[-1].id not in gone]
         held_up.update(key for key in left if key is not None)
         return this
 
-    async def _send_in_order(self, lane: _Lane, this: _Round) -> None:
-        """One after another; what comes after a failure in its lane must wait."""
-        for one in lane:
+    async def _send_in_order(self, series: _Series, this: _Round) -> None:
+        """One after another; what comes after a failure of its key must wait."""
+        for one in series:
             try:
                 await self._publish(one.message)
             except ConnectionFailed:
@@ -160,13 +160,13 @@ class Relay:
             self._resting.pop(one.id, None)
 
 
-def _lanes(page: Iterable[Pending]) -> list[_Lane]:
-    """The messages of each key, in order; one without key is in a lane of its own."""
-    lanes: dict[str | int, _Lane] = {}
+def _by_key(page: Iterable[Pending]) -> list[_Series]:
+    """The messages of each key, in order; one without key stands alone."""
+    found: dict[str | int, _Series] = {}
     for one in page:
-        lanes.setdefault(one.id if one.key is None else one.key, []).append(one)
-    return list(lanes.values())
+        found.setdefault(one.id if one.key is None else one.key, []).append(one)
+    return list(found.values())
 
 
-def _is_suspect(lane: _Lane) -> bool:
-    return lane[0].failures > 0
+def _is_suspect(series: _Series) -> bool:
+    return series[0].failures > 0

@@ -1,4 +1,4 @@
-"""Workers and lanes: nothing is lost, nothing overtakes its key, nobody starves."""
+"""Workers and items: nothing is lost, nothing overtakes its key, nobody starves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopback.runtime.pool import Lanes, Pool
+from hopback.runtime.pool import KeyedItems, Pool
 from hopback.testing import in_virtual_time
 
 
@@ -23,28 +23,28 @@ from hopback.testing import in_virtual_time
 )
 def test_lanes_keep_order_and_lose_nothing(steps: list[tuple[str, str | None]]) -> None:
     """Whatever the order of calls: each item is taken or cleared once, one at a time per key."""
-    lanes: Lanes[int] = Lanes()
+    items: KeyedItems[int] = KeyedItems()
     offered: dict[str | None, list[int]] = {}
     gone: dict[str | None, list[int]] = {}
     running: list[tuple[str | None, int]] = []
     keys: dict[int, str | None] = {}
     for number, (step, key) in enumerate(steps):
         if step == "offer":
-            lanes.offer(key, number)
+            items.offer(key, number)
             offered.setdefault(key, []).append(number)
             keys[number] = key
-        elif step == "take" and lanes.has_ready:
-            taken = lanes.take()
+        elif step == "take" and items.has_ready:
+            taken = items.take()
             assert taken[0] is None or taken[0] not in [one for one, _ in running]
             running.append(taken)
             gone.setdefault(taken[0], []).append(taken[1])
         elif step == "finish" and running:
-            lanes.finished(running.pop(0)[0])
+            items.finished(running.pop(0)[0])
         elif step == "clear":
-            for item in lanes.clear():
+            for item in items.clear():
                 gone.setdefault(keys[item], []).append(item)
-            assert len(lanes) == 0
-    for item in lanes.clear():
+            assert len(items) == 0
+    for item in items.clear():
         gone.setdefault(keys[item], []).append(item)
     assert gone == offered
 

@@ -100,7 +100,7 @@ class LiveQueue:
         self.arguments: Headers = arguments
         self.settings: QueueSettings = settings
         self.is_quorum: bool = arguments.get("x-queue-type") == "quorum"
-        self.ready: Ready = self._lanes()
+        self.ready: Ready = self._empty_ready()
         self.ring: ConsumerRing = ConsumerRing(
             single_active=arguments.get("x-single-active-consumer") is True
         )
@@ -117,7 +117,7 @@ class LiveQueue:
         self._lease = QueueExpiry(self)
         self.ticks: Ticks = Ticks(self)
 
-    def _lanes(self) -> Ready:
+    def _empty_ready(self) -> Ready:
         if self.is_quorum:
             return QuorumReady(self.profile.priorities)
         highest = self.arguments.get("x-max-priority")

@@ -98,28 +98,28 @@ class ClassicReady:
 
 
 class PriorityReady:
-    """A classic queue with `x-max-priority`: one lane for each priority, highest first."""
+    """A classic queue with `x-max-priority`: one deque for each priority, highest first."""
 
-    __slots__ = ("_lanes", "_length")
+    __slots__ = ("_by_priority", "_length")
 
     def __init__(self, highest: int) -> None:
-        self._lanes = [ClassicReady() for _ in range(highest + 1)]
+        self._by_priority = [ClassicReady() for _ in range(highest + 1)]
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Entry]:
-        return chain.from_iterable(reversed(self._lanes))
+        return chain.from_iterable(reversed(self._by_priority))
 
     def push(self, entry: Entry) -> None:
         """Add a new message behind the others of its priority."""
-        self._lane(entry).push(entry)
+        self._of_priority(entry).push(entry)
         self._length += 1
 
     def give_back(self, entry: Entry) -> None:
         """Put it back where it was."""
-        self._lane(entry).give_back(entry)
+        self._of_priority(entry).give_back(entry)
         self._length += 1
 
     def head(self) -> Entry | None:
@@ -141,12 +141,12 @@ class PriorityReady:
         head = self.head()
         return None if head is None else head.expires
 
-    def _lane(self, entry: Entry) -> ClassicReady:
+    def _of_priority(self, entry: Entry) -> ClassicReady:
         wanted = entry.content.properties.priority or 0
-        return self._lanes[min(wanted, len(self._lanes) - 1)]
+        return self._by_priority[min(wanted, len(self._by_priority) - 1)]
 
     def _foremost(self) -> ClassicReady:
-        return next(lane for lane in reversed(self._lanes) if lane)
+        return next(waiting for waiting in reversed(self._by_priority) if waiting)
 
 
 class QuorumReady:
@@ -192,45 +192,45 @@ class QuorumReady:
 
     def head(self) -> Entry | None:
         """The next one."""
-        lane = self._returned or self._next_lane()
-        return lane[0] if lane else None
+        waiting = self._returned or self._next_fresh()
+        return waiting[0] if waiting else None
 
     def pop(self) -> Entry:
         """Take the next one."""
         self._length -= 1
         if self._returned:
             return self._returned.popleft()
-        lane = self._next_lane()
+        waiting = self._next_fresh()
         self._turn = (self._turn + 1) % 3
-        return lane.popleft()
+        return waiting.popleft()
 
     def pop_expired(self, now: float) -> Entry | None:
         """Take one whose time is over: from the head, on 4.3 from the head of any priority."""
-        for lane in self._watched():
-            if lane and lane[0].expires is not None and lane[0].expires <= now:
+        for waiting in self._watched():
+            if waiting and waiting[0].expires is not None and waiting[0].expires <= now:
                 self._length -= 1
-                return lane.popleft()
+                return waiting.popleft()
         return None
 
     def next_expiry(self) -> float | None:
         """When the first of the watched heads expires."""
-        heads = (lane[0].expires for lane in self._watched() if lane)
+        heads = (waiting[0].expires for waiting in self._watched() if waiting)
         return min((moment for moment in heads if moment is not None), default=None)
 
     def _watched(self) -> Iterator[deque[Entry]]:
         if self._priorities is Priorities.STRICT:
             return chain((self._returned,), reversed(self._fresh))
-        return iter((self._returned or self._next_lane(),))
+        return iter((self._returned or self._next_fresh(),))
 
-    def _next_lane(self) -> deque[Entry]:
-        """The lane whose turn it is; an empty one if all are."""
+    def _next_fresh(self) -> deque[Entry]:
+        """The deque whose turn it is; an empty one if all are."""
         fresh = self._fresh
         if len(fresh) == 1:
             return fresh[0]
         if self._priorities is Priorities.TWO_CLASSES:
             normal, high = fresh
             return high if high and (self._turn < 2 or not normal) else normal
-        return next((lane for lane in reversed(fresh) if lane), fresh[0])
+        return next((waiting for waiting in reversed(fresh) if waiting), fresh[0])
 
 
 def _pop_expired(ready: Ready, now: float) -> Entry | None:
