@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         Iterable,
         Iterator,
         Mapping,
-        Sequence,
     )
 
     from hopback.broker.port import Channel, Connection, QueueState
@@ -319,7 +318,24 @@ async def declare(connection: Connection, topology: Topology) -> None:
     there = [item for item, missing in await look_for(connection, items) if missing is None]
     other = await conflicts(connection, there)
     if other:
-        raise TopologyConflict(_conflicts_text(topology.name, other))
+        # Every difference of every object; of advices that several have in common, one.
+        lines = [f"{topology.name} differs from the broker; nothing was created:"]
+        for conflict in other:
+            lines.append(f"  {conflict.kind} {conflict.name!r}:")
+            advices = {one.advice: None for one in conflict.differences}
+            if conflict.differences[0].field == "type":  # no policy makes it another type
+                advices = {conflict.differences[0].advice: None}
+            if len(advices) == 1:
+                lines += [f"    {one.sides}" for one in conflict.differences]
+                lines += [f"    {advice}" for advice in advices]
+            else:
+                lines += [f"    {one}" for one in conflict.differences]
+            if conflict.kind is Kind.QUEUE:
+                lines.append(
+                    f"    `hopback adopt {shlex.quote(conflict.name)}` writes the file for the queue as it"
+                    " is, and for a migrated one"
+                )
+        raise TopologyConflict("\n".join(lines))
     channel = await connection.open_channel()
     try:
         for item in items:
@@ -333,27 +349,6 @@ async def declare(connection: Connection, topology: Topology) -> None:
         raise TopologyConflict(f"{topology.name}: {difference_of(refused.text)}") from refused
     finally:
         await channel.close()
-
-
-def _conflicts_text(name: str, other: Sequence[Conflict]) -> str:
-    """Every difference of every object; of advices that several have in common, one."""
-    lines = [f"{name} differs from the broker; nothing was created:"]
-    for conflict in other:
-        lines.append(f"  {conflict.kind} {conflict.name!r}:")
-        advices = {one.advice: None for one in conflict.differences}
-        if conflict.differences[0].field == "type":  # no policy makes it another type
-            advices = {conflict.differences[0].advice: None}
-        if len(advices) == 1:
-            lines += [f"    {one.sides}" for one in conflict.differences]
-            lines += [f"    {advice}" for advice in advices]
-        else:
-            lines += [f"    {one}" for one in conflict.differences]
-        if conflict.kind is Kind.QUEUE:
-            lines.append(
-                f"    `hopback adopt {shlex.quote(conflict.name)}` writes the file for the queue as it"
-                " is, and for a migrated one"
-            )
-    return "\n".join(lines)
 
 
 async def check(connection: Connection, topology: Topology) -> None:

@@ -254,17 +254,9 @@ def _replacement(queue: Queue, desired: Topology, live: Topology, resumed: bool)
     unique = tuple(
         binding for index, binding in enumerate(bindings) if binding not in bindings[:index]
     )
-    return Replacement(
-        queue, now.type if now else queue.type, unique, _plan_of(queue.name, desired), resumed
-    )
-
-
-def _plan_of(queue: str, topology: Topology) -> Plan | None:
-    """The plan whose count the messages of this queue carry."""
-    for plan in topology.plans:
-        if queue == plan.queue or queue in dict(retry_queues(plan)):
-            return plan
-    return None
+    # The plan whose count the messages of this queue carry.
+    carried = (p for p in desired.plans if queue.name in (p.queue, *dict(retry_queues(p))))
+    return Replacement(queue, now.type if now else queue.type, unique, next(carried, None), resumed)
 
 
 def _rank(one: Replacement, desired: Topology) -> int:

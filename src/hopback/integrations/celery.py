@@ -183,17 +183,15 @@ class ParkingRequest(Request):  # type: ignore[misc]
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if not isinstance(error, Ignore | Retry | Terminated) and not self._has_succeeded(error):
+        # Its process may be lost after it had stored a result.
+        stored = getattr(self, "_success_was_stored", None)
+        has_succeeded = isinstance(error, WorkerLostError) and stored is not None and stored()
+        if not isinstance(error, Ignore | Retry | Terminated) and not has_succeeded:
             self._failed = error, str(exc_info.traceback or "")
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
             self._failed = None
-
-    def _has_succeeded(self, error: BaseException) -> bool:
-        """Whether its process was lost after it had stored a result."""
-        stored = getattr(self, "_success_was_stored", None)
-        return isinstance(error, WorkerLostError) and stored is not None and bool(stored())
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """The task was too slow."""

@@ -194,7 +194,12 @@ class Injector:
         needs: list[tuple[str, Provider | None]] = []
         for need in _provider_needs(provider, self._where):
             if need.depends is None:
-                self._check_context(provider, scope)
+                if scope is Scope.APPLICATION:
+                    found = "it asks for the Context of a delivery"
+                    self._refuse(_name(provider), "what there is before any delivery", found)
+                if not self._has_context:
+                    found = "it asks for the Context of one delivery"
+                    self._refuse(_name(provider), "what a batch of many deliveries can have", found)
                 needs.append((need.name, None))
                 continue
             inner = Scope(need.depends.scope)
@@ -207,14 +212,6 @@ class Injector:
             needs.append((need.name, self._plan(need.depends, (*above, provider))))
         self._steps[provider] = _step(provider, scope, tuple(needs))
         return provider
-
-    def _check_context(self, provider: Provider, scope: Scope) -> None:
-        if scope is Scope.APPLICATION:
-            found = "it asks for the Context of a delivery"
-            self._refuse(_name(provider), "what there is before any delivery", found)
-        if not self._has_context:
-            found = "it asks for the Context of one delivery"
-            self._refuse(_name(provider), "what a batch of many deliveries can have", found)
 
     def _refuse(self, place: str, expected: str, found: str) -> None:
         raise InvalidTopology((Problem(place, expected, found),), where=self._where)

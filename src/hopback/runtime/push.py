@@ -192,9 +192,13 @@ class PushRunner:
 
     def _due_in(self, delivery: Delivery) -> float:
         """Seconds until the event is due, as its `processAfterDelayMs` says; long if it does not."""
-        delay_ms = _delay_ms(delivery.body)
+        try:
+            event: Any = json.loads(delivery.body)
+        except (ValueError, RecursionError):
+            return _LONGEST_WAIT
+        delay_ms = event.get("processAfterDelayMs") if isinstance(event, dict) else None
         since = delivery.properties.timestamp
-        if delay_ms is None or since is None:
+        if not isinstance(delay_ms, int | float) or not 0 <= delay_ms < 1e12 or since is None:
             return _LONGEST_WAIT
         return min(max(since + delay_ms / 1000 - self._clock.now(), 0.0), _LONGEST_WAIT)
 
@@ -226,12 +230,3 @@ def push_client(target: PushTarget) -> httpx.AsyncClient:
         # A cookie of one answer must not travel with another event.
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     )
-
-
-def _delay_ms(body: bytes) -> float | None:
-    try:
-        event: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    delay = event.get("processAfterDelayMs") if isinstance(event, dict) else None
-    return float(delay) if isinstance(delay, int | float) and 0 <= delay < 1e12 else None

@@ -137,7 +137,13 @@ class RequestClient:
         """The reply to a request; what is asked on a channel that proves closed is asked on the next."""
         number = message.properties.correlation_id or ""
         while True:
-            channel = await self._usable()
+            # The channel to ask on; raises what no new connection can repair.
+            if not self._channel.done() and self._task is not None:
+                await first_of(self._channel, self._task)
+                if not self._channel.done():
+                    await self._task
+                    raise NoReply("nothing was asked: the client is closed")
+            channel = await asyncio.shield(self._channel)
             answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
             self._waiting[number] = answer
             try:
@@ -157,15 +163,6 @@ class RequestClient:
                 return await answer
             finally:
                 self._waiting.pop(number, None)
-
-    async def _usable(self) -> Channel:
-        """The channel to ask on; raises what no new connection can repair."""
-        if not self._channel.done() and self._task is not None:
-            await first_of(self._channel, self._task)
-            if not self._channel.done():
-                await self._task
-                raise NoReply("nothing was asked: the client is closed")
-        return await asyncio.shield(self._channel)
 
     def _reader(self, returns: Any) -> Callable[[Delivery], Any]:
         try:

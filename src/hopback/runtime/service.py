@@ -563,7 +563,13 @@ class Service:
 
     async def _session(self, connection: Connection) -> None:
         """Everything that happens on one consuming connection."""
-        self._vet(connection)
+        if not self._checked:
+            # Errors for this broker's version refuse the start; what is only a warning is said once.
+            whole = replace(self.topology, queues=(*self.topology.queues, *self._theirs))
+            for one in vet(whole, connection.version, self.options.accept):
+                fields = {"rule": one.rule, "place": one.place, "text": one.explanation}
+                self.world.bus.emit("topology.warning", fields)
+            self._checked = True
         await self.upkeep.begin(connection)
         self.delays.connection = connection
         try:
@@ -581,16 +587,6 @@ class Service:
             raise _gravest(failures) from failures
         finally:
             self.delays.connection = None
-
-    def _vet(self, connection: Connection) -> None:
-        """Errors for this broker's version refuse the start; what is only a warning is said once."""
-        if self._checked:
-            return
-        whole = replace(self.topology, queues=(*self.topology.queues, *self._theirs))
-        for one in vet(whole, connection.version, self.options.accept):
-            fields = {"rule": one.rule, "place": one.place, "text": one.explanation}
-            self.world.bus.emit("topology.warning", fields)
-        self._checked = True
 
     async def _announce(self) -> None:
         for consumer in self.consumers:

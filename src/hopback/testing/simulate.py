@@ -317,27 +317,23 @@ class _MessageRun:
         idle = 0
         while idle <= _MOST_IDLE_DEADLINES and self._runs <= _MOST_RUNS:
             seen = len(self.entries)
-            if not await self._consume():
+            found = False
+            for other in self._others:
+                while copy := await self._channel.get(other):
+                    delayed = read_delayed(copy) if other == DUE else None
+                    if delayed is not None:
+                        await self._channel.publish(delayed.message)
+                    self._channel.ack(copy.tag)
+                    found = True
+            delivery = await self._channel.get(self._plan.queue)
+            if delivery is not None:
+                await self._handle(delivery)
+            if not found and delivery is None:
                 due = self._node.next_deadline()
                 if due is None:
                     return
                 await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
             idle = 0 if len(self.entries) > seen else idle + 1
-
-    async def _consume(self) -> bool:
-        """Handle what is ready, and tell whether anything was."""
-        found = False
-        for other in self._others:
-            while copy := await self._channel.get(other):
-                delayed = read_delayed(copy) if other == DUE else None
-                if delayed is not None:
-                    await self._channel.publish(delayed.message)
-                self._channel.ack(copy.tag)
-                found = True
-        delivery = await self._channel.get(self._plan.queue)
-        if delivery is not None:
-            await self._handle(delivery)
-        return found or delivery is not None
 
     async def _handle(self, delivery: Delivery) -> None:
         self._runs += 1

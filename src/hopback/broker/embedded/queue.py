@@ -129,7 +129,13 @@ class LiveQueue:
         """Take a published message; False if the queue is full and says so to publishers."""
         if self.down:
             return False
-        if self.settings.bounded and self._is_full(content):
+        if self.settings.bounded and self.settings.overflow != "drop-head":
+            # A classic queue refuses what would be too much, a quorum queue once it has too much.
+            more, size = (0, 0) if self.is_quorum else (1, len(content.body))
+            is_full = self._exceeds(len(self.safe) + more, self.safe.byte_count + size)
+        else:
+            is_full = False
+        if is_full:
             if self.settings.overflow == "reject-publish-dlx":
                 self._let_die(self._entry(content), Reason.MAXLEN)
             return False
@@ -146,14 +152,6 @@ class LiveQueue:
     def take_confirmed(self, content: StoredContent) -> bool:
         """Take a dead letter whose source waits for the answer."""
         return self.publish(content)
-
-    def _is_full(self, content: StoredContent) -> bool:
-        settings = self.settings
-        if settings.overflow == "drop-head":
-            return False
-        # A classic queue refuses what would be too much, a quorum queue once it has too much.
-        more, size = (0, 0) if self.is_quorum else (1, len(content.body))
-        return self._exceeds(len(self.safe) + more, self.safe.byte_count + size)
 
     def _exceeds(self, more: int = 0, size: int = 0) -> bool:
         settings = self.settings

@@ -90,8 +90,14 @@ class ManagementAddress:
         for parts in sources:
             for key, values in parse_qs(parts.query).items():
                 merged.setdefault(key, values[-1])
+        # The part of the address before `/api`.
+        scheme = _SCHEMES[chosen.scheme]
+        given = chosen.port if chosen.scheme == scheme else None
+        port = given or (_TLS_PORT if scheme == "https" else _PLAIN_PORT)
+        host = f"[{chosen.hostname}]" if ":" in (chosen.hostname or "") else chosen.hostname
+        path = chosen.path.rstrip("/") if chosen.scheme == scheme else ""
         return cls(
-            _base(chosen),
+            f"{scheme}://{host}:{port}{path.removesuffix('/api')}",
             user,
             password,
             merged.get("cacertfile"),
@@ -123,16 +129,6 @@ def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
     if not well_formed:
         raise ValueError(f"{what} address: expected {expected} with a host, got something else")
     return parts
-
-
-def _base(parts: SplitResult) -> str:
-    """The part of the address before `/api`."""
-    scheme = _SCHEMES[parts.scheme]
-    given = parts.port if parts.scheme == scheme else None
-    port = given or (_TLS_PORT if scheme == "https" else _PLAIN_PORT)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    path = parts.path.rstrip("/") if parts.scheme == scheme else ""
-    return f"{scheme}://{host}:{port}{path.removesuffix('/api')}"
 
 
 def _credentials(sources: tuple[SplitResult, ...]) -> tuple[str, str]:
@@ -182,12 +178,17 @@ class Http:
         self._address = address
         self._timeout_s = timeout_s
         self._limit_bytes = limit_bytes
+        # Without TLS there is nothing to verify, and loading the authorities takes 20 ms.
+        tls: ssl.SSLContext | bool = False
+        if address.url.startswith("https"):
+            tls = ssl.create_default_context(cafile=address.ca_file)
+            if address.cert_file:
+                tls.load_cert_chain(address.cert_file, address.key_file)
         self._client = self._httpx.AsyncClient(
             base_url=address.url,
             auth=(address.user, address.password),
             timeout=timeout_s,
-            # Without TLS there is nothing to verify, and loading the authorities takes 20 ms.
-            verify=_tls(address) if address.url.startswith("https") else False,
+            verify=tls,
             follow_redirects=False,
             # A proxy from the environment has no business seeing a broker's credentials.
             trust_env=False,
@@ -271,14 +272,6 @@ def _decode(content: bytes, place: str, status: int) -> Any:
             f"{place}: expected JSON, got something else: is this address a management API?",
             status=status,
         ) from exc
-
-
-def _tls(address: ManagementAddress) -> ssl.SSLContext:
-    """A verifying context with the given authority and client certificate."""
-    context = ssl.create_default_context(cafile=address.ca_file)
-    if address.cert_file:
-        context.load_cert_chain(address.cert_file, address.key_file)
-    return context
 
 
 def _import_httpx() -> ModuleType:
