@@ -13,7 +13,7 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.publisher import Publisher
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.broker.supervise import Backoff, LineState, Supervised
+from hopback.broker.supervise import Backoff, Supervised, SupervisedState
 from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, PublishFailed
 from hopback.message import Message
 from hopback.topology.model import Queue, QueueType, Topology
@@ -115,7 +115,7 @@ async def test_cuts_at_random_points_lose_nothing(amqp_url: str) -> None:
     assert consumer.channel_errors == [], "expected no ack of an unknown tag (406)"
     assert left == 0
     assert min(one.accepted, two.accepted) > 3, "expected both lines to be cut and made again"
-    assert consumer.line.state is LineState.CLOSED
+    assert consumer.line.state is SupervisedState.CLOSED
     assert len(repeated) < count
 
 
@@ -134,7 +134,7 @@ async def _left_over(url: str) -> int:
 
 async def test_a_publisher_outlives_a_broker_that_refuses_for_a_while(amqp_url: str) -> None:
     """While nothing can be reached it waits; its state can be seen; then it goes on."""
-    states: list[LineState] = []
+    states: list[SupervisedState] = []
     tries: list[Exception] = []
     async with Proxy(amqp_url) as proxy:
         broker = RabbitMQ(proxy.url)
@@ -151,20 +151,20 @@ async def test_a_publisher_outlives_a_broker_that_refuses_for_a_while(amqp_url: 
             await publisher.publish(Message("", "q", b"1"))
             proxy.refusing = True
             proxy.cut()
-            await until(lambda: states.count(LineState.CONNECTING) == 2)
+            await until(lambda: states.count(SupervisedState.CONNECTING) == 2)
             waiting = asyncio.create_task(publisher.publish(Message("", "q", b"2")))
             await until(lambda: len(tries) > 4)
             assert not waiting.done()
             proxy.refusing = False
             await asyncio.wait_for(waiting, 10)
-    reasons = states.count(LineState.CONNECTING)  # each is told once, not once a try
+    reasons = states.count(SupervisedState.CONNECTING)  # each is told once, not once a try
     assert 2 <= reasons <= len(tries)
     assert states == [
-        LineState.CONNECTING,
-        LineState.READY,
-        *[LineState.CONNECTING] * (reasons - 1),
-        LineState.READY,
-        LineState.CLOSED,
+        SupervisedState.CONNECTING,
+        SupervisedState.READY,
+        *[SupervisedState.CONNECTING] * (reasons - 1),
+        SupervisedState.READY,
+        SupervisedState.CLOSED,
     ]
 
 

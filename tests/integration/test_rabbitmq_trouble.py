@@ -9,7 +9,7 @@ import pytest
 
 from hopback.broker.publisher import Publisher
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.broker.supervise import Backoff, LineState
+from hopback.broker.supervise import Backoff, SupervisedState
 from hopback.errors import ConnectionFailed, PreconditionFailed, PublishFailed
 from hopback.message import Message
 from hopback.topology.model import Queue, QueueType
@@ -85,7 +85,7 @@ async def _consumer_timeout_closes_the_channel_and_is_told(node: RabbitNode) -> 
 
 
 async def _an_alarm_blocks_publishers_only(node: RabbitNode) -> None:
-    states: list[LineState] = []
+    states: list[SupervisedState] = []
     consuming = await RabbitMQ(node.url).connect()
     channel = await consuming.open_channel()
     broker = RabbitMQ(node.url, confirm_timeout=60)
@@ -93,7 +93,7 @@ async def _an_alarm_blocks_publishers_only(node: RabbitNode) -> None:
         await publisher.publish(Message("", "q", b"before"))
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.00001")
         waiting = asyncio.create_task(publisher.publish(Message("", "q", b"during")))
-        await until(lambda: LineState.BLOCKED in states)
+        await until(lambda: SupervisedState.BLOCKED in states)
         found = await channel.get("q")
         assert found is not None
         channel.ack(found.tag)
@@ -102,11 +102,11 @@ async def _an_alarm_blocks_publishers_only(node: RabbitNode) -> None:
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.6")
         await asyncio.wait_for(asyncio.gather(waiting, behind), 30)
     assert states == [
-        LineState.CONNECTING,
-        LineState.READY,
-        LineState.BLOCKED,
-        LineState.READY,
-        LineState.CLOSED,
+        SupervisedState.CONNECTING,
+        SupervisedState.READY,
+        SupervisedState.BLOCKED,
+        SupervisedState.READY,
+        SupervisedState.CLOSED,
     ]
     assert await channel.purge_queue("q") == 2
     await consuming.close()
@@ -116,7 +116,7 @@ async def _a_publisher_outlives_the_broker(node: RabbitNode) -> None:
     async with Publisher(RabbitMQ(node.url), timeout=60, backoff=_QUICK) as publisher:
         await publisher.publish(Message("", "q", b"1"))
         await asyncio.to_thread(node.kill)
-        await until(lambda: publisher.state is LineState.CONNECTING)
+        await until(lambda: publisher.state is SupervisedState.CONNECTING)
         waiting = asyncio.create_task(publisher.publish(Message("", "q", b"2")))
         await asyncio.to_thread(node.restart)
         try:

@@ -123,7 +123,7 @@ class Channel(Protocol):
         """Whether `room` would return at once."""
 
     async def room(self) -> None:
-        """Return when another publish may be started: the window has room, the line is not blocked."""
+        """Return when another publish may be started: the window has room, the connection is not blocked."""
 
     async def qos(self, prefetch: int) -> None:
         """At most this many unsettled deliveries for each consumer started from now on; 0: no limit."""

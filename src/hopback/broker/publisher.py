@@ -1,6 +1,6 @@
 """A publisher that outlives its connections: every message confirmed, or its sender told.
 
-It has a connection of its own: when the broker blocks publishers it stops reading that line, and
+It has a connection of its own: when the broker blocks publishers it stops reading that connection, and
 acks of consumers must not wait behind it.
 """
 
@@ -16,7 +16,7 @@ from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel, Connection
-    from hopback.broker.supervise import Backoff, LineState, OnFailure, OnState
+    from hopback.broker.supervise import Backoff, OnFailure, OnState, SupervisedState
     from hopback.message import Message
 
 __all__ = ["Publisher"]
@@ -84,7 +84,7 @@ class Publisher:
         self._reopened_at = float("-inf")
 
     @property
-    def state(self) -> LineState:
+    def state(self) -> SupervisedState:
         """The state of its connection."""
         return self._line.state
 

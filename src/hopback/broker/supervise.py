@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from hopback.errors import HopbackError, LoginRefused, TopologyError, UnsafeOperation
+from hopback.renamed import OldNameLookup, old_names
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backoff",
-    "LineState",
     "OnFailure",
     "OnState",
     "Session",
     "Supervised",
+    "SupervisedState",
     "WatchesBlocking",
 ]
 
@@ -35,7 +36,7 @@ _FATAL = (TopologyError, UnsafeOperation)
 """What a new connection cannot repair: these end the loop."""
 
 
-class LineState(StrEnum):
+class SupervisedState(StrEnum):
     """What an observer sees of a supervised connection."""
 
     CONNECTING = "connecting"
@@ -45,7 +46,7 @@ class LineState(StrEnum):
     CLOSED = "closed"
 
 
-OnState: TypeAlias = Callable[[LineState, str], object]
+OnState: TypeAlias = Callable[[SupervisedState, str], object]
 """Called with each new state and its reason; it must not raise."""
 OnFailure: TypeAlias = Callable[[Exception], object]
 """Called with what ended a connection, or kept it from being made; it must not raise."""
@@ -112,7 +113,7 @@ class Supervised:
         self._stopping = asyncio.Event()
         self._failures = 0
         self._begun, self._told = False, ""
-        self.state: LineState = LineState.CONNECTING
+        self.state: SupervisedState = SupervisedState.CONNECTING
         self.reason: str = ""
         """Why the state is what it is; the last failure while connecting."""
         self.trouble: Exception | None = None
@@ -131,7 +132,7 @@ class Supervised:
                     pause = self._backoff.delay(self._failures, self._chance())
                     await self._unless_stopped(self._pause(pause))
         finally:
-            self._enter(LineState.CLOSED, self.reason)
+            self._enter(SupervisedState.CLOSED, self.reason)
 
     def stop(self) -> None:
         """Ask the loop to end: the session is cancelled, the connection closed in order."""
@@ -142,7 +143,7 @@ class Supervised:
 
     async def _once(self) -> None:
         """One connection and its session, from beginning to end."""
-        self._enter(LineState.CONNECTING, self.reason)
+        self._enter(SupervisedState.CONNECTING, self.reason)
         began = asyncio.get_running_loop().time()
         try:
             await self._connected()
@@ -177,7 +178,7 @@ class Supervised:
         connection = await self._broker.connect(self._name)
         self.connections += 1
         try:
-            self._enter(LineState.READY, "")
+            self._enter(SupervisedState.READY, "")
             if isinstance(connection, WatchesBlocking):
                 connection.watch_blocking(self._on_blocking)
             # The session, ended as soon as its connection has ended.
@@ -190,9 +191,9 @@ class Supervised:
             await connection.close()
 
     def _on_blocking(self, blocked: bool, reason: str) -> None:
-        self._enter(LineState.BLOCKED if blocked else LineState.READY, reason)
+        self._enter(SupervisedState.BLOCKED if blocked else SupervisedState.READY, reason)
 
-    def _enter(self, state: LineState, reason: str) -> None:
+    def _enter(self, state: SupervisedState, reason: str) -> None:
         changed = state is not self.state or reason != self._told or not self._begun
         self._begun, self._told = True, reason
         self.state = state
@@ -205,3 +206,6 @@ class Supervised:
         doing, _ = await first_of(work, self._stopping.wait())
         if doing is not None:
             doing.result()
+
+
+__getattr__: OldNameLookup = old_names(__name__, {"LineState": "SupervisedState"})

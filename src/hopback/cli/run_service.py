@@ -22,7 +22,7 @@ from hopback.observe.events import Bus
 from hopback.observe.logs import SEVERITY, JsonLog, LogBridge, TextLog
 from hopback.runtime.depths import Depths, HeldBackReader, watched_queues
 from hopback.runtime.health import ControlEndpoint, Health
-from hopback.runtime.processes import ParentLine, deaths_in
+from hopback.runtime.processes import ParentConnection, deaths_in
 from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
@@ -106,7 +106,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
     line = survivor = None
     if settings.parent is not None:
         # The parent outlives us: it is told what we handle alone, and told us of what others died.
-        line = parent = ParentLine(settings.parent)
+        line = parent = ParentConnection(settings.parent)
         survivor = Survivor(lambda token: parent.say(alone=token), deaths_in(os.environ))
     tracing: dict[str, Any] = {}
     if settings.otel:
@@ -215,7 +215,7 @@ async def _attend(
         _LOG.info("listening on http://%s", url_host(host, port))
 
 
-async def _follow(line: ParentLine, service: Service, stopper: Stopper) -> None:
+async def _follow(line: ParentConnection, service: Service, stopper: Stopper) -> None:
     """Tell the parent that we are ready; end when it is gone."""
     async with _beside(line.broken()) as broken, _beside(service.ready.wait()) as ready:
         await asyncio.wait({broken, ready}, return_when=asyncio.FIRST_COMPLETED)

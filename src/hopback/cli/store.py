@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback.broker.rabbitmq import RabbitMQ
-    from hopback.broker.supervise import LineState
+    from hopback.broker.supervise import SupervisedState
     from hopback.clock import Clock
     from hopback.deadletters.alert_book import AlertBook
     from hopback.deadletters.contract import AuditEntry
@@ -458,7 +458,7 @@ async def _relay(url: str, broker: RabbitMQ, idle: float) -> int:
         return found.published
 
 
-def _log_state(state: LineState, reason: str) -> None:
+def _log_state(state: SupervisedState, reason: str) -> None:
     _LOG.info("the publishing connection is %s%s", state, f": {reason}" if reason else "")
 
 

@@ -54,7 +54,7 @@ __all__ = [
 
 
 def blames_rows(error: Exception) -> bool:
-    """Whether a failure may be due to single rows: a lost line or a timeout never is."""
+    """Whether a failure may be due to single rows: a lost connection or a timeout never is."""
     return not isinstance(error, OSError | TimeoutError)
 
 

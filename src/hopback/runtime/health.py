@@ -23,7 +23,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from hopback.broker.supervise import LineState
+from hopback.broker.supervise import SupervisedState
 from hopback.endpoint import Response, is_loopback
 from hopback.policy.breaker import BreakerState
 from hopback.renamed import OldNameLookup, old_names
@@ -74,7 +74,7 @@ class Health:
     def look(self) -> None:
         """Note which consumers are lost now, and since when."""
         now = self._time()
-        up = self._service.lines["consuming"] in (LineState.READY, LineState.BLOCKED)
+        up = self._service.lines["consuming"] in (SupervisedState.READY, SupervisedState.BLOCKED)
         starting = (
             each for each in self._service.consumers if each.state is ConsumerState.STARTING
         )
@@ -99,7 +99,7 @@ class Health:
 
     def _hindrances(self) -> Iterator[str]:
         for purpose, state in self._service.lines.items():
-            if state is not LineState.READY:
+            if state is not SupervisedState.READY:
                 yield f"the {purpose} connection is {state}"
         for one in self._service.consumers:
             if one.state is not ConsumerState.CONSUMING:

@@ -1,8 +1,8 @@
 """Several processes under one: started, watched, restarted after a pause, stopped together.
 
-A child has a line to its parent (a socket): it says when it is ready and, at its end, what it left; when
-the line breaks the parent is gone and the child stops by itself. Children are process groups of their
-own, so that Ctrl-C at a terminal reaches the parent alone, which passes it on once.
+A child has a connection to its parent (a socket): it says when it is ready and, at its end, what it
+left; when it breaks, the parent is gone and the child stops by itself. Children are process groups of
+their own, so that Ctrl-C at a terminal reaches the parent alone, which passes it on once.
 
 For development, `Changes` notices that Python files have changed, by looking and without a dependency.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.supervise import Backoff
+from hopback.renamed import OldNameLookup, old_names
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ __all__ = [
     "Changes",
     "Child",
     "Ended",
-    "ParentLine",
+    "ParentConnection",
     "Supervisor",
     "changed",
     "deaths_in",
@@ -46,13 +47,13 @@ _HURRY = 5.0
 """How long (seconds) a child may take to make way for its successor when files have changed."""
 
 
-class ParentLine:
-    """The child's end of the line."""
+class ParentConnection:
+    """The child's end of the connection."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
-        # What the application starts must not hold the line open when we are gone.
+        # What the application starts must not hold it open when we are gone.
         self._socket.set_inheritable(False)
 
     async def broken(self) -> None:
@@ -82,7 +83,7 @@ class Ended:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """One child process and our end of the line to it."""
+    """One child process and our end of the connection to it."""
 
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
@@ -93,7 +94,7 @@ class Child:
     async def start(
         cls, command: Callable[[int], Sequence[str]], environment: Mapping[str, str]
     ) -> Child:
-        """Start `command(descriptor)`; the descriptor is the child's end of the line."""
+        """Start `command(descriptor)`; the descriptor is the child's end of the connection."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -318,3 +319,6 @@ class Changes:
             if found:
                 return found
             await asyncio.sleep(_LOOK_EVERY)
+
+
+__getattr__: OldNameLookup = old_names(__name__, {"ParentLine": "ParentConnection"})

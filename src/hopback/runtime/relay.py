@@ -30,7 +30,7 @@ _Series: TypeAlias = "list[Pending]"
 
 @dataclass(slots=True)
 class _Round:
-    """What became of one page: confirmed, failed and why, and whether there was no line at all."""
+    """What became of one page: confirmed, failed and why, and whether there was no connection at all."""
 
     published: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)

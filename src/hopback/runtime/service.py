@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from hopback.broker.declare import Ownership, prepare, queues_in_migration, restore
 from hopback.broker.port import count_now
 from hopback.broker.publisher import Publisher
-from hopback.broker.supervise import LineState, Supervised
+from hopback.broker.supervise import Supervised, SupervisedState
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -473,7 +473,7 @@ class Service:
         return tuple(queue for queue in self.app.handlers if wanted is None or queue in wanted)
 
     def _state_of(self, purpose: str) -> OnState:
-        def tell(state: LineState, reason: str) -> None:
+        def tell(state: SupervisedState, reason: str) -> None:
             fields = {"purpose": purpose, "state": str(state), "reason": reason}
             self.world.bus.emit("connection.state", fields)
 
@@ -489,7 +489,7 @@ class Service:
         _LOG.warning("%s", error)
 
     @property
-    def lines(self) -> dict[str, LineState]:
+    def lines(self) -> dict[str, SupervisedState]:
         """The state of both connections, by purpose."""
         return {"consuming": self._line.state, "publishing": self._publisher.state}
 

@@ -58,7 +58,7 @@ class Pulse:
 
 
 _LINGER = 5.0
-"""Seconds that a closing line may take to write its last words to a peer that does not read."""
+"""Seconds that a closing connection may take to write its last words to a peer that does not read."""
 
 
 class Owner(Protocol):
@@ -68,10 +68,10 @@ class Owner(Protocol):
         """The peer said something."""
 
     def on_writable(self) -> None:
-        """The line has room again after `writable` was false."""
+        """The connection has room again after `writable` was false."""
 
     def on_lost(self, error: BrokerError | None) -> None:
-        """The line has ended; None if we ended it ourselves. Comes once, and nothing after it."""
+        """The connection has ended; None if we ended it ourselves. Comes once, and nothing after it."""
 
 
 class Wire(asyncio.Protocol):

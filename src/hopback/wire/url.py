@@ -52,7 +52,7 @@ _OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How to secure the line; verification is on unless switched off by name."""
+    """How to secure the connection; verification is on unless switched off by name."""
 
     cacertfile: str | None = None
     certfile: str | None = None

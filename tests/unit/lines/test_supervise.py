@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopback.broker.supervise import Backoff, LineState, Supervised
+from hopback.broker.supervise import Backoff, Supervised, SupervisedState
 from hopback.errors import (
     BrokerError,
     ConnectionFailed,
@@ -111,7 +111,7 @@ async def test_a_session_runs_until_it_is_stopped() -> None:
     before = asyncio.all_tasks()
     world = _World(_Broker())
     task = await world.running()
-    assert world.supervised.state is LineState.READY
+    assert world.supervised.state is SupervisedState.READY
     world.supervised.stop()
     await task
     assert world.states == ["connecting", "ready", "closed"]
@@ -178,7 +178,7 @@ async def test_what_no_connection_can_repair_ends_the_loop() -> None:
     with pytest.raises(TopologyConflict):
         await world.supervised.run()
     assert world.broker.lines[0].closed
-    assert world.supervised.state is LineState.CLOSED
+    assert world.supervised.state is SupervisedState.CLOSED
 
 
 async def test_stopping_while_waiting_does_not_wait() -> None:
@@ -205,7 +205,7 @@ async def test_cancelling_the_loop_closes_the_connection() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert world.broker.lines[0].closed
-    assert world.supervised.state is LineState.CLOSED
+    assert world.supervised.state is SupervisedState.CLOSED
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))

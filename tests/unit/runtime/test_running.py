@@ -18,7 +18,7 @@ from hopback import (
     Snooze,
 )
 from hopback.broker.embedded import Fault
-from hopback.broker.supervise import LineState
+from hopback.broker.supervise import SupervisedState
 from hopback.designs import DESIGNS
 from hopback.errors import TopologyConflict, TopologyError, UnsafeOperation
 from hopback.policy.breaker import BreakerState
@@ -275,8 +275,8 @@ async def test_a_conflict_reaches_the_caller_and_leaves_nothing_open() -> None:
     with pytest.raises(TopologyConflict):
         await service.run()
     assert broker.connections == (connection,)
-    assert service.lines["consuming"] is LineState.CLOSED
-    assert service.lines["publishing"] is LineState.CLOSED
+    assert service.lines["consuming"] is SupervisedState.CLOSED
+    assert service.lines["publishing"] is SupervisedState.CLOSED
     with pytest.raises(TopologyConflict):
         await service.ready.wait()
     await connection.close()

@@ -78,7 +78,7 @@ class RabbitMQ:
 
     async def _connect_to(self, host: str, port: int, name: str) -> RabbitConnection:
         address = self._address
-        # A password on an unencrypted line to another machine is said once.
+        # A password on an unencrypted connection to another machine is said once.
         plain = self._address.tls is None and self._address.credentials.mechanism == "PLAIN"
         if plain and not self._warned and not _is_loopback(host):
             self._warned = True

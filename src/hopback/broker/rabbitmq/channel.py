@@ -397,7 +397,7 @@ class RabbitChannel:
                 self._give_back(event)
                 return
             event.queue = consumer.queue
-            try:  # a callback's fault must not end the line
+            try:  # a callback's fault must not end the connection
                 consumer.on_delivery(event)
             except Exception as problem:
                 self._loop.call_exception_handler(
