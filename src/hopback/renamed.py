@@ -264,8 +264,26 @@ class OldNames:
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is run twice."""
         old = module.__spec__
-        if old is not None and isinstance(cast("object", old.loader), OldNames):
-            module.__spec__ = old.loader_state
+        if old is None or not isinstance(cast("object", old.loader), OldNames):
+            return
+        module.__spec__ = old.loader_state
+        # Python makes a module an attribute of the one above it. What has that name there today stays.
+        above, _, name = old.name.rpartition(".")
+        home = sys.modules[above]
+        if callable(getattr(home, name, None)):
+            home.__class__ = _keeping_functions()
+
+
+def _keeping_functions() -> type[ModuleType]:
+    """The class of a module in which a function or class is not replaced by a module of its name."""
+    from types import ModuleType  # light, but only an old name needs it
+
+    class KeepingFunctions(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            if not (isinstance(value, ModuleType) and callable(self.__dict__.get(name))):
+                super().__setattr__(name, value)
+
+    return KeepingFunctions
 
 
 def find_old_names() -> None:

@@ -13,17 +13,7 @@ import pytest
 from hopback.renamed import RENAMED, new_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import ModuleType
-
-
-@pytest.fixture(autouse=True)
-def _designs_as_they_were() -> Iterator[None]:
-    """Importing `hopback.patterns.raffle` lays that module over the function of the same name."""
-    designs = importlib.import_module("hopback.designs")
-    before = dict(vars(designs))
-    yield
-    vars(designs).update(before)
 
 
 def _import(name: str) -> tuple[ModuleType, list[str]]:
@@ -46,6 +36,24 @@ def test_an_old_name_is_the_module_of_today(old: str, monkeypatch: pytest.Monkey
     assert any(each.startswith(f"{old} is called {RENAMED[old]} now") for each in warned)
     assert today.__spec__ is spec
     assert today.__name__ == RENAMED[old]
+
+
+@pytest.mark.parametrize(
+    ("old", "home", "name"),
+    [
+        ("hopback.patterns.raffle", "hopback.designs", "raffle"),
+        ("hopback.topology.diagram.subject", "hopback.topology.diagram", "subject"),
+    ],
+)
+def test_an_old_name_does_not_hide_a_function(
+    old: str, home: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python lays a module over what the one above it calls by the same name; not over what is used today."""
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    function = getattr(importlib.import_module(home), name)
+    assert callable(function)
+    _import(old)
+    assert getattr(importlib.import_module(home), name) is function
 
 
 def test_what_stands_below_follows() -> None:
