@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.deadletters.contract import HeldBack, Price
 from hopback.deadletters.requests import FromHead, FromSession, GroupBy, Settings, Window
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
-from hopback.topology.model import Policy
+from hopback.topology.model import Policy, Queue
 from hopback.version import BrokerVersion
 from tests.unit.operations.shop import ANN, DLQ, open_shop, properties, redrive
 
@@ -325,3 +326,24 @@ async def test_messages_are_grouped_by_any_header_or_field_of_the_payload() -> N
         assert {each.key: each.count for each in by_field.groups} == {"k0": 2, "k1": 2}
         with pytest.raises(BadRequest, match=r"header\.NAME"):
             await shop.operations.survey(DLQ, "nonsense")
+
+
+@in_virtual_time
+async def test_what_was_released_is_counted_once() -> None:
+    """Numbers of different ages are never added up: three messages stay three, held or back."""
+    broker = EmbeddedBroker()
+    view, connection = EmbeddedManagement(broker), await broker.connect("test")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("q.dlq"))
+    for _ in range(3):
+        await channel.publish(Message("", "q.dlq", b"{}"))
+    looking = await connection.open_channel()
+    for _ in range(3):
+        await looking.get("q.dlq")
+    await asyncio.sleep(6)  # the numbers of the management API are those of every fifth second
+    (held,) = await view.queues("/")
+    await looking.close()
+    (back,) = await view.queues("/")
+    assert (held.counts.ready, held.counts.unacked) == (0, 3)
+    assert (back.counts.ready, back.counts.unacked, back.counts.messages) == (3, 0, 3)
+    await connection.close()

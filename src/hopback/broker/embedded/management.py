@@ -118,8 +118,10 @@ class EmbeddedManagement:
 
     def _counts(self, live: LiveQueue, *, exact: bool) -> QueueCounts:
         """What is ready now, as a passive declare tells it; the rest as of the last tick."""
-        now = live.ticks.exact()
-        tally = now if exact else replace(live.ticks.last(), ready=now.ready)
+        now, last = live.ticks.exact(), live.ticks.last()
+        # What was unacked at the tick and went back since is counted once, among the ready ones.
+        unacked = min(last.unacked, now.unacked)
+        tally = now if exact else replace(last, ready=now.ready, unacked=unacked)
         return QueueCounts(
             tally.messages,
             tally.ready,
