@@ -137,7 +137,14 @@ def _plan(queue: str, domains: Sequence[str], tiers_ms: Mapping[str, int]) -> Pl
         queue=queue,
         attempts=len(tiers_ms) + 1,
         tiers=tuple(
-            Tier(tier, delay_ms, tuple(_route(domain, tier, keys) for domain, keys in ways))
+            Tier(
+                tier,
+                delay_ms,
+                tuple(
+                    Route(_RETRY, f"{domain}.{tier}", f"freeflow.{domain}.retry.{tier}", keys)
+                    for domain, keys in ways
+                ),
+            )
             for tier, delay_ms in tiers_ms.items()
         ),
         leave=Leave.PUBLISH,
@@ -148,10 +155,6 @@ def _plan(queue: str, domains: Sequence[str], tiers_ms: Mapping[str, int]) -> Pl
         count_header="x-retry-count",
         retry_stamps=_ORIGIN,
     )
-
-
-def _route(domain: str, tier: str, pattern: str) -> Route:
-    return Route(_RETRY, f"{domain}.{tier}", f"freeflow.{domain}.retry.{tier}", pattern)
 
 
 def _faithful_queues(plan: Plan) -> Iterator[Queue]:

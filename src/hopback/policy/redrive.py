@@ -180,27 +180,25 @@ class Redriver:
         return not headers or table_size(headers) < _SMALL_BYTES
 
     def _marked(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
-        shared = self._shared.get((exchange, routing_key)) or self._share(exchange, routing_key)
+        shared = self._shared.get((exchange, routing_key))
+        if shared is None:
+            # What is added to every message that came by this route.
+            shared = SharedHeaders(
+                {
+                    QUEUE: self._plan.queue,
+                    ATTEMPTS: 0,
+                    REDRIVES: 1,
+                    ORIGIN_ROUTING_KEY: routing_key,
+                    ORIGIN_EXCHANGE: exchange,
+                    REDRIVE_JOB: self._job,
+                }
+            )
+            if len(self._shared) < _SHARED_ROUTES:
+                self._shared[exchange, routing_key] = shared
         own = properties.headers
         present = dict(vars(properties), delivery_mode=2, expiration=None)
         present["headers"] = LayeredHeaders(own, shared) if own else shared
         return Properties.of(present)
-
-    def _share(self, exchange: str, routing_key: str) -> SharedHeaders:
-        """What is added to every message that came by this route."""
-        made = SharedHeaders(
-            {
-                QUEUE: self._plan.queue,
-                ATTEMPTS: 0,
-                REDRIVES: 1,
-                ORIGIN_ROUTING_KEY: routing_key,
-                ORIGIN_EXCHANGE: exchange,
-                REDRIVE_JOB: self._job,
-            }
-        )
-        if len(self._shared) < _SHARED_ROUTES:
-            self._shared[exchange, routing_key] = made
-        return made
 
 
 def _properties(

@@ -193,8 +193,13 @@ def _variants(
         other, cost = station, 0.0
         changes: list[str] = []
         if ladder is not None:
-            waits, attempts = ladder
-            other = _with_ladder(other, waits, attempts)
+            delays, attempts = ladder
+            waits = tuple(
+                Wait(f"{station.queue}.retry.{_text(delay)}", delay, _text(delay), ())
+                for delay in delays
+            )
+            after = tuple(min(number, len(waits) - 1) for number in range(attempts - 1))
+            other = replace(other, waits=waits, wait_after=after)
             cost += _TIER_COST * len(waits) + _ATTEMPT_COST * attempts + _CHANGE_COST
             changes.append("waits")
         if breaker is not None:
@@ -221,14 +226,6 @@ def _ladders(station: Station) -> Iterator[tuple[tuple[float, ...], int]]:
     for ladder in _LADDERS_S:
         for more in _MORE_ATTEMPTS:
             yield tuple(float(wait) for wait in ladder), len(ladder) + 1 + more
-
-
-def _with_ladder(station: Station, delays: tuple[float, ...], attempts: int) -> Station:
-    waits = tuple(
-        Wait(f"{station.queue}.retry.{_text(delay)}", delay, _text(delay), ()) for delay in delays
-    )
-    places = tuple(min(number, len(waits) - 1) for number in range(attempts - 1))
-    return replace(station, waits=waits, wait_after=places)
 
 
 def _text(seconds: float) -> str:

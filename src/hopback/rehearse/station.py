@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hopback.rehearse.scenario import Crash, Load, Outage, RedriveWave, Scenario, Slowdown
     from hopback.topology.model import Topology
-    from hopback.topology.plan import Plan, Tier
+    from hopback.topology.plan import Plan
     from hopback.topology.routing import Entrance
 
 __all__ = ["Station", "Wait", "stations_of", "time_for"]
@@ -131,28 +131,20 @@ def _waits(
     order: list[int] = []
     for failure in range(1, plan.attempts if plan.tiers else 1):
         tier = plan.tiers[min(failure, len(plan.tiers)) - 1]
-        wait = _wait(topology, plan, tier, routing_key, table)
-        if wait is None:
+        route = next((one for one in tier.routes if topic_matches(one.pattern, routing_key)), None)
+        if route is None:
             break  # no way into a retry queue fits the key: that failure parks
+        queue = topology.queue(route.queue)
+        arguments = {} if queue is None else queue.arguments
+        exchange = str(arguments.get("x-dead-letter-exchange", ""))
+        key = str(arguments.get("x-dead-letter-routing-key", route.routing_key))
+        try:
+            reached = table.route(exchange, key)
+        except KeyError:
+            reached = ()
+        others = tuple(name for name in reached if name != plan.queue)
+        wait = Wait(route.queue, tier.delay_ms / 1000, tier.name, others)
         if wait not in waits:
             waits.append(wait)
         order.append(waits.index(wait))
     return tuple(waits), tuple(order)
-
-
-def _wait(
-    topology: Topology, plan: Plan, tier: Tier, routing_key: str, table: RoutingTable
-) -> Wait | None:
-    route = next((one for one in tier.routes if topic_matches(one.pattern, routing_key)), None)
-    if route is None:
-        return None
-    queue = topology.queue(route.queue)
-    arguments = {} if queue is None else queue.arguments
-    exchange = str(arguments.get("x-dead-letter-exchange", ""))
-    key = str(arguments.get("x-dead-letter-routing-key", route.routing_key))
-    try:
-        reached = table.route(exchange, key)
-    except KeyError:
-        reached = ()
-    others = tuple(name for name in reached if name != plan.queue)
-    return Wait(route.queue, tier.delay_ms / 1000, tier.name, others)

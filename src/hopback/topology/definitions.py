@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from hopback.fields import FieldValue
-    from hopback.topology.located import Table
 
 __all__ = [
     "RECORD",
@@ -180,7 +179,20 @@ def parse(section: str, place: Located) -> Definable | None:
                 arguments=table.read("arguments", _table, {}),
             )
         case "queues":
-            return _queue(table)
+            arguments: dict[str, FieldValue] = table.read("arguments", _table, {})
+            kind = table.read("type", Located.text, QueueType.CLASSIC.value)
+            told = arguments.pop("x-queue-type", kind)
+            if not isinstance(told, str):
+                place.inner("arguments", None).inner("x-queue-type", told).wrong("text")
+            elif told not in tuple(QueueType):
+                return None
+            return Queue(
+                table.need("name", Located.text, ""),
+                type=QueueType(told) if isinstance(told, str) else QueueType.CLASSIC,
+                durable=table.read("durable", Located.flag, True),
+                auto_delete=table.read("auto_delete", Located.flag, False),
+                arguments=arguments,
+            )
         case "bindings":
             return Binding(
                 table.need("source", Located.text, ""),
@@ -200,23 +212,6 @@ def parse(section: str, place: Located) -> Definable | None:
 
 def _table(place: Located) -> dict[str, FieldValue]:
     return decode_table(place, marks=False)
-
-
-def _queue(table: Table) -> Queue | None:
-    arguments: dict[str, FieldValue] = table.read("arguments", _table, {})
-    kind = table.read("type", Located.text, QueueType.CLASSIC.value)
-    told = arguments.pop("x-queue-type", kind)
-    if not isinstance(told, str):
-        table.place.inner("arguments", None).inner("x-queue-type", told).wrong("text")
-    elif told not in tuple(QueueType):
-        return None
-    return Queue(
-        table.need("name", Located.text, ""),
-        type=QueueType(told) if isinstance(told, str) else QueueType.CLASSIC,
-        durable=table.read("durable", Located.flag, True),
-        auto_delete=table.read("auto_delete", Located.flag, False),
-        arguments=arguments,
-    )
 
 
 def _is_exchange(place: Located) -> bool:

@@ -362,7 +362,14 @@ def write_recommended(plan: Plan, topology: Topology) -> dict[str, object] | Non
     """The short form of a queue, if plan and queues are just what it stands for."""
     main = topology.queue(plan.queue)
     limit = main.arguments.get("x-delivery-limit") if main is not None else None
-    if main is None or not isinstance(limit, int) or limit < 1 or plan != _recommended(plan):
+    if main is None or not isinstance(limit, int) or limit < 1:
+        return None
+    tiers_ms = [tier.delay_ms for tier in plan.tiers]
+    try:
+        recommended = recommended_plan(plan.queue, tiers_ms=tiers_ms, attempts=plan.attempts)
+    except InvalidTopology:
+        return None
+    if plan != recommended:
         return None
     own, *others = hardened_queues(plan, delivery_limit=limit)
     shared = {key: value for key, value in main.arguments.items() if key in own.arguments}
@@ -379,15 +386,6 @@ def write_recommended(plan: Plan, topology: Topology) -> dict[str, object] | Non
     return fields | ({"arguments": encode_table(further)} if further else {})
 
 
-def _recommended(plan: Plan) -> Plan | None:
-    """What the recommended plan of the same queue, delays and attempts looks like."""
-    tiers_ms = [tier.delay_ms for tier in plan.tiers]
-    try:
-        return recommended_plan(plan.queue, tiers_ms=tiers_ms, attempts=plan.attempts)
-    except InvalidTopology:
-        return None
-
-
 def _tiers_ms(table: Table) -> tuple[int, ...] | None:
     """The delays, or None if any of them cannot be used."""
     place = table.get("retry")
@@ -399,22 +397,19 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
         )
         return None
     known = len(place.problems)
-    tiers_ms = tuple(_delay_ms(item) for item in place.items())
+    tiers_ms: list[int] = []
+    for item in place.items():
+        tier, before_it = item.table(), len(place.problems)
+        delay_ms = tier.need("delay", Located.duration_ms, 0, "a duration like 30s")
+        if delay_ms == 0 and len(place.problems) == before_it:
+            item.inner("delay", "0s").wrong("a delay longer than nothing", "0s")
+        tier.close()
+        tiers_ms.append(delay_ms)
     for at, (before, after) in enumerate(pairwise(tiers_ms)):
         if 0 < after < before:
             longer = f"a delay no shorter than the tier before it ({format_duration(before)})"
             place.inner(at + 1, None).inner("delay", None).wrong(longer, format_duration(after))
-    return tiers_ms if len(place.problems) == known else None
-
-
-def _delay_ms(place: Located) -> int:
-    table = place.table()
-    known = len(place.problems)
-    delay_ms = table.need("delay", Located.duration_ms, 0, "a duration like 30s")
-    if delay_ms == 0 and len(place.problems) == known:
-        place.inner("delay", "0s").wrong("a delay longer than nothing", "0s")
-    table.close()
-    return delay_ms
+    return tuple(tiers_ms) if len(place.problems) == known else None
 
 
 def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
@@ -464,6 +459,16 @@ _Field = tuple[str, object, object]
 
 def write_explicit(topology: Topology, terse: bool) -> dict[str, object]:
     """The whole document; `terse` leaves out what is the default anyway."""
+    policies = {
+        policy.name: _fields(
+            terse,
+            ("pattern", policy.pattern, None),
+            ("apply_to", policy.apply_to, "all"),
+            ("priority", policy.priority, 0),
+            ("definition", encode_table(policy.definition), None),
+        )
+        for policy in topology.policies
+    }
     return _fields(
         terse,
         ("name", topology.name, None),
@@ -471,7 +476,7 @@ def write_explicit(topology: Topology, terse: bool) -> dict[str, object]:
         ("queues", {item.name: write_queue(item, topology, terse) for item in topology.queues}, {}),
         ("bindings", [write_binding(item, terse) for item in topology.bindings], []),
         ("plans", {plan.queue: write_plan(plan, terse) for plan in topology.plans}, {}),
-        ("policies", {item.name: _write_policy(item, terse) for item in topology.policies}, {}),
+        ("policies", policies, {}),
         ("foreign", {key: encode(value) for key, value in topology.foreign.items()}, {}),  # type: ignore[arg-type]
     )
 
@@ -521,16 +526,6 @@ def write_binding(binding: Binding, terse: bool) -> dict[str, object]:
         ("to_exchange" if binding.to_exchange else "queue", binding.destination, None),
         ("key", binding.routing_key, ""),
         ("arguments", encode_table(binding.arguments), {}),
-    )
-
-
-def _write_policy(policy: Policy, terse: bool) -> dict[str, object]:
-    return _fields(
-        terse,
-        ("pattern", policy.pattern, None),
-        ("apply_to", policy.apply_to, "all"),
-        ("priority", policy.priority, 0),
-        ("definition", encode_table(policy.definition), None),
     )
 
 

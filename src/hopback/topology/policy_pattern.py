@@ -440,7 +440,10 @@ class _PatternReader:
             case "^" | "$":
                 return _Anchor(one, self._lines)
             case "\\":
-                return self._escape()
+                escaped = self._next()
+                if escaped in "AzZbB":
+                    return _Anchor(escaped)
+                return self._byte(self._escaped(escaped))
             case "*" | "+" | "?":
                 raise PatternFlaw(f"there is nothing before {one!r} to repeat", refused=True)
             case "{" if self._count(self._at - 1) is not None:
@@ -526,12 +529,6 @@ class _PatternReader:
         if not self._take(")"):
             raise PatternFlaw("a parenthesis is not closed", refused=True)
         return _Series((part,))
-
-    def _escape(self) -> _PatternPart:
-        one = self._next()
-        if one in "AzZbB":
-            return _Anchor(one)
-        return self._byte(self._escaped(one))
 
     def _escaped(self, one: str) -> int:
         """The bytes that an escape stands for, in a set or outside."""

@@ -49,7 +49,16 @@ def queue_roles(topology: Topology) -> Mapping[str, QueueRole]:
     queue that producers fill and whose expired messages can only come to rest is none to wait in.
     """
     roles = {queue.name: QueueRole.PLAIN for queue in topology.queues}
-    targets = _dead_letter_targets(topology) & roles.keys()
+    used = {str(queue.arguments.get("x-dead-letter-exchange")) for queue in topology.queues} - {""}
+    fed = {item.destination for item in topology.bindings if item.source in used}
+    fed |= {
+        str(queue.arguments.get("x-dead-letter-routing-key"))
+        for queue in topology.queues
+        if queue.arguments.get("x-dead-letter-exchange") == ""
+    }
+    otherwise = {item.destination for item in topology.bindings if item.source not in used}
+    # The queues that dead letters come to and nothing else.
+    targets = (fed - otherwise) & roles.keys()
     resting = targets - {
         queue.name for queue in topology.queues if "x-dead-letter-exchange" in queue.arguments
     }
@@ -115,19 +124,6 @@ def _dead_lettered_to(topology: Topology, queue: Queue) -> set[str]:
         for item in topology.bindings
         if item.source == exchange and (not by_key or item.routing_key == key)
     }
-
-
-def _dead_letter_targets(topology: Topology) -> set[str]:
-    """The queues that dead letters come to and nothing else."""
-    used = {str(queue.arguments.get("x-dead-letter-exchange")) for queue in topology.queues} - {""}
-    fed = {item.destination for item in topology.bindings if item.source in used}
-    otherwise = {item.destination for item in topology.bindings if item.source not in used}
-    direct = {
-        str(queue.arguments.get("x-dead-letter-routing-key"))
-        for queue in topology.queues
-        if queue.arguments.get("x-dead-letter-exchange") == ""
-    }
-    return (fed | direct) - otherwise
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Role": "QueueRole"})

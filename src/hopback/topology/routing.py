@@ -341,33 +341,22 @@ def find_entrance(
     names = [each.name for each in topology.exchanges if not each.internal]
     # Those for producers first, the default exchange last.
     exchanges = [*sorted(names, key=lambda name: name in inner), ""]
+    bindings = sorted(topology.bindings, key=lambda each: each.destination != queue)
+    # Keys made from the bindings, those of the queue itself first, and the queue's own name.
+    keys = [*(_example(each.routing_key) for each in bindings), queue]
     for name in exchanges if exchange is None else (exchange,):
-        for key in _keys(topology, queue) if routing_key is None else (routing_key,):
+        for key in keys if routing_key is None else (routing_key,):
             with suppress(KeyError):  # an exchange that was given and does not exist
                 if queue in table.route(name, key):
                     return Entrance(name, key)
-    raise CannotSimulate(_complaint(topology, queue, exchange, routing_key))
-
-
-def _keys(topology: Topology, queue: str) -> Iterator[str]:
-    """Keys made from the bindings, those of the queue itself first, and the queue's own name."""
-    bindings = sorted(topology.bindings, key=lambda each: each.destination != queue)
-    yield from (_example(binding.routing_key) for binding in bindings)
-    yield queue
+    through = "no exchange leads" if exchange is None else f"exchange {exchange!r} does not lead"
+    with_key = "" if routing_key is None else f" with routing key {routing_key!r}"
+    bound = [each for each in topology.bindings if each.destination == queue]
+    ways = ", ".join(f"{each.source!r} by {each.routing_key!r}" for each in bound) or "none"
+    raise CannotSimulate(f"{through} to queue {queue!r}{with_key}; its bindings: {ways}")
 
 
 def _example(pattern: str) -> str:
     """A key that a topic pattern matches; a plain key is its own example."""
     words = ["example" if word == "*" else word for word in pattern.split(".") if word != "#"]
     return ".".join(words) if words or not pattern else "example"
-
-
-def _complaint(
-    topology: Topology, queue: str, exchange: str | None, routing_key: str | None
-) -> str:
-    through = "no exchange" if exchange is None else f"exchange {exchange!r} does not lead"
-    key = "" if routing_key is None else f" with routing key {routing_key!r}"
-    leads = " leads" if exchange is None else ""
-    bound = [each for each in topology.bindings if each.destination == queue]
-    ways = ", ".join(f"{each.source!r} by {each.routing_key!r}" for each in bound) or "none"
-    return f"{through}{leads} to queue {queue!r}{key}; its bindings: {ways}"

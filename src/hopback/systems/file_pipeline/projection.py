@@ -174,23 +174,22 @@ class Projection:
         async with self._runtime.engine.connect() as connection:
             found = list((await connection.execute(late)).scalars())
         for file_id in found:
-            await self._time_out(file_id, limit)
+            async with self._runtime.transaction() as tx:
+                process = await _locked(tx, file_id)
+                if process is None or process.started_at > limit:
+                    continue  # another timer was quicker
+                if process.status not in UNFINISHED:
+                    continue  # it was done meanwhile
+                now = self._runtime.clock.now()
+                changed = {"timed_out": 1, "status": "timed-out", "updated_at": now}
+                await tx.execute(update(files).where(files.c.file_id == file_id).values(**changed))
+                told = ProcessingTimedOut(
+                    file_id, process.run, process.name or "", process.waiting_for
+                )
+                await self._runtime.announce(
+                    tx, told, producer=_PRODUCER, correlation_id=process.correlation_id
+                )
         return len(found)
-
-    async def _time_out(self, file_id: str, limit: float) -> None:
-        async with self._runtime.transaction() as tx:
-            process = await _locked(tx, file_id)
-            if process is None or process.status not in UNFINISHED or process.started_at > limit:
-                return  # it was done meanwhile, or another timer was quicker
-            await tx.execute(
-                update(files)
-                .where(files.c.file_id == file_id)
-                .values(timed_out=1, status="timed-out", updated_at=self._runtime.clock.now())
-            )
-            late = ProcessingTimedOut(file_id, process.run, process.name or "", process.waiting_for)
-            await self._runtime.announce(
-                tx, late, producer=_PRODUCER, correlation_id=process.correlation_id
-            )
 
     async def keep_time(self) -> None:
         """Look for late processes now and then, until cancelled."""

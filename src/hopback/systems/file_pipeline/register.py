@@ -153,7 +153,10 @@ def _shown(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     }
     if not whole:
         return shown
-    more = {_camel(name): row[name] for name in (*_SHOWN, "correlation_id")}
+    more = {}
+    for name in (*_SHOWN, "correlation_id"):
+        first, *rest = name.split("_")
+        more[first + "".join(word.capitalize() for word in rest)] = row[name]
     changed = None if row["updated_at"] is None else _moment(row["updated_at"])
     return shown | {name: value for name, value in more.items() if value} | {"updatedAt": changed}
 
@@ -161,11 +164,6 @@ def _shown(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
 def _moment(seconds: float) -> str:
     stamp = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return stamp.replace("+00:00", "Z")
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 def is_file_id(text: str) -> bool:

@@ -113,21 +113,17 @@ class User:
 
     def validated(self) -> User:
         """Itself; InvalidUser says what is wrong."""
-        if not _is_uuid4(self.id):
+        try:
+            is_ours = uuid.UUID(self.id).version == 4 and str(uuid.UUID(self.id)) == self.id
+        except ValueError:
+            is_ours = False
+        if not is_ours:
             raise InvalidUser("id: expected a UUID of version 4")
         if not (1 <= len(self.name.strip()) <= 200 and self.name.isprintable()):
             raise InvalidUser("name: expected 1 to 200 characters")
         if not (_EMAIL.match(self.email) and self.email.isprintable()):
             raise InvalidUser("email: expected something like joao@email.com")
         return self
-
-
-def _is_uuid4(text: str) -> bool:
-    try:
-        found = uuid.UUID(text)
-    except ValueError:
-        return False
-    return found.version == 4 and str(found) == text
 
 
 async def insert_users(database: Database, batch: Sequence[User]) -> None:

@@ -168,7 +168,16 @@ def _problems(queue: Queue) -> Iterator[tuple[str, _Severities]]:
     keyed = "x-dead-letter-routing-key" in queue.arguments
     if keyed and "x-dead-letter-exchange" not in queue.arguments:
         yield "`x-dead-letter-routing-key` stands without `x-dead-letter-exchange`", errors()
-    yield from _by_version(queue)
+    # What only some brokers refuse.
+    if queue.type is QueueType.CLASSIC:
+        for name, refused in (
+            ("x-queue-leader-locator", errors(before="3.11")),
+            ("x-consumer-timeout", errors(since="4.3")),
+        ):
+            if name in queue.arguments:
+                yield f"A classic queue has no argument `{name}` on this broker", refused
+        if queue.arguments.get("x-queue-version") == 1:
+            yield "`x-queue-version: 1` no longer exists on this broker", errors(since="4.3")
     for wrong, name in (
         (not queue.durable, "not durable"),
         (queue.exclusive, "exclusive"),
@@ -176,19 +185,6 @@ def _problems(queue: Queue) -> Iterator[tuple[str, _Severities]]:
     ):
         if wrong and queue.type is not QueueType.CLASSIC:
             yield f"A {queue.type} queue cannot be {name}", errors()
-
-
-def _by_version(queue: Queue) -> Iterator[tuple[str, _Severities]]:
-    """What only some brokers refuse."""
-    classic = queue.type is QueueType.CLASSIC
-    if classic and "x-queue-leader-locator" in queue.arguments:
-        problem = "A classic queue has no argument `x-queue-leader-locator` on this broker"
-        yield problem, errors(before="3.11")
-    if classic and "x-consumer-timeout" in queue.arguments:
-        problem = "A classic queue has no argument `x-consumer-timeout` on this broker"
-        yield problem, errors(since="4.3")
-    if classic and queue.arguments.get("x-queue-version") == 1:
-        yield "`x-queue-version: 1` no longer exists on this broker", errors(since="4.3")
 
 
 def _overflow(analysis: Analysis) -> Iterator[Hit]:

@@ -184,7 +184,13 @@ def _drained(analysis: Analysis) -> Iterator[Hit]:
             continue
         what = "dead-letter" if source in analysis.resting else "retry"
         target = _destination(shovel)
-        onward = set(_reached(analysis, shovel)) & analysis.mains.keys()
+        # The consumed queues of this topology that it publishes to, as far as its parameters tell.
+        queue, exchange = shovel.text("dest-queue"), shovel.text("dest-exchange")
+        key = shovel.text("dest-exchange-key")
+        reached = {queue} if queue is not None else set()
+        if queue is None and exchange is not None and key is not None:
+            reached = set(analysis.route(exchange, key))
+        onward = reached & analysis.mains.keys()
         round_trip = (
             f" What fails again comes back from {queue_place(*onward)} and goes round forever,"
             " and nothing counts it."
@@ -225,15 +231,6 @@ def _destination(shovel: Parameter) -> str:
     if queue is not None:
         return queue_place(queue)
     return exchange_place(exchange) if exchange is not None else "its destination"
-
-
-def _reached(analysis: Analysis, shovel: Parameter) -> tuple[str, ...]:
-    """The queues of this topology that it publishes to, as far as its parameters tell."""
-    queue, exchange = shovel.text("dest-queue"), shovel.text("dest-exchange")
-    if queue is not None:
-        return (queue,) if queue in analysis.queues else ()
-    key = shovel.text("dest-exchange-key")
-    return () if exchange is None or key is None else analysis.route(exchange, key)
 
 
 def _federated(analysis: Analysis) -> Iterator[Hit]:
