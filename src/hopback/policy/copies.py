@@ -11,7 +11,7 @@ in between there are two copies of one message, and each would run all attempts 
 # That two deliveries are copies is known by their lineage alone: a text drawn at the first failure and
 # carried on by every retry. Id and body do not tell: a producer may send two messages with the same of
 # both, and both are to run. So nothing is known of a message at its first attempt, nor of one without id.
-# Whoever has seen nothing end drops nothing: another copy that waits or runs may be the last to live.
+# A process that has seen nothing end drops nothing: another copy that waits or runs may be the last to live.
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Delayed:
 
 
 def delay(message: Message, delay_ms: int, due_ms: int) -> Message:
-    """The message so that it waits `delay_ms` in the broker; `due_ms` is said to whoever looks at it."""
+    """The message so that it waits `delay_ms` in the broker; `due_ms` is for those who look at it."""
     properties = message.properties
     kept: dict[str, FieldValue] = {
         name: value

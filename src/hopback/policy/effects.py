@@ -1,7 +1,7 @@
 """From a decision to its effects, in order: publish and confirm first, settle last; and what is
 written on a message on its way.
 
-Whoever carries them out stops at the first that fails; then nothing is settled and the message
+The runtime carries them out and stops at the first that fails; then nothing is settled and the message
 stays where it was.
 """
 

@@ -216,6 +216,6 @@ def due_now(
 
 
 def due_id(name: str, due_ms: int) -> str:
-    """The message id of what is due then: the same whoever sends it, so that an inbox makes it once."""
+    """The message id of what is due then: the same from every process, so that an inbox makes it once."""
     moment = datetime.fromtimestamp(due_ms / 1000, UTC)
     return f"{name}@{moment.isoformat(timespec='milliseconds' if due_ms % 1000 else 'seconds')}"

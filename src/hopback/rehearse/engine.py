@@ -22,7 +22,7 @@ __all__ = ["EngineKind", "forecast_stations", "rehearse", "rehearse_fluid"]
 
 
 class EngineKind(StrEnum):
-    """How a scenario is played."""
+    """How a scenario is calculated."""
 
     FLUID = "fluid"
     """Queues as flows: milliseconds, whatever the number of messages."""
@@ -56,7 +56,7 @@ def forecast_stations(
     """The same for stations that are not, or not yet, as the topology has them.
 
     `ages` asks for the age of the oldest message and for peaks of retry queues between two samples, too;
-    whoever tries many plans does without.
+    who tries many plans does without.
     """
     flows = flows_of(stations, scenario)
     times = sample_times(scenario)

@@ -1,7 +1,7 @@
 """The exact engine: every message on the embedded broker, handled by the runtime, in virtual time.
 
 What is real: topology, routing, time to live, dead-lettering, prefetch, consumers, settlement, counts,
-breakers. What is played: the handler, which takes its time and fails as the scenario says.
+breakers. What is simulated: the handler, which takes its time and fails as the scenario says.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def rehearse_exact(
     stations = stations_of(topology, scenario)
     run = _Run(topology, scenario, stations, progress)
     # The clock begins at 0: what a float keeps of 1970 would blur the times of single messages.
-    run_virtual(run.play(), start=0.0)
+    run_virtual(run.run_to_the_end(), start=0.0)
     tracks = [counter.track() for counter in run.counters]
     return forecast_of("exact", topology, scenario, tracks)
 
@@ -70,7 +70,7 @@ class _Nobody:
     """The far end of a channel on which nothing is said to anybody."""
 
     def deliver(self, taken: Taken) -> None:
-        """Taken away by whoever consumes a queue that is not rehearsed."""
+        """Taken away by the consumers of a queue that is not rehearsed."""
 
     def cancelled(self, tag: str) -> None:
         """Nothing is consumed here."""
@@ -226,7 +226,7 @@ class _Run:
 
     # --- the course of it --------------------------------------------------------------------------
 
-    async def play(self) -> None:
+    async def run_to_the_end(self) -> None:
         """Declare, start the consumers, let the traffic begin, and go on to the end."""
         loop = asyncio.get_running_loop()
         processes = max(counter.station.load.processes for counter in self.counters)

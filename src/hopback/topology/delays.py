@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 DUE = "hopback.delay.due"
-"""The queue of what is due: whoever runs an application with delays sends it on from there."""
+"""The queue of what is due: applications with delays send it on from there."""
 
 LONGEST_DELAY = "30d"
 """What can wait unless more is asked for: reminders of a month, in 22 queues."""

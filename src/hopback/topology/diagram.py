@@ -146,7 +146,7 @@ class _Flowchart:
             yield f'{self.ids.of("q", _DELAYS)} -.->|"due"| {self.node("x", DUE)}'
 
     def periodic(self) -> Iterator[str]:
-        """Thick lines: what whoever holds the message of a schedule publishes."""
+        """Thick lines: what the process that holds the message of a schedule publishes."""
         for name in self.queues:
             queue = scheduled_queue(name)
             if queue in self.queues:

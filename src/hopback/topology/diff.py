@@ -41,7 +41,7 @@ _MIGRATE = (
 )
 _RECREATE = (
     "it cannot change in place: declare it as the broker has it, or delete the exchange and"
-    " create it with its bindings anew"
+    " create it and its bindings again"
 )
 
 

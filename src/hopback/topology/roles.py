@@ -1,4 +1,4 @@
-"""The part that each queue plays: main, retry, dead-letter, or none that we know of."""
+"""The role of each queue: main, retry, dead-letter, or none that we know of."""
 
 from __future__ import annotations
 

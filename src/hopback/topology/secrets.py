@@ -1,4 +1,4 @@
-"""What a definitions file knows and nobody should read over a shoulder: password hashes, credentials."""
+"""What a definitions file holds and no screen should show: password hashes, credentials."""
 
 from __future__ import annotations
 

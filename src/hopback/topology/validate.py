@@ -140,7 +140,7 @@ def problems(
 def broker_problems(
     topology: Topology, *, binding_paths: Sequence[str] | None = None
 ) -> tuple[Problem, ...]:
-    """What no broker holds or accepts, whoever declared it; for what was read from a broker."""
+    """What no broker holds or accepts, however it was declared; for what was read from a broker."""
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
     return (
         *(found for exchange in topology.exchanges for found in _exchange(exchange)),

@@ -43,7 +43,7 @@ def plan_in_words(plan: Plan) -> tuple[str, ...]:
     back = "straight to its queue" if plan.returns is Return.QUEUE else "through an exchange"
     counts = "our own header" if plan.count is Count.HEADER else "x-death and our own header"
     counts += f" and {printable(plan.count_header)}" if plan.count_header else ""
-    redriven = "starts anew" if plan.redrive.reset else "goes on counting"
+    redriven = "counts from one again" if plan.redrive.reset else "goes on counting"
     snoozed = "in a retry queue, without counting"
     if plan.snooze is not None:
         shortest, longest = format_duration(plan.snooze.min_ms), format_duration(plan.snooze.max_ms)

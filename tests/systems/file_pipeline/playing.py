@@ -16,7 +16,7 @@ from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.logs import JsonLog
 from hopback.policy import RedriveOccasion, redrive_message
 from hopback.store import Outbox
-from hopback.systems.file_pipeline.demo import whole_app
+from hopback.systems.file_pipeline.demo import pipeline_app
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.settings import PipelineSettings
@@ -147,7 +147,7 @@ async def pipeline(
 ) -> AsyncIterator[Pipeline]:
     """The pipeline at work in a folder, on an embedded broker."""
     runtime = PartRuntime(PipelineSettings(folder=folder, **settings), LoopClock(lambda: 0.0))
-    async with AppTest(whole_app(runtime), broker=broker or EmbeddedBroker()) as test:
+    async with AppTest(pipeline_app(runtime), broker=broker or EmbeddedBroker()) as test:
         system = Pipeline(test, runtime)
         await system.listen()
         yield system

@@ -39,7 +39,7 @@ When the handler of raffle_queue fails:
   The handler runs up to 4 times, waiting 10s (3 times) between runs.
   A failed message leaves by confirmed publish and comes back through an exchange.
   A hopeless one rests in raffle_dlq, parked by reject, moved by the broker.
-  Attempts are counted in our own header and x-retries; a re-driven message starts anew.
+  Attempts are counted in our own header and x-retries; a re-driven message counts from one again.
   A snoozed message waits in a retry queue, without counting.
 """
     )

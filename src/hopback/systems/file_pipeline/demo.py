@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hopback import App
     from hopback.systems.host import Host
 
-__all__ = ["SYSTEM", "whole_app"]
+__all__ = ["SYSTEM", "pipeline_app"]
 
 _PARTS = (
     add_upload,
@@ -45,7 +45,7 @@ _PARTS = (
 )
 
 
-def whole_app(runtime: PartRuntime) -> App:
+def pipeline_app(runtime: PartRuntime) -> App:
     """The seven consumers together; the runtime opens and closes with the application."""
     return assemble("file-pipeline", runtime, *_PARTS)
 
@@ -61,7 +61,7 @@ async def _start(host: Host) -> AsyncIterator[Running]:
     settings = replace(read, database=host.database, folder=host.folder, hardened=host.hardened)
     runtime = PartRuntime(settings, host.world.clock)
     web = gateway(settings, host.broker, host.world.clock)
-    async with running(host, whole_app(runtime)) as service, opened(web):
+    async with running(host, pipeline_app(runtime)) as service, opened(web):
         yield Running((service,), web)
 
 
@@ -70,7 +70,7 @@ async def _traffic(host: Host) -> None:
     async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         for number, (name, content, kind) in enumerate(_samples(), 1):
             shown = f"{number}-{name}"
-            with suppress(httpx.TransportError):  # the front door may not be open yet
+            with suppress(httpx.TransportError):  # the gateway may not answer yet
                 await client.post("/files", files={"file": (shown, content, kind)})
             await asyncio.sleep(_EVERY_S)
 

@@ -190,8 +190,8 @@ ACCEPTED = tuple(
 
 def admin_routes(operations: Operations, settings: PipelineSettings, clock: Clock) -> list[Route]:
     """The three documented endpoints, for the role `admin`."""
-    door = _AdminSignIn(settings, clock)
-    return documented_routes(operations, door.authorize, clock, queues=ACCEPTED)
+    sign_in = _AdminSignIn(settings, clock)
+    return documented_routes(operations, sign_in.authorize, clock, queues=ACCEPTED)
 
 
 class _AdminSignIn:

@@ -123,7 +123,7 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
         if (target, name) not in own
     }
     alone = [name for name in analysis.mains if name not in reached]
-    # What periodic messages have reached is written by whoever sends them, by name.
+    # What periodic messages have reached is written by the process that sends them, by name.
     alone = [name for name in alone if scheduled_queue(name) not in analysis.plans]
     unplanned = [name for name in alone if name not in analysis.plans] if analysis.plans else []
     by_name = (
