@@ -13,7 +13,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.headers import Failure, failure_json
 from hopback.headers.names import OURS
-from hopback.headers.raw import cut_properties, message_id_in
+from hopback.headers.raw import cut_properties, message_id_in, text_header_in
 from hopback.message import Properties
 from hopback.policy.redrive import RedriveOccasion, Redriver, redrive_message
 from hopback.topology.plan import Fact
@@ -151,6 +151,19 @@ def test_cut_and_joined(made: Properties, entries: bytes) -> None:
     joined = decode_properties(cut.joined(cut.entries))
     assert joined == replace(decode_properties(raw), delivery_mode=2, expiration=None)
     assert message_id_in(entries) is None or cut_properties(entries) is not None
+
+
+@given(properties, st.data())
+def test_one_header_is_found_without_the_others(made: Properties, data: st.DataObject) -> None:
+    """A text is what reading all headers finds; whole or broken bytes never give another one."""
+    headers = {**made.headers, "hopback-failure": data.draw(st.text() | field_values)}
+    raw = bytearray(encode_properties(replace(made, headers=headers)))
+    name = data.draw(st.sampled_from([*headers, "absent"]))
+    if data.draw(st.booleans()):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    found = text_header_in(bytes(raw), name.encode())
+    read = _delivery(_PLANS[0], bytes(raw)).properties.headers.get(name)
+    assert found == read if isinstance(read, str) else found is None
 
 
 _PLAN = next(

@@ -36,6 +36,7 @@ from hopback.headers import (
     timestamp,
 )
 from hopback.headers.names import FAILURE, is_broker_count, is_protected
+from hopback.headers.raw import text_header_in
 from hopback.message import Properties
 from hopback.renamed import OldNameLookup, old_names
 
@@ -75,6 +76,7 @@ SHOWN_HEADERS = 500
 """People send some tens; a frame has room for 25,000."""
 
 _PARSED_BYTES = 256 * 1024  # a larger payload is downloaded, not shown
+_FAILURE_NAME = FAILURE.encode()
 _LARGEST_EXACT = 2**53
 """Beyond it, readers of JSON that know only floating point would change the number."""
 _PROPERTIES = {
@@ -349,10 +351,12 @@ def last_failure(
 
     No more is read than that takes: of most messages one header, and of few the body.
     """
-    headers = delivery.properties.headers
-    own = failure_in(headers.get(FAILURE))
+    raw: bytes | None = getattr(delivery, "raw_properties", None)
+    text = None if raw is None else text_header_in(raw, _FAILURE_NAME)
+    own = failure_in(delivery.properties.headers.get(FAILURE) if text is None else text)
     if own is not None and own.fingerprint and own.last > 0:
         return plain_text(own.fingerprint), Moment(own.last)
+    headers = delivery.properties.headers
     foreign = _foreign_failure(delivery)
     origin = origin_queue(delivery, source, foreign)
     failure, recorded_by = _failure(headers, foreign)

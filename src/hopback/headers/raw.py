@@ -10,7 +10,9 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["CutProperties", "cut_properties", "message_id_in"]
+from hopback.fields import value_end
+
+__all__ = ["CutProperties", "cut_properties", "message_id_in", "text_header_in"]
 
 _EARLY = (1 << 15, 1 << 14)
 """The flags of content type and content encoding, which stand before the headers."""
@@ -22,6 +24,7 @@ _WIDTHS = {_PRIORITY: 1, _TIMESTAMP: 8}
 """Of what follows the delivery mode; everything else is a short text."""
 _UNKNOWN = 0b11  # the bits after the fourteen properties: the second says that more flags follow
 _PERSISTENT = b"\x02"
+_TEXT = ord("S")
 _pack = struct.Struct(">H").pack
 _pack_u32 = struct.Struct(">I").pack
 _unpack_u32 = struct.Struct(">I").unpack_from
@@ -66,6 +69,31 @@ def message_id_in(raw: bytes) -> str | None:
     if cut is None or cut.message_id is None:
         return None
     return cut.message_id.decode("utf-8", "surrogateescape")
+
+
+def text_header_in(raw: bytes, name: bytes) -> str | None:
+    """The first header of this name if it is a text; None if not, or if only reading all of them tells."""
+    cut = cut_properties(raw)
+    if cut is None:
+        return None
+    entries, at, size = cut.entries, 0, len(cut.entries)
+    try:
+        while at < size:
+            value_at = at + 1 + entries[at]
+            if (
+                entries[value_at] == _TEXT
+            ):  # as most are: read right here, a function costs as much again
+                end = value_at + 5 + _unpack_u32(entries, value_at + 1)[0]
+            else:
+                end = value_end(entries, value_at, size) or size + 1
+            if end > size:
+                return None
+            if entries[at + 1 : value_at] == name:
+                return entries[value_at + 5 : end].decode() if entries[value_at] == _TEXT else None
+            at = end
+    except (IndexError, struct.error, UnicodeDecodeError):
+        return None
+    return None
 
 
 class _Layout(NamedTuple):
