@@ -18,7 +18,7 @@ from starlette.routing import Match, Route
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.problems import Refused, problem_response
 from hopback.admin.roles import Role
-from hopback.deadletters.codec import convert, encode
+from hopback.deadletters.codec import convert, decode, encode
 from hopback.errors import BadRequest
 from hopback.renamed import OldNameLookup, old_names
 
@@ -285,8 +285,8 @@ async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise Refused(415, "not-json", f"The body: expected Content-Type {JSON}.")
     try:
-        said = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        said = decode(raw)
+    except ValueError as error:
         raise Refused(400, "bad-json", f"The body: expected JSON; {error}.") from error
     try:
         return convert(kind, said)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.patch import PatchOperation
 
-__all__ = ["convert", "encode", "from_json", "read_patch", "schemas", "to_json"]
+__all__ = ["convert", "decode", "encode", "from_json", "read_patch", "schemas", "to_json"]
 
 ValueT = TypeVar("ValueT")
 
@@ -42,10 +42,21 @@ def encode(value: object) -> bytes:
 def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
     """The value in a JSON document; BadRequest with everything that is wrong, and where."""
     try:
-        said = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+        said = decode(data)
+    except ValueError as error:
         raise BadRequest("body", f"JSON: {error}") from None
     return convert(kind, said)
+
+
+def decode(data: bytes | str) -> Any:
+    """What a JSON document says; ValueError with the reason if it is none, or nested too deeply.
+
+    Python's own words for too many levels differ from version to version, and speak of its stack.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def convert(kind: type[ValueT], said: object, *, strict: bool = True) -> ValueT:

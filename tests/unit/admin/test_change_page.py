@@ -82,7 +82,7 @@ async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
         ('[{"op": "add"}]', "missing required field path"),
         ('[{"op": "remove", "path": "a"}]', "at [0].path"),
         (json.dumps([{"op": "remove", "path": "/a"}] * 51), "length &lt;= 50"),
-        ("[" * 60_000, "recursion"),
+        ("[" * 60_000, "it is nested too deeply"),
         ("</textarea><script>alert(1)</script>", "JSON is malformed"),
     ],
     ids=[
