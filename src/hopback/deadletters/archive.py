@@ -39,6 +39,7 @@ __all__ = [
     "check_writable",
     "discarded_files",
     "forget_exports",
+    "job_and_run",
     "lines_from",
     "read_line",
     "read_lines",
@@ -160,6 +161,13 @@ def run_file(path: str, run: int) -> Path:
     return first.with_name(f"{stem}.{run}{dot}{suffixes}")
 
 
+def job_and_run(path: Path) -> tuple[str, int]:
+    """Which job, and which of its runs, writes a file of this name: what `run_file` made of both."""
+    job, _, rest = path.name.partition(".")
+    run, _, _ = rest.partition(".")
+    return job, int(run) if run.isdecimal() else 1
+
+
 async def read_lines(path: Path) -> AsyncIterator[bytes]:
     """The lines of an archive, one after the other; OSError if the file cannot be read."""
     source = await asyncio.to_thread(_opened, path)
@@ -213,7 +221,7 @@ def _zstandard() -> Any:
 
 
 def discarded_files(folder: Path) -> list[Path]:
-    """The files that discards wrote into this folder; no folder has none."""
+    """The files that discards, of whatever broker, wrote into this folder; no folder has none."""
     return sorted(path for path in folder.glob("j-*.ndjson") if ".originals." not in path.name)
 
 

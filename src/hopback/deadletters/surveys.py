@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter, defaultdict
 from contextlib import aclosing
 from itertools import pairwise
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from hopback.deadletters.archive import discarded_files, lines_from, read_line
+from hopback.deadletters.archive import discarded_files, job_and_run, lines_from, read_line
 from hopback.deadletters.codec import encode, from_json
 from hopback.deadletters.contract import Moment, Price
 from hopback.deadletters.head import walk
-from hopback.deadletters.requests import GroupBy
+from hopback.deadletters.requests import GroupBy, JobKind
 from hopback.deadletters.session import Grouping
 from hopback.deadletters.stream import offset_of
 from hopback.errors import BadLine, BadRequest, HopbackError
@@ -174,10 +175,16 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class _ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):
-    """What is known of one file that a discard wrote, up to a position in it."""
+    """What is known of one file that a discard wrote, up to a position in it.
 
-    folder: str
-    at: Moment
+    It is kept by job and run: each run writes one file, on one host. `place` is where it was read
+    last, host and folder: only who looks there can tell that it is gone.
+    """
+
+    place: str = ""
+    file: str = ""
+    job: str = ""
+    at: Moment = Moment(0)
     queue: str = ""
     seen: int = 0
     position: int = 0
@@ -237,8 +244,8 @@ class Surveys:
                 for name, reason in sorted(why_not.items())
             ),
             archives=tuple(
-                SurveyedArchive(file=name, queue=one.queue, at=one.at, seen=one.seen)
-                for name, one in sorted(archives.items())
+                SurveyedArchive(file=one.file, queue=one.queue, at=one.at, seen=one.seen)
+                for _, one in sorted(archives.items())
             ),
             messages=sum(kept[name].seen for name in kept if name in why_not),
             survey_s=self.every_s,
@@ -357,30 +364,46 @@ class Surveys:
         )
 
     async def _survey_archives(self) -> None:
-        """What discards wrote since the last time; files that are gone are forgotten."""
+        """What discards of this broker wrote since the last time; files that are gone are forgotten."""
         folder = self._exports
         if folder is None:
             return
         kept = await self._read(_ARCHIVE, _ArchiveSurvey)
-        paths = {path.name: path for path in await asyncio.to_thread(discarded_files, folder)}
-        for name in kept:
-            if kept[name].folder == str(folder) and name not in paths:
-                await self._journal.unlearn(self._broker, _ARCHIVE, name)
+        found = await asyncio.to_thread(discarded_files, folder)
+        paths = {"{}/{}".format(*job_and_run(path)): path for path in found}
+        place = f"{socket.gethostname()}:{folder}"
+        for key, one in kept.items():
+            if key not in paths and await self._is_gone(one, place):
+                await self._journal.unlearn(self._broker, _ARCHIVE, key)
         sources = {one.name: one for one in (await self._live.snapshot()).dead_letter_queues}
         room = _MOST_READ
-        for name, path in paths.items():
-            last = kept.get(name)
-            if last is None:
-                last = _ArchiveSurvey(folder=str(folder), at=Moment(0))
-            found = await asyncio.to_thread(
-                _more_of, path, last, room, sources, Moment(self._clock.now())
-            )
-            room -= found.seen - last.seen
-            if found.position != last.position:
-                documents = {name: encode(found).decode()}
-                await self._journal.remember(self._broker, _ARCHIVE, documents, self._clock.now())
+        for key, path in paths.items():
+            job, _ = job_and_run(path)
+            if key not in kept and not await self._is_discard(job):
+                continue  # of another broker, with the same folder
+            known = kept.get(key, _ArchiveSurvey())
+            last = replace(known, place=place, file=path.name, job=job)
+            now = Moment(self._clock.now())
+            more = await asyncio.to_thread(_more_of, path, last, room, sources, now)
+            room -= more.seen - last.seen
+            if more.position != known.position or known.place != place:
+                documents = {key: encode(more).decode()}
+                await self._journal.remember(self._broker, _ARCHIVE, documents, now)
             if room <= 0:
                 break
+
+    async def _is_discard(self, job: str) -> bool:
+        """Whether this is a discard of this broker."""
+        known = await self._journal.job(job)
+        return (
+            known is not None
+            and known.kind is JobKind.DISCARD
+            and known.spec.broker == self._broker
+        )
+
+    async def _is_gone(self, one: _ArchiveSurvey, place: str) -> bool:
+        """Whether a file that is not here is nowhere: while there is its job, another place may have it."""
+        return one.place == place or not await self._is_discard(one.job)
 
     def _tell(self, queue: str, more: int) -> None:
         if self.running is not None:
@@ -485,8 +508,8 @@ def _more_of(
             tag=seen,
         )
         grouping.see(message, seen, sources.get(queue))
-    return _ArchiveSurvey(
-        folder=last.folder,
+    return replace(
+        last,
         at=now,
         queue=queue,
         seen=last.seen + seen,

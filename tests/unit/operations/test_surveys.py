@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
 
 if TYPE_CHECKING:
+    import pytest
+
     from hopback.deadletters.journal import Journal
 
 _DAY_S = 86_400.0  # seconds
@@ -62,8 +65,8 @@ class _Site:
         await connection.close()
 
 
-async def _site(journal: Journal, clock: LoopClock) -> _Site:
-    broker = EmbeddedBroker()
+async def _site(journal: Journal, clock: LoopClock, broker: EmbeddedBroker | None = None) -> _Site:
+    broker = broker or EmbeddedBroker()
     connection = await broker.connect("test")
     await declare(connection, _TOPOLOGY)
     return _Site(broker, journal, clock)
@@ -196,7 +199,50 @@ async def test_what_was_discarded_is_counted_from_its_file(tmp_path: Path) -> No
             assert (gone.archives, gone.items[0].discarded) == ((), ())
 
 
+class _OtherBroker(EmbeddedBroker):
+    """A second broker, which a journal tells from the first by its address."""
+
+    @property
+    def address(self) -> str:
+        return "other"
+
+
+@in_virtual_time
+async def test_discards_of_other_brokers_and_files_of_other_hosts_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two brokers with one folder count their own; a host without a file does not forget it for another."""
+    clock, exports = LoopClock(lambda: 1_800_000_000.0), tmp_path / "exports"
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        site = await _site(journal, clock)
+        other = await _site(journal, clock, _OtherBroker())
+        for each in (site, other):
+            await each.fail("orders.dlq", "TimeoutError", 5)
+        async with site.operations(exports) as here, other.operations(exports) as there:
+            discard = DiscardRequest(
+                queue="orders.dlq", selection=FromHead(3), reason="x", confirm="orders.dlq"
+            )
+            job = await here.wait((await here.start(discard)).id)
+            written = Path(job.export_to)
+            whole = written.read_bytes()  # noqa: ASYNC240  a small file of this machine
+            foreign = await there.errors(survey=True)
+            assert (foreign.archives, foreign.items[0].discarded) == ((), ())
+            own = await here.errors(survey=True)
+            assert [(one.file, one.seen) for one in own.archives] == [(written.name, 3)]
+
+            async with site.operations(tmp_path / "empty") as beside:
+                assert [one.seen for one in (await beside.errors(survey=True)).archives] == [3]
+            _write(written, None)
+            monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+            elsewhere = await here.errors(survey=True)
+            assert [one.seen for one in elsewhere.archives] == [3]
+            _write(written, whole)  # a folder that both have: read no second time
+            assert [one.seen for one in (await here.errors(survey=True)).archives] == [3]
+            _write(written, None)
+            assert (await here.errors(survey=True)).archives == ()
+
+
 def _write(path: Path, content: bytes | None) -> None:
-    path.unlink()
+    path.unlink(missing_ok=True)
     if content is not None:
         path.write_bytes(content)
