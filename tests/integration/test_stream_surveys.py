@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
+from hopback.admin import create_app
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
@@ -116,4 +119,36 @@ async def test_a_stream_is_surveyed_searched_and_looked_at(
         await _fail(channel, "Another", 7)
         await _counted(operations, 7)
         assert _told(await operations.errors(survey=True)) == {"Another": 7}
+    await connection.close()
+
+
+async def test_the_pages_of_a_stream_offer_only_what_is_possible(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """Looking, searching and exporting; no re-drive and no discard, of the queue, a group or a message."""
+    connection = await RabbitMQ(amqp_url).connect("test")
+    await declare(connection, _TOPOLOGY)
+    await _fail(await connection.open_channel(), "TimeoutError", 3)
+    broker = RabbitMQ(amqp_url)
+    async with (
+        Management(ManagementAddress.derive(None, rabbitmq.management_url)) as view,
+        Operations(broker, management=view, vhost=vhost) as operations,
+    ):
+        app = create_app(operations, broker, view=view, vhost=vhost)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            session = await operations.open_session("events.dlq")
+            (message, *_) = (await operations.messages(session.id)).dead_letters
+            queue = (await client.get("/queues/events.dlq")).text
+            assert "You can look into it, search it and export it." in queue
+            assert "send a copy" not in queue
+            looking = (await client.get(f"/sessions/{session.id}")).text
+            assert "TimeoutError" in looking
+            assert "Download all" in looking
+            one = (await client.get(f"/sessions/{session.id}/messages/{message.id}")).text
+            assert "C-00000" in one
+            for page in (queue, looking, one):
+                offered = re.findall(r'(?:href|formaction)="[^"]*/(?:re-drive|discard)\b', page)
+                assert offered == []
+                assert re.findall(r">\s*(?:Re-drive|Discard)\b", page) == []
     await connection.close()

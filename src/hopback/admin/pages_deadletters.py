@@ -476,6 +476,7 @@ async def _message(visit: Visit) -> Response:
         message=message,
         dead_letter=message.dead_letter,
         session=view.id,
+        is_stream=view.cost.is_stream,
         payload=payload,
         failure=failure if failure is not None and failure.stack else None,
         recorded_by=by,

@@ -120,7 +120,7 @@ def _stream(queue: Queue, *, killed: bool) -> Cost:
     return Cost(
         Price.REFUSED,
         f"refused: {queue.name} is a stream, and nothing can be taken out of a stream",
-        remedy="Send copies of single messages from a session, or import an export of it into a queue.",
+        remedy="Export it, and import that into a queue.",
         is_stream=True,
     )
 
