@@ -64,11 +64,20 @@ static void send_as(const char *exchange, const char *key, amqp_bytes_t what, am
     must(amqp_basic_publish(line, 1, amqp_cstring_bytes(exchange), amqp_cstring_bytes(key), 1, 0, properties, what),
          "basic.publish");
 }
+/* Real messages differ. Where a queue is filled each has an id; equal ones are a case of their own. */
+static int with_ids = 0;
 static void send_to(const char *exchange, const char *key, amqp_bytes_t what) {
+    static long number = 0;
+    char id[32];
     amqp_basic_properties_t properties;
     properties._flags = AMQP_BASIC_DELIVERY_MODE_FLAG | AMQP_BASIC_CONTENT_TYPE_FLAG;
     properties.delivery_mode = 2;
     properties.content_type = amqp_cstring_bytes("application/json");
+    if (with_ids) {
+        snprintf(id, sizeof id, "m-%ld", ++number);
+        properties._flags |= AMQP_BASIC_MESSAGE_ID_FLAG;
+        properties.message_id = amqp_cstring_bytes(id);
+    }
     send_as(exchange, key, what, &properties);
 }
 
@@ -119,7 +128,10 @@ static void publish(long in_flight, const char *exchange, const char *key) {
     }
 }
 /* Confirmed too: what a channel has not yet handed to a quorum queue is lost when it closes. */
-static void fill(void) { publish(window, target, *target ? "first" : queue); }
+static void fill(void) {
+    with_ids = 1;
+    publish(window, target, *target ? "first" : queue);
+}
 /* For the same reason acks need a moment before the channel closes; it is not measured. */
 static void linger(void) {
     struct timespec moment = {0, 300 * 1000 * 1000};

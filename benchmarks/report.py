@@ -31,13 +31,14 @@ client for its cores: absolute rates say little, ratios within one run and clien
 say what a client costs. Persistent messages of 1 KiB, prefetch 200, manual acks, one process, one
 connection and one channel per client, each client in a process of its own. The clients take turns
 in every round, in changing order; a ratio is taken within each round and its median given. Before
-each run the queue is made anew and filled by the C client; after it the queues are counted, so
-that a client that loses or doubles a message fails its row. Every publish is mandatory and
-confirmed. A run that ends before the broker has taken in its last acks (they come back when the
-channel closes) is repeated. CPU is user and system time of the client process from before its
-first message to its last. How many messages a run has follows from a short calibration. A section
-has three rounds; where they disagree about a goal, the clients it concerns have up to two more. Each
-says when it was measured, from which commit, on which broker and at which load average.
+each run the queue is made anew and filled by the C client, each message with an id of its own;
+after it the queues are counted, so that a client that loses or doubles a message fails its row.
+Every publish is mandatory and confirmed. A run that ends before the broker has taken in its last
+acks (they come back when the channel closes) is repeated. CPU is user and system time of the client
+process from before its first message to its last. How many messages a run has follows from a short
+calibration. A section has three rounds; where they disagree about a goal, the clients it concerns
+have up to two more. Each says when it was measured, from which commit, on which broker and at which
+load average.
 
 `pika, traced` does around its callback what OpenTelemetry's instrumentation of pika does. `aio-pika,
 counted` has a counter and a histogram of the Prometheus client around its handler, FastStream its own
