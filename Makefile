@@ -22,7 +22,7 @@ CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-packages test-needs test-modules test-pure test-fast test-brokers test-peers test-faults \
-	pristine check lint types architecture docs release-check audit format bench bench-pages pin clean
+	pristine check lint types architecture docs release-check audit format bench bench-peers bench-pages pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -104,7 +104,9 @@ format: $(READY) ## let ruff mend what it can
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(READY) ## measure Hopback beside its peers, also on 4.0 and 4.3 (root): benchmarks/RESULTS.md; 50 minutes
+bench: bench-peers bench-pages ## measure everything on a quiet machine, and write the pages of benchmarks/; over an hour
+
+bench-peers: $(READY) ## measure Hopback beside its peers, also on 4.0 and 4.3 (root): benchmarks/RESULTS.md; 40 minutes
 	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql c-client chroots
 	$(BIN)/python -m benchmarks.start --write
 	$(BIN)/python -m benchmarks.parts --write
