@@ -286,7 +286,7 @@ def _shortened(text: str) -> str:
 # Said on the page after an action. Codes, not texts: a link must not put words into our mouth.
 _TOLD = {
     "released": "The messages are back in the queue, in their order.",
-    "copy-sent": "The changed copy is on its way; this message stays where it is until you discard it.",
+    "copy-sent": "The changed copy is on its way; this message stays where it is.",
     "surveying": "The survey has begun; how far it is stands below.",
     "surveyed": "Every queue that looking does not harm was surveyed.",
     "limit-restored": "The delivery limit holds again.",
