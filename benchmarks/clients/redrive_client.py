@@ -45,6 +45,7 @@ async def _redrive(operations: Operations, job: Job, watch: Stopwatch) -> None:
         selection=FromHead(limit=job.count),
         reason="benchmark",
         pace=Pace(in_flight=job.window),
+        forced=True,  # without a management API nobody tells that its messages are far from any limit
     )
     watch.start()
     done = await operations.wait((await operations.start(request)).id)
