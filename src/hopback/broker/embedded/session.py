@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from hopback.broker.embedded.arguments import integer_problem
 from hopback.broker.embedded.consumers import ConsumerTimeout, QueueConsumer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "SessionChannel", "Sink"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -105,6 +107,22 @@ class Session:
             channel.sink.closed(refusal)
 
 
+def _refusable(
+    operation: Callable[Concatenate[SessionChannel, P], T],
+) -> Callable[Concatenate[SessionChannel, P], T]:
+    """An operation whose refusal ends the channel (or its connection) before it is raised."""
+
+    @wraps(operation)
+    def guarded(self: SessionChannel, /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return operation(self, *args, **options)
+        except Refusal as refusal:
+            self.fail(refusal)
+            raise
+
+    return guarded
+
+
 class SessionChannel:
     """One channel. A refusal closes it (or its connection) and is raised to whoever asked."""
 
@@ -143,13 +161,6 @@ class SessionChannel:
 
     # Refusals and the end.
 
-    def _do(self, operation: Callable[[], T]) -> T:
-        try:
-            return operation()
-        except Refusal as refusal:
-            self.fail(refusal)
-            raise
-
     def fail(self, refusal: Refusal) -> None:
         """The broker closes the channel, or the connection."""
         if refusal.connection:
@@ -173,11 +184,9 @@ class SessionChannel:
 
     # Declarations.
 
+    @_refusable
     def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
         """Create or check an exchange."""
-        self._do(lambda: self._declare_exchange(exchange, passive=passive))
-
-    def _declare_exchange(self, exchange: Exchange, *, passive: bool) -> None:
         routing, check = self.node.routing, self.session.check
         if exchange.name and (not passive or self.node.profile.passive_declare_needs_right):
             check(Right.CONFIGURE, "exchange", exchange.name)
@@ -187,39 +196,47 @@ class SessionChannel:
             check(Right.WRITE, "exchange", alternate)
         routing.declare(exchange, passive=passive)
 
+    @_refusable
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Delete an exchange."""
-        self._do(lambda: self._delete_exchange(name, if_unused=if_unused))
-
-    def _delete_exchange(self, name: str, *, if_unused: bool) -> None:
         if name and not name.startswith("amq."):
             self.session.check(Right.CONFIGURE, "exchange", name)
         self.node.routing.delete(name, if_unused=if_unused)
 
+    @_refusable
     def declare_queue(self, queue: Queue, *, passive: bool = False) -> LiveQueue:
         """Create or check a queue."""
-        return self._do(lambda: self.node.declare_queue(self.session, queue, passive=passive))
+        return self.node.declare_queue(self.session, queue, passive=passive)
 
+    @_refusable
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue; how many messages were ready in it."""
-        return self._do(
-            lambda: self.node.delete_queue(
-                self.session, name, if_unused=if_unused, if_empty=if_empty
-            )
-        )
+        return self.node.delete_queue(self.session, name, if_unused=if_unused, if_empty=if_empty)
 
+    @_refusable
     def purge_queue(self, name: str) -> int:
         """Remove all ready messages; how many there were."""
-        return self._do(lambda: self._readable(name).purge())
+        return self._readable(name).purge()
 
     def _readable(self, name: str) -> LiveQueue:
         """The queue of that name, for who may read from it."""
         self.session.check(Right.READ, "queue", name)
         return self.node.queue(name, self.session)
 
+    @_refusable
     def bind(self, binding: Binding) -> None:
         """Add a binding."""
-        self._do(lambda: self._bind(binding))
+        self._check_binding(binding)
+        queue = None if binding.to_exchange else self.node.queues.get(binding.destination)
+        if queue is not None:
+            self.node.queue(queue.name, self.session)
+        self.node.routing.bind(binding)
+
+    @_refusable
+    def unbind(self, binding: Binding) -> None:
+        """Remove a binding."""
+        self._check_binding(binding)
+        self.node.routing.unbind(binding)
 
     def _check_binding(self, binding: Binding) -> None:
         session, kind = self.session, "exchange" if binding.to_exchange else "queue"
@@ -227,21 +244,6 @@ class SessionChannel:
         if binding.source:
             session.check(Right.READ, "exchange", binding.source)
             session.check_topic(Right.READ, binding.source, binding.routing_key)
-
-    def _bind(self, binding: Binding) -> None:
-        self._check_binding(binding)
-        queue = None if binding.to_exchange else self.node.queues.get(binding.destination)
-        if queue is not None:
-            self.node.queue(queue.name, self.session)
-        self.node.routing.bind(binding)
-
-    def unbind(self, binding: Binding) -> None:
-        """Remove a binding."""
-        self._do(lambda: self._unbind(binding))
-
-    def _unbind(self, binding: Binding) -> None:
-        self._check_binding(binding)
-        self.node.routing.unbind(binding)
 
     # Publishing.
 
@@ -264,9 +266,10 @@ class SessionChannel:
             raise
         return self.node.publish(content, mandatory=mandatory)
 
+    @_refusable
     def check_write(self, exchange: str) -> None:
         """Refuse a publish to that exchange, if the user may not write to it."""
-        self._do(lambda: self.session.check(Right.WRITE, "exchange", exchange))
+        self.session.check(Right.WRITE, "exchange", exchange)
 
     # Consuming.
 
@@ -291,6 +294,7 @@ class SessionChannel:
             consumer.queue.ring.wake(consumer)
             consumer.queue.pump()
 
+    @_refusable
     def consume(
         self,
         queue: str,
@@ -301,39 +305,30 @@ class SessionChannel:
         arguments: Headers | None = None,
     ) -> str:
         """Begin a consumer; its tag."""
-        return self._do(
-            lambda: self._consume(
-                queue, tag, no_ack=no_ack, exclusive=exclusive, arguments=arguments or {}
-            )
-        )
-
-    def _consume(
-        self, name: str, tag: str, *, no_ack: bool, exclusive: bool, arguments: Headers
-    ) -> str:
-        queue = self._readable(name)
+        live, given = self._readable(queue), arguments or {}
         if tag in self.consumers:
             raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
-        self._check_consumer(queue, arguments, exclusive=exclusive)
+        self._check_consumer(live, given, exclusive=exclusive)
         consumer = QueueConsumer(
             tag or self.node.made_up("amq.ctag-"),
-            queue,
+            live,
             self,
             prefetch=self.prefetch,
             no_ack=no_ack,
             exclusive=exclusive,
-            arguments=arguments,
+            arguments=given,
         )
         self.consumers[consumer.tag] = consumer
         # To a quorum queue a cancelled consumer that still holds messages is the same as the next one
         # of its tag and channel.
-        leaving = consumer.queue.ring.leaving
+        leaving = live.ring.leaving
         for old in [each for each in leaving if (each.tag, each.channel) == (consumer.tag, self)]:
             leaving.remove(old)
             consumer.holding = old.holding
             for taken in self.unacked.values():
                 if taken.consumer is old:
                     taken.consumer = consumer
-        queue.add_consumer(consumer)
+        live.add_consumer(consumer)
         return consumer.tag
 
     def _check_consumer(self, queue: LiveQueue, arguments: Headers, *, exclusive: bool) -> None:
@@ -385,9 +380,10 @@ class SessionChannel:
             self._remember(taken)
         self.sink.deliver(taken)
 
+    @_refusable
     def get(self, name: str, *, no_ack: bool = False) -> Taken | None:
         """Take one message, or None if none is ready."""
-        queue = self._do(lambda: self._readable(name))
+        queue = self._readable(name)
         entry = queue.take()
         if entry is None:
             return None
