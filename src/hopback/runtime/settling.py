@@ -253,32 +253,28 @@ class Settling:
     def _record(
         self, taken: HeldDelivery, answer: Answer, decision: Decision, duration: float
     ) -> None:
-        name, extra = _EVENT_OF[type(decision)], self._details(decision)
-        if isinstance(decision, decided.Retry) and not decision.counted:
-            name = "delivery.snoozed"
+        extra: dict[str, Any]  # what only this kind of event has
+        match decision:
+            case decided.Ack():
+                name, extra = "delivery.done", {}
+            case decided.Retry(tier=tier, counted=True):
+                name, extra = "delivery.retried", {"tier": tier.name, "delay_ms": tier.delay_ms}
+            case decided.Retry(tier=tier):
+                name, extra = "delivery.snoozed", {"delay_ms": tier.delay_ms}
+            case decided.Requeue(delay=delay):
+                name, extra = "delivery.snoozed", {"delay_ms": round(delay * 1000)}
+            case decided.Park(attempt=attempt):
+                exhausted = attempt >= self.plan.attempts
+                name = "delivery.parked"
+                extra = {"dead_letter_queue": self.plan.parking.queue, "exhausted": exhausted}
+            case decided.Keep():
+                name, extra = "delivery.held", {"retry_in": None}
+            case _:
+                assert_never(decision)
         fields = self._fields(taken, duration) | extra
         if name in _FAILURES:
             fields |= _failure_fields(answer, getattr(decision, "reason", ""))
         self._world.bus.emit(name, fields)
-
-    def _details(self, decision: Decision) -> dict[str, Any]:
-        """What only this kind of event has."""
-        match decision:
-            case decided.Retry(tier=tier, counted=True):
-                return {"tier": tier.name, "delay_ms": tier.delay_ms}
-            case decided.Retry(tier=tier):
-                return {"delay_ms": tier.delay_ms}
-            case decided.Requeue(delay=delay):
-                return {"delay_ms": round(delay * 1000)}
-            case decided.Park(attempt=attempt):
-                exhausted = attempt >= self.plan.attempts
-                return {"dead_letter_queue": self.plan.parking.queue, "exhausted": exhausted}
-            case decided.Keep():
-                return {"retry_in": None}
-            case decided.Ack():
-                return {}
-            case _:
-                assert_never(decision)
 
     def _fields(self, taken: HeldDelivery, duration: float) -> dict[str, Any]:
         """What every event of a delivery has."""
@@ -297,13 +293,6 @@ class Settling:
 
 _ACK = decided.Ack()
 _ACKED: tuple[Effect, ...] = (Settle(Settlement.ACK),)
-_EVENT_OF: dict[type, str] = {
-    decided.Ack: "delivery.done",
-    decided.Retry: "delivery.retried",
-    decided.Park: "delivery.parked",
-    decided.Requeue: "delivery.snoozed",
-    decided.Keep: "delivery.held",
-}
 _FAILURES = frozenset({"delivery.retried", "delivery.parked", "delivery.held"})
 
 
