@@ -167,12 +167,25 @@ def plan_from_diff(
 ) -> ApplyPlan:
     """The plan where only AMQP was there to ask: policies cannot be read or set."""
     creatable = tuple(entry for entry in found.create if entry.kind is not Kind.POLICY)
+    # What cannot be known or done over AMQP alone.
+    notes = [
+        "Without the management API only exchanges and queues are compared; every binding is "
+        "asserted anew, which does no harm to one that exists."
+    ]
+    if desired.policies:
+        notes.append(f"{len(desired.policies)} policies cannot be set without the management API.")
+    notes += (
+        f"Dead-letter queue {queue.name} has RabbitMQ {version}'s default delivery limit: "
+        "looking at it 21 times deletes it. Run again with --management to lift it."
+        for queue in _queues(desired, Topology("unknown"), QueueRole.DEAD_LETTER)
+        if has_default_limit(queue, desired.policies, version)
+    )
     return ApplyPlan(
         version,
         found,
         steps=_ordered(desired, tuple(map(_blind_step, creatable))),
         at_risk=at_risk,
-        notes=tuple(_blind_notes(desired, version)),
+        notes=tuple(notes),
         desired=desired,
     )
 
@@ -258,22 +271,6 @@ def _policies(desired: Topology, live: Topology) -> tuple[Policy, ...]:
     return (*live.policies, *(one for one in desired.policies if one.name not in names))
 
 
-def _blind_notes(desired: Topology, version: BrokerVersion) -> Iterator[str]:
-    """What cannot be known or done over AMQP alone."""
-    yield (
-        "Without the management API only exchanges and queues are compared; every binding is "
-        "asserted anew, which does no harm to one that exists."
-    )
-    if desired.policies:
-        yield f"{len(desired.policies)} policies cannot be set without the management API."
-    for queue in _queues(desired, Topology("unknown"), QueueRole.DEAD_LETTER):
-        if has_default_limit(queue, desired.policies, version):
-            yield (
-                f"Dead-letter queue {queue.name} has RabbitMQ {version}'s default delivery limit: "
-                "looking at it 21 times deletes it. Run again with --management to lift it."
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Applied:
     """What was done, in order, and the conflicts that were left alone."""
@@ -292,26 +289,19 @@ async def live_plan(
         planned = plan_from_diff(desired, found, version)
     else:
         planned = plan(desired, await management.live_topology(vhost), version)
-    risks = [
-        await _risk(conflict.name, connection, management, vhost)
-        for conflict in planned.conflicts
-        if conflict.kind is Kind.QUEUE
-    ]
+    # What is in the queues: exact where AMQP can tell, by the management API where it cannot.
+    risks = []
+    for queue in [one.name for one in planned.conflicts if one.kind is Kind.QUEUE]:
+        # A queue that has gone meanwhile holds nothing.
+        state = await count_now(connection, queue) or QueueState(queue, messages=0, consumers=0)
+        risk = AtRisk(queue, state.messages, state.consumers)
+        if management is not None:
+            counts = (await management.queue(vhost, queue)).counts
+            risk = changed(
+                risk, unacked=counts.unacked, held_back=counts.held_back, lag_s=counts.lag_s
+            )
+        risks.append(risk)
     return changed(planned, at_risk=tuple(risks))
-
-
-async def _risk(
-    queue: str, connection: Connection, management: PolicyLedger | None, vhost: str
-) -> AtRisk:
-    """What is in the queue: exact where AMQP can tell, by the management API where it cannot."""
-    # A queue that has gone meanwhile holds nothing.
-    state = await count_now(connection, queue) or QueueState(queue, messages=0, consumers=0)
-    if management is None:
-        return AtRisk(queue, state.messages, state.consumers)
-    counts = (await management.queue(vhost, queue)).counts
-    return AtRisk(
-        queue, state.messages, state.consumers, counts.unacked, counts.held_back, counts.lag_s
-    )
 
 
 async def apply(

@@ -102,14 +102,6 @@ def _dead_letters_to(
     return any(b.source == exchange and b.destination == queue for b in live.bindings)
 
 
-def _lets_go(queue: Queue, live: Topology, version: BrokerVersion | None) -> bool:
-    """Whether messages leave it without anybody's doing."""
-    told = effective_arguments(queue, live.policies, version)
-    drops = told.get("x-overflow", "drop-head") != "reject-publish"
-    limited = "x-max-length" in told or "x-max-length-bytes" in told
-    return "x-message-ttl" in told or (limited and drops)
-
-
 @dataclass(frozen=True, slots=True)
 class _Observation:
     """One look at the queues: what is ready to be moved, and what else speaks against a delete."""
@@ -259,7 +251,11 @@ class Emptiness:
             held += [queue.name] if found else []
             obstacles += found
             for source in self._feeders(queue.name, live):
-                empty = _lets_go(source, live, self._connection.version)
+                # Whether messages leave it without anybody's doing.
+                told = effective_arguments(source, live.policies, self._connection.version)
+                limited = "x-max-length" in told or "x-max-length-bytes" in told
+                drops = limited and told.get("x-overflow", "drop-head") != "reject-publish"
+                empty = drops or "x-message-ttl" in told
                 found = await self._in_use(source.name, totals, empty=empty)
                 held += [source.name] if found else []
                 obstacles += [f"{text}, and sends to {queue.name!r} by name" for text in found]

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Connection
     from hopback.message import Delivery
-    from hopback.topology.model import Topology
 
 __all__ = [
     "DEFAULT_LIMIT_SINCE",
@@ -145,29 +144,25 @@ async def restore_limits(
     live = await management.live_topology(vhost)
     found = lifted_limits(await management.policies(vhost))
     taken = tuple(one for one in found if queues is None or one.queue in queues)
-    limits = {
-        one.queue: limit
-        for one in taken
-        if (limit := _limit_without(one, live, connection)) is not None
-    }
+    # The limits that will be in force again; none of a queue that is not there.
+    limits: dict[str, int] = {}
+    for one in taken:
+        queue = live.queue(one.queue)
+        if queue is None:
+            continue
+        others = [policy for policy in live.policies if policy.name != one.policy.name]
+        told = effective_arguments(queue, others, connection.version)
+        limit = delivery_limit(replace(queue, arguments=told), connection.version)
+        if limit is not None:
+            limits[queue.name] = limit
     if limits:
         emptiness = Emptiness(connection, management, vhost, watch_s=watch_s)
         await emptiness.refuse_held(tuple(limits))
-    for queue, limit in limits.items():
-        await _refuse_spent(connection, queue, limit)
+    for name, limit in limits.items():
+        await _refuse_spent(connection, name, limit)
     for one in taken:
         await management.delete_policy(vhost, one.policy.name)
     return taken
-
-
-def _limit_without(lifted: LiftedLimit, live: Topology, connection: Connection) -> int | None:
-    """The limit that will be in force again; None if there is none, or no such queue."""
-    queue = live.queue(lifted.queue)
-    if queue is None:
-        return None
-    others = [policy for policy in live.policies if policy.name != lifted.policy.name]
-    told = effective_arguments(queue, others, connection.version)
-    return delivery_limit(replace(queue, arguments=told), connection.version)
 
 
 async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:

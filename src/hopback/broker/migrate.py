@@ -228,7 +228,13 @@ def migration(desired: Topology, live: Topology) -> Migration:
         if (now := live.queue(queue.name)) is not None and (why := immovable(now))
     )
     found = (_replacement(queue, desired, live, queue.name in interrupted) for queue in wanted)
-    return Migration(desired, tuple(sorted(found, key=lambda one: _rank(one, desired))), obstacles)
+    resting = {plan.parking.queue for plan in desired.plans}
+    main = {plan.queue for plan in desired.plans}
+    ordered = sorted(
+        found,
+        key=lambda one: 0 if one.queue.name in resting else 2 if one.queue.name in main else 1,
+    )
+    return Migration(desired, tuple(ordered), obstacles)
 
 
 def immovable(queue: Queue) -> str:
@@ -257,12 +263,6 @@ def _replacement(queue: Queue, desired: Topology, live: Topology, resumed: bool)
     # The plan whose count the messages of this queue carry.
     carried = (p for p in desired.plans if queue.name in (p.queue, *dict(retry_queues(p))))
     return Replacement(queue, now.type if now else queue.type, unique, next(carried, None), resumed)
-
-
-def _rank(one: Replacement, desired: Topology) -> int:
-    resting = {plan.parking.queue for plan in desired.plans}
-    main = {plan.queue for plan in desired.plans}
-    return 0 if one.queue.name in resting else 2 if one.queue.name in main else 1
 
 
 async def migrate(

@@ -132,17 +132,13 @@ def check_queue_arguments(place: str, kind: str, arguments: Headers, profile: Pr
         raise precondition_failed(
             f"invalid arg 'x-dead-letter-routing-key' for {place}: routing_key_but_no_dlx_defined"
         )
-    _check_kind(place, kind, arguments, profile)
-
-
-def _check_kind(place: str, kind: str, arguments: Headers, profile: Profile) -> None:
-    """Refuse arguments that the other queue type has."""
-    refused = _REFUSED[kind]
     version = arguments.get("x-queue-version")
     if isinstance(version, int) and version < profile.oldest_queue_version:
         raise precondition_failed(
             f"invalid arg 'x-queue-version' for {place}: \"unsupported queue version '{version}'\""
         )
+    # Arguments that only the other queue type has.
+    refused = _REFUSED[kind]
     if kind == "classic" and profile.consumer_timeout_cancels:
         refused |= {"x-consumer-timeout"}
     for name in arguments:

@@ -70,12 +70,10 @@ class ConsumerTimeout:
             if not taken.void and (timeout := self._timeout(taken)) is not None
         ]
         late = [(timeout, taken) for due, timeout, taken in deadlines if due <= now]
-        if late:
-            self._end(late)
-        elif deadlines:
-            self._set(min(due for due, _, _ in deadlines))
-
-    def _end(self, late: list[tuple[float, Taken]]) -> None:
+        if not late:
+            if deadlines:
+                self._set(min(due for due, _, _ in deadlines))
+            return
         cancels = self._channel.node.profile.consumer_timeout_cancels
         for timeout, taken in late:
             if taken.consumer is None or not cancels:

@@ -100,7 +100,14 @@ class LiveQueue:
         self.arguments: Headers = arguments
         self.settings: QueueSettings = settings
         self.is_quorum: bool = arguments.get("x-queue-type") == "quorum"
-        self.ready: Ready = self._empty_ready()
+        highest = arguments.get("x-max-priority")
+        self.ready: Ready
+        if self.is_quorum:
+            self.ready = QuorumReady(self.profile.priorities)
+        elif isinstance(highest, int):
+            self.ready = PriorityReady(highest)
+        else:
+            self.ready = ClassicReady()
         self.ring: ConsumerRing = ConsumerRing(
             single_active=arguments.get("x-single-active-consumer") is True
         )
@@ -116,12 +123,6 @@ class LiveQueue:
         self._alarm = Deadline(node.timers, self._look)
         self._lease = QueueExpiry(self)
         self.ticks: Ticks = Ticks(self)
-
-    def _empty_ready(self) -> Ready:
-        if self.is_quorum:
-            return QuorumReady(self.profile.priorities)
-        highest = self.arguments.get("x-max-priority")
-        return PriorityReady(highest) if isinstance(highest, int) else ClassicReady()
 
     # Taking in.
 

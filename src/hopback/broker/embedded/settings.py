@@ -201,9 +201,21 @@ def settings_for(
     retry_min = sources.seconds("delayed-retry-min")
     retry_max = sources.seconds("delayed-retry-max")
     delays = quorum and profile.delayed_retry and retry_min is not None
+    expires = sources.seconds("expires")
+    if quorum and profile.policy_expires_wins:
+        found = sources.first("expires", policy_wins=True)
+        expires = found / 1000 if isinstance(found, int) else None
+    delivery_limit = None
+    if quorum:
+        chosen = sources.limit if profile.negative_limit_is_none else sources.least
+        delivery_limit = chosen("delivery-limit")
+        if delivery_limit is None:
+            delivery_limit = profile.delivery_limit
+        elif delivery_limit < 0 and profile.negative_limit_is_none:
+            delivery_limit = None  # from 4.0 on; before, a negative limit deletes at once
     return QueueSettings(
         ttl=sources.seconds("message-ttl"),
-        expires=_expires(sources, quorum=quorum, profile=profile),
+        expires=expires,
         max_length=sources.least("max-length"),
         max_bytes=sources.least("max-length-bytes"),
         overflow="drop-head" if quorum and overflow == "reject-publish-dlx" else overflow,
@@ -213,7 +225,7 @@ def settings_for(
         and exchange is not None
         and strategy == "at-least-once"
         and overflow == "reject-publish",
-        delivery_limit=_delivery_limit(sources, profile) if quorum else None,
+        delivery_limit=delivery_limit,
         consumer_timeout=(
             sources.seconds("consumer-timeout") if profile.consumer_timeout_per_queue else None
         ),
@@ -221,23 +233,6 @@ def settings_for(
         retry_min=retry_min or 0.0,
         retry_max=retry_max if retry_max is not None else retry_min or 0.0,
     )
-
-
-def _expires(sources: _Sources, *, quorum: bool, profile: Profile) -> float | None:
-    if quorum and profile.policy_expires_wins:
-        found = sources.first("expires", policy_wins=True)
-        return found / 1000 if isinstance(found, int) else None
-    return sources.seconds("expires")
-
-
-def _delivery_limit(sources: _Sources, profile: Profile) -> int | None:
-    """The limit in force; a negative one is none from 4.0 on, and deletes at once before."""
-    limit = sources.limit("delivery-limit") if profile.negative_limit_is_none else None
-    if limit is None and not profile.negative_limit_is_none:
-        limit = sources.least("delivery-limit")
-    if limit is None:
-        return profile.delivery_limit
-    return None if limit < 0 and profile.negative_limit_is_none else limit
 
 
 def policy_for(policies: Iterable[Policy], name: str, kinds: frozenset[str]) -> Policy | None:

@@ -216,17 +216,6 @@ class _JumpingSelector(selectors.BaseSelector):
 
     def _answers(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait, in real time, for those outside who owe an answer; nothing if nobody does."""
-        owed = self._owed()
-        if owed:
-            found = self._real.select(_ANSWER_S)
-            if not found:
-                self._silent |= owed
-            return found
-        rest = self._read_at + _REST_S - time.monotonic()
-        return self._real.select(rest) if rest > 0 else []
-
-    def _owed(self) -> set[int]:
-        """The sockets that somebody outside has to speak on before time may pass."""
         transports: Mapping[int, Any] = self._loop.transports()
         open_ones = {key.fd: key for key in self._real.get_map().values()}
         # What is registered without a transport is waited for by a task at this moment.
@@ -241,7 +230,15 @@ class _JumpingSelector(selectors.BaseSelector):
             inside = {fd for fd in asked if _name(transports[fd], "peername") in ends}
             self._asked -= inside
             asked -= inside
-        return (asked | direct) - self._silent
+        # The sockets that somebody outside has to speak on before time may pass.
+        owed = (asked | direct) - self._silent
+        if owed:
+            found = self._real.select(_ANSWER_S)
+            if not found:
+                self._silent |= owed
+            return found
+        rest = self._read_at + _REST_S - time.monotonic()
+        return self._real.select(rest) if rest > 0 else []
 
 
 def _name(transport: Any, what: str) -> object:

@@ -84,7 +84,11 @@ class ManagementAddress:
         if chosen is None:
             raise ValueError("expected a broker or a management address, got neither")
         sources = tuple(part for part in (http, amqp) if part is not None)
-        user, password = _credentials(sources)
+        user, password = "guest", "guest"
+        for parts in sources:
+            if parts.username is not None:
+                user, password = unquote(parts.username), _password(parts)
+                break
         # `cacertfile`, `certfile` and `keyfile` of the query, as AMQP addresses name them.
         merged: dict[str, str] = {}
         for parts in sources:
@@ -129,14 +133,6 @@ def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
     if not well_formed:
         raise ValueError(f"{what} address: expected {expected} with a host, got something else")
     return parts
-
-
-def _credentials(sources: tuple[SplitResult, ...]) -> tuple[str, str]:
-    """User and password of the first source that names a user."""
-    for parts in sources:
-        if parts.username is not None:
-            return unquote(parts.username), _password(parts)
-    return "guest", "guest"
 
 
 def _password(parts: SplitResult) -> str:
@@ -454,26 +450,20 @@ class Management:
     async def live_topology(self, vhost: str) -> Topology:
         """What is on the broker now, with its policies, as a topology without plans."""
         found = await self.queues(vhost)
-        return Topology(
-            name=vhost,
-            exchanges=await self.exchanges(vhost),
-            queues=tuple(reading.queue for reading in found),
-            bindings=await self.bindings(vhost),
-            policies=await self._policies_or_reported(vhost, found),
-        )
-
-    async def _policies_or_reported(
-        self, vhost: str, found: tuple[QueueReading, ...]
-    ) -> tuple[Policy, ...]:
-        """The policies, or, for a user who may not list them, what each queue reports of its own."""
+        exchanges, bindings = await self.exchanges(vhost), await self.bindings(vhost)
         try:
-            return await self.policies(vhost)
+            policies = await self.policies(vhost)
         except ManagementRefused:
-            return tuple(
+            # A user who may not list them is told by each queue of its own.
+            policies = tuple(
                 Policy(reading.policy, exactly(reading.queue.name), reading.effective_policy)
                 for reading in found
                 if reading.policy and reading.effective_policy
             )
+        queues = tuple(reading.queue for reading in found)
+        return Topology(
+            vhost, exchanges=exchanges, queues=queues, bindings=bindings, policies=policies
+        )
 
     async def _object(self, place: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         _, answer = await self._http.call("GET", place, query=query)

@@ -547,18 +547,13 @@ def _object(request: Request) -> dict[str, Any]:
         raise ValueError(f"expected a JSON object, got something else: {error}") from error
     if not isinstance(found, dict):
         raise ValueError("expected a JSON object, got another value")
-    _check_depth(found)
-    return found
-
-
-def _check_depth(value: dict[str, Any]) -> None:
-    """ValueError if it is nested deeper than any argument is; level by level, not by recursion."""
-    level: list[dict[str, Any] | list[Any]] = [value]
+    # Not deeper than any argument is; counted level by level, not by recursion.
+    level: list[dict[str, Any] | list[Any]] = [found]
     for _ in range(_DEEPEST + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level]
         level = [value for values in inner for value in values if isinstance(value, dict | list)]
         if not level:
-            return
+            return found
     raise ValueError(f"expected JSON of at most {_DEEPEST} levels, got more")
 
 

@@ -181,7 +181,13 @@ def take_definitions(
     with other arguments is skipped without a word. Parameters are not taken.
     """
     problems: list[Problem] = []
-    known = {*broker.vhosts, *_listed(document)} if vhost is None else {vhost}
+    if vhost is not None:
+        known = {vhost}
+    else:  # those that are there, and those that the document makes
+        listed = document.get("vhosts", [])
+        entries = listed if isinstance(listed, list) else []
+        names = (each.get("name") for each in entries if isinstance(each, Mapping))
+        known = {*broker.vhosts, *(name for name in names if isinstance(name, str))}
     items = {section: _items(section, document, problems, vhost) for section in SECTIONS}
     for home, _ in (each for found in items.values() for each in found):
         if home not in known:
@@ -198,14 +204,6 @@ def take_definitions(
     for section in ("exchanges", "queues", "bindings"):
         for home, item in items[section]:
             _declare(broker, broker.vhosts[home], item)
-
-
-def _listed(document: _Json) -> list[str]:
-    """The virtual hosts that the document makes."""
-    found = document.get("vhosts", [])
-    entries = found if isinstance(found, list) else []
-    names = (each.get("name") for each in entries if isinstance(each, Mapping))
-    return [name for name in names if isinstance(name, str)]
 
 
 def _items(

@@ -76,18 +76,15 @@ class Pressure:
         held = sum(
             len(taken.content.body) + MESSAGE_BYTES for node in nodes for taken in node.deliveries()
         )
-        self._used = stored + held + self._unfinished()
-        self.is_high = self._used > self._limit * (_LOW if self.is_high else _HIGH)
-
-    def _unfinished(self) -> int:
         begun = [(client.core.unfinished_bytes, client) for client in self._broker.clients]
-        total = sum(size for size, _ in begun)
-        if total <= self._limit / 4:
-            return total
-        for size, client in begun:
-            if size * len(begun) >= total:
-                client.socket.abort()
-        return 0
+        unfinished = sum(size for size, _ in begun)
+        if unfinished > self._limit / 4:
+            for size, client in begun:
+                if size * len(begun) >= unfinished:
+                    client.socket.abort()
+            unfinished = 0
+        self._used = stored + held + unfinished
+        self.is_high = self._used > self._limit * (_LOW if self.is_high else _HIGH)
 
 
 def give_back_memory() -> None:
