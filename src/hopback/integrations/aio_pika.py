@@ -254,7 +254,7 @@ def received(queue: str, message: AbstractIncomingMessage) -> Received:
     moment = message.timestamp
     if isinstance(moment, datetime):
         moment = moment.timestamp()  # type: ignore[assignment]
-    expiration = message.expiration
+    expiration: Any = message.expiration  # in seconds; AMQP has milliseconds
     properties = Properties(
         content_type=message.content_type,
         content_encoding=message.content_encoding,
@@ -263,7 +263,7 @@ def received(queue: str, message: AbstractIncomingMessage) -> Received:
         priority=message.priority or None,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
-        expiration=None if expiration is None else _milliseconds(expiration),
+        expiration=None if expiration is None else str(round(float(expiration) * 1000)),
         message_id=message.message_id,
         timestamp=None if moment is None else int(moment),  # type: ignore[call-overload]
         type=message.type,
@@ -280,11 +280,6 @@ def received(queue: str, message: AbstractIncomingMessage) -> Received:
         bool(message.redelivered),
         message.delivery_tag or 0,
     )
-
-
-def _milliseconds(seconds: Any) -> str:
-    """An expiration as AMQP has it; aio-pika gives seconds."""
-    return str(round(float(seconds) * 1000))
 
 
 async def settle(message: AbstractIncomingMessage, how: Settlement) -> None:

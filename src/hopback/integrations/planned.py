@@ -161,10 +161,7 @@ class LoopThread:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        await self._ending.wait()
+            runner.run(self._ending.wait())
 
 
 _LOG = logging.getLogger("hopback.integrations")

@@ -75,8 +75,11 @@ class Isolating:
         if returned is None:
             return [DONE] * size
         if not isinstance(returned, list | tuple) or len(returned) != size:
+            got = type(returned).__name__
+            if isinstance(returned, list | tuple):
+                got = f"a {got} of {len(returned)}"
             expected = f"nothing, or a list of {size} of: {MENU}"
-            reason = f"the batch handler returned {_told(returned)}; expected {expected}"
+            reason = f"the batch handler returned {got}; expected {expected}"
             return [Answer(Park(reason))] * size
         return [self._answer(one) for one in returned]
 
@@ -107,11 +110,6 @@ class Isolating:
         if isinstance(one, Exception):
             return answer_for(one, self.handler.options.rules)
         return Answer(outcome_of(one))
-
-
-def _told(returned: object) -> str:
-    name = type(returned).__name__
-    return f"a {name} of {len(returned)}" if isinstance(returned, list | tuple) else name
 
 
 class _MiddlewareRun:
@@ -471,9 +469,6 @@ class Batches:
             raise
         duration = self._loop.time() - began
         await self._conclude_all([one.taken for one in alive], answers, duration)
-        self._tell(answers, duration, isolating.splits)
-
-    def _tell(self, answers: list[Answer], duration: float, splits: int) -> None:
         self._bus.emit(
             "batch.handled",
             {
@@ -481,7 +476,7 @@ class Batches:
                 "size": len(answers),
                 "failed": sum(not isinstance(answer.outcome, Done) for answer in answers),
                 "duration": duration,
-                "splits": splits,
+                "splits": isolating.splits,
             },
         )
 

@@ -386,7 +386,11 @@ def warn_of_milliseconds(option: str, value: object) -> None:
     meant = format_duration(parse_wait_ms(value / 1000))
     means = format_duration(parse_wait_ms(value))
     frame, level = sys._getframe(), 1  # noqa: SLF001 - documented, and what warnings itself uses
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__")):
+    while frame.f_back is not None:
+        module = str(frame.f_globals.get("__name__"))
+        # Programs built on the library, as the systems are, are outside of it.
+        if module.partition(".")[0] != "hopback" or module.startswith("hopback.systems."):
+            break
         frame, level = frame.f_back, level + 1
     warnings.warn(
         f"{option}: {value} means {means} since 0.2.0, where a bare number is seconds; write"
@@ -394,9 +398,3 @@ def warn_of_milliseconds(option: str, value: object) -> None:
         UserWarning,
         stacklevel=level,
     )
-
-
-def _is_ours(module: object) -> bool:
-    """Whether a frame belongs to the library; programs built on it, as the systems are, do not."""
-    name = str(module)
-    return name.partition(".")[0] == "hopback" and not name.startswith("hopback.systems.")

@@ -30,7 +30,7 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.consumer import ConsumerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from hopback.endpoint import Request
     from hopback.runtime.service import Service
@@ -85,34 +85,34 @@ class Health:
     def alive(self) -> Condition:
         """Whether a restart would repair nothing."""
         self.look()
-        return self._condition(self._grave())
+        now = self._time()
+        return self._condition(
+            f"{queue} has had no consumer for {now - since:.0f} s though the broker is up"
+            for queue, since in sorted(self._lost_since.items())
+            if now - since > self._patience
+        )
 
     def ready(self) -> Condition:
         """Whether every consumer takes deliveries."""
-        return self._condition(self._hindrances())
-
-    def _grave(self) -> Iterator[str]:
-        now = self._time()
-        for queue, since in sorted(self._lost_since.items()):
-            if now - since > self._patience:
-                yield f"{queue} has had no consumer for {now - since:.0f} s though the broker is up"
-
-    def _hindrances(self) -> Iterator[str]:
-        for purpose, state in self._service.lines.items():
-            if state is not SupervisedState.READY:
-                yield f"the {purpose} connection is {state}"
+        reasons = [
+            f"the {purpose} connection is {state}"
+            for purpose, state in self._service.lines.items()
+            if state is not SupervisedState.READY
+        ]
         for one in self._service.consumers:
             if one.state is not ConsumerState.CONSUMING:
-                yield f"{one.queue} is {one.state}{f': {one.trouble}' if one.trouble else ''}"
+                trouble = f": {one.trouble}" if one.trouble else ""
+                reasons.append(f"{one.queue} is {one.state}{trouble}")
             elif one.standstill:
-                yield (
+                reasons.append(
                     f"{one.queue} stands still: everything in hand ({one.held}) is held: "
                     f"{one.standstill}"
                 )
             elif one.breaker is not BreakerState.CLOSED:
-                yield f"{one.queue} is paused: everything fails"
+                reasons.append(f"{one.queue} is paused: everything fails")
+        return self._condition(reasons)
 
-    def _condition(self, reasons: Iterator[str]) -> Condition:
+    def _condition(self, reasons: Iterable[str]) -> Condition:
         return Condition(
             {purpose: str(state) for purpose, state in self._service.lines.items()},
             {one.queue: str(one.state) for one in self._service.consumers},

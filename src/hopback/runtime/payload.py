@@ -53,12 +53,9 @@ class Misfit(ValueError):
     def __init__(self, path: str, expected: str, got: object) -> None:
         self.path: str = path or "$"
         self.expected = expected
-        super().__init__(f"{self.path}: expected {expected}, got {_describe(got)}")
-
-
-def _describe(value: object) -> str:
-    """The type of a value alone: what stands in a payload belongs into no log."""
-    return "nothing" if value is None else type(value).__name__
+        # The type of the value alone: what stands in a payload belongs into no log.
+        kind = "nothing" if got is None else type(got).__name__
+        super().__init__(f"{self.path}: expected {expected}, got {kind}")
 
 
 def fitter(wanted: Any) -> _Fit:
@@ -165,7 +162,8 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
                 return attempt(value, path)
             except Misfit:
                 continue
-        raise Misfit(path, " or ".join(_name(option) for option, _ in fits), value)
+        names = (_PLAIN.get(one) or str(getattr(one, "__name__", one)) for one, _ in fits)
+        raise Misfit(path, " or ".join(names), value)
 
     return fit
 
@@ -237,14 +235,13 @@ def _fit_dict(item: _Fit) -> _Fit:
             raise Misfit(path, "an object", value)
         if item is _fit_anything:
             return value
-        return {key: item(inner, f"{path}.{_key(key)}") for key, inner in value.items()}
+        # A key that is no name is part of the payload, and not told.
+        return {
+            key: item(inner, f"{path}.{key if len(key) <= 40 and key.isidentifier() else '*'}")
+            for key, inner in value.items()
+        }
 
     return fit
-
-
-def _key(key: str) -> str:
-    """The name of a field; a key that is no name is part of the payload, and not told."""
-    return key if len(key) <= 40 and key.isidentifier() else "*"
 
 
 def _fit_dataclass(wanted: Any) -> _Fit:
@@ -275,11 +272,6 @@ def _fit_dataclass(wanted: Any) -> _Fit:
         del _KNOWN[wanted]
         raise
     return fit
-
-
-def _name(wanted: Any) -> str:
-    """What a type is called in an error."""
-    return _PLAIN.get(wanted) or str(getattr(wanted, "__name__", wanted))
 
 
 _KNOWN: dict[Any, _Fit] = {}

@@ -207,23 +207,18 @@ class PeriodicSender:
                 return
         tags = tuple(self._held)
         for due_ms in due:
-            await self._send(due_ms)
+            message_id = due_id(periodic.queue, due_ms)
+            payload = PeriodicMessage(periodic.queue, datetime.fromtimestamp(due_ms / 1000, UTC))
+            await self._publish(compose("", periodic.queue, payload, message_id=message_id))
+            late = max(0.0, clock.now() - due_ms / 1000)
+            self._world.bus.emit(
+                "periodic.sent", {"queue": periodic.queue, "message_id": message_id, "late": late}
+            )
         self._known = SentSoFar(reached.since_ms, max(last_ms, reached.last_ms))
         await self._write(self._known)
         for tag in tags:
             channel.ack(tag)
             self._held.pop(tag, None)
-
-    async def _send(self, due_ms: int) -> None:
-        queue = self._periodic.queue
-        due = datetime.fromtimestamp(due_ms / 1000, UTC)
-        message_id = due_id(queue, due_ms)
-        payload = PeriodicMessage(queue, due)
-        await self._publish(compose("", queue, payload, message_id=message_id))
-        late = max(0.0, self._world.clock.now() - due_ms / 1000)
-        self._world.bus.emit(
-            "periodic.sent", {"queue": queue, "message_id": message_id, "late": late}
-        )
 
     async def _write(self, reached: SentSoFar) -> None:
         properties = Properties(content_type="application/json", delivery_mode=2)

@@ -255,17 +255,14 @@ class Supervisor:
                 for child in leaving:
                     if child in self._children.values():
                         child.stop()
-                if await self._are_gone(leaving):
+                waiting = [asyncio.ensure_future(one.process.wait()) for one in leaving]
+                if not waiting:
                     break
-
-    async def _are_gone(self, leaving: Sequence[Child]) -> bool:
-        waiting = [asyncio.ensure_future(one.process.wait()) for one in leaving]
-        if not waiting:
-            return True
-        _, pending = await asyncio.wait(waiting, timeout=_HURRY)
-        for one in pending:
-            one.cancel()
-        return not pending
+                _, pending = await asyncio.wait(waiting, timeout=_HURRY)
+                for one in pending:
+                    one.cancel()
+                if not pending:
+                    break
 
 
 def _told(code: int) -> str:

@@ -25,7 +25,7 @@ from hopback.runtime.context import trace_source
 from hopback.runtime.handler import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import httpx
 
@@ -89,21 +89,21 @@ class PushTarget:
             raise InvalidTopology((problem,), where="push target")
         require("timeout", self.timeout > 0, "more than 0 seconds", self.timeout)
         require("connections", self.connections >= 1, "at least 1", self.connections)
-        problems = [*self._header_problems()]
+        problems = []
+        for name, value in self.headers.items():
+            if not _TOKEN.match(name):
+                expected = "names of letters, digits and hyphens"
+                problems.append(Problem("headers", expected, repr(name)))
+            elif name.lower() in _OURS:
+                expected = "a header that Hopback does not set itself"
+                problems.append(Problem(f"headers.{name}", expected, "it"))
+            elif not _HARMLESS.match(value):
+                # Without the value: it may be a key.
+                problems.append(Problem(f"headers.{name}", "one line of ASCII", "something else"))
         if self.bearer and not _HARMLESS.match(self.bearer):
             problems.append(Problem("bearer", "one line of ASCII", "something else"))
         if problems:
             raise InvalidTopology(tuple(problems), where="push target")
-
-    def _header_problems(self) -> Iterator[Problem]:
-        for name, value in self.headers.items():
-            if not _TOKEN.match(name):
-                yield Problem("headers", "names of letters, digits and hyphens", repr(name))
-            elif name.lower() in _OURS:
-                yield Problem(f"headers.{name}", "a header that Hopback does not set itself", "it")
-            elif not _HARMLESS.match(value):
-                # Without the value: it may be a key.
-                yield Problem(f"headers.{name}", "one line of ASCII", "something else")
 
     def signature(self, body: bytes, now: float) -> str:
         """What the header `x-hopback-signature` says of a body."""

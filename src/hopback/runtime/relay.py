@@ -18,7 +18,7 @@ from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError, ConnectionFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from hopback.message import Message
     from hopback.store.outbox import Pending
@@ -128,7 +128,11 @@ class Relay:
     async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
         """Publish side by side, of one key one after another; what has failed before goes alone."""
         this, now = _Round(), self._time()
-        found = [series for series in _by_key(page) if series[0].key not in held_up]
+        # The messages of each key, in order; one without key stands alone.
+        by_key: dict[str | int, _Series] = {}
+        for one in page:
+            by_key.setdefault(one.id if one.key is None else one.key, []).append(one)
+        found = [series for series in by_key.values() if series[0].key not in held_up]
         awake = [series for series in found if self._resting.get(series[0].id, now) <= now]
         async with asyncio.TaskGroup() as group:
             for series in awake:
@@ -158,14 +162,6 @@ class Relay:
                 return
             this.published.append(one.id)
             self._resting.pop(one.id, None)
-
-
-def _by_key(page: Iterable[Pending]) -> list[_Series]:
-    """The messages of each key, in order; one without key stands alone."""
-    found: dict[str | int, _Series] = {}
-    for one in page:
-        found.setdefault(one.id if one.key is None else one.key, []).append(one)
-    return list(found.values())
 
 
 def _is_suspect(series: _Series) -> bool:

@@ -584,7 +584,10 @@ class Service:
                 for sender in self._periodic:
                     group.create_task(sender.serve(connection, self.upkeep.usable))
         except BaseExceptionGroup as failures:
-            raise _gravest(failures) from failures
+            # One decides: what no new connection can repair, then what we know, then the rest.
+            kinds = ((TopologyError, UnsafeOperation), HopbackError, BaseException)
+            found = (one for kind in kinds for one in failures.exceptions if isinstance(one, kind))
+            raise next(found) from failures
         finally:
             self.delays.connection = None
 
@@ -614,12 +617,3 @@ async def _attended(
         await attend(connection)
     except Exception:
         _LOG.exception("what ran beside the consumers has ended")
-
-
-def _gravest(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one that decides: what no new connection can repair, then what we know, then the rest."""
-    for kind in ((TopologyError, UnsafeOperation), HopbackError, BaseException):
-        found = next((one for one in failures.exceptions if isinstance(one, kind)), None)
-        if found is not None:
-            return found
-    return failures

@@ -95,26 +95,22 @@ class Watchdog:
         task = asyncio.current_task(self._loop)
         if frame is None:
             return
+        # The innermost line that is neither Hopback's nor a library's; the innermost one without.
+        own: FrameType | None = frame
+        libraries = (_HOPBACK, os.path.dirname(os.__file__))
+        while own is not None and (
+            own.f_code.co_filename.startswith(libraries) or "-packages" in own.f_code.co_filename
+        ):
+            own = own.f_back
+        line = own or frame
         _LOG.warning(
             "the event loop has stood still for %.1f s in %s, at %s: nothing else runs meanwhile. "
             "Await what takes long, or make the handler a plain function: it then has a thread",
             seconds,
             "no task" if task is None else task.get_name(),
-            _own_line(frame),
+            f"{line.f_code.co_filename}, line {line.f_lineno}",
             extra={"hopback_stack": "".join(traceback.format_stack(frame))},
         )
-
-
-def _own_line(frame: FrameType) -> str:
-    """The innermost line that is neither Hopback's nor a library's; the innermost one without."""
-    found: FrameType | None = frame
-    while found is not None:
-        name = found.f_code.co_filename
-        library = name.startswith((_HOPBACK, os.path.dirname(os.__file__))) or "-packages" in name
-        if not library:
-            return f"{name}, line {found.f_lineno}"
-        found = found.f_back
-    return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
 class ThreadEndpoint:

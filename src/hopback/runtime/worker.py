@@ -134,15 +134,21 @@ class FunctionRunner:
                     delivery, handler.call, handler.arguments(payload, context)
                 )
             else:
-                returned = await self._surrounded(context, handler.arguments(payload, context))
+                # Inside the middleware, with what the handler needs.
+                run = partial(self._provided, context, handler.arguments(payload, context))
+                returned = await run_through(self._middleware, context, run)
             if handler.replies and not is_outcome(returned):
-                await _reply(context, returned)
+                # What it returned is the reply, if one is wanted and it has not sent one itself.
+                if context.wants_reply and not context.has_replied:
+                    await context.reply(returned)
                 returned = None
             if context.publishing is not None and await context.forgotten():
                 return NOT_PUBLISHED
             return returned
         except _Overdue as overdue:
-            return self._overdue(delivery, overdue)
+            self._report(delivery, overdue.deadline, stopped=True)
+            reason = f"the handler did not finish within its deadline of {overdue.deadline:g} s"
+            return Answer(Retry(reason), failure_from_exception(overdue), error=overdue)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -153,11 +159,6 @@ class FunctionRunner:
             return answer_for(error, handler.options.rules)
         finally:
             current_context.reset(token)
-
-    async def _surrounded(self, context: Context, arguments: tuple[object, ...]) -> Any:
-        """Inside the middleware, with what the handler needs."""
-        run = partial(self._provided, context, arguments)
-        return await run_through(self._middleware, context, run)
 
     async def _provided(self, context: Context, arguments: tuple[object, ...]) -> Any:
         """Open what the handler needs, call it, and close what ends with the run."""
@@ -226,11 +227,6 @@ class FunctionRunner:
             raise error
         return returned
 
-    def _overdue(self, delivery: Delivery, overdue: _Overdue) -> Answer:
-        self._report(delivery, overdue.deadline, stopped=True)
-        reason = f"the handler did not finish within its deadline of {overdue.deadline:g} s"
-        return Answer(Retry(reason), failure_from_exception(overdue), error=overdue)
-
     def _report(self, delivery: Delivery, deadline: float, *, stopped: bool) -> None:
         self._bus.emit(
             "handler.overdue",
@@ -242,12 +238,6 @@ class FunctionRunner:
                 "stopped": stopped,
             },
         )
-
-
-async def _reply(context: Context, value: object) -> None:
-    """What a handler returned is the reply, if one is wanted and it has not sent one itself."""
-    if context.wants_reply and not context.has_replied:
-        await context.reply(value)
 
 
 def _caught(

@@ -283,22 +283,14 @@ class AppTest(EventRecord):
 
     def _left(self) -> dict[str, int]:
         """How many messages each queue still holds that the application has to deal with."""
-        counts = {queue: self._count(queue) for queue in self._played()}
-        running = sum(one.in_flight for one in self.service.consumers)
-        return {queue: count for queue, count in counts.items() if count} | (
-            {"in flight": running} if running else {}
-        )
-
-    def _count(self, name: str) -> int:
-        queue = self._embedded.node.queues.get(name)
-        if queue is None:
-            return 0
-        return (
-            len(queue.ready)
-            + queue.unacked
-            + len(queue.safe.dead_letters)
-            + len(queue.delays.entries)
-        )
+        counts: dict[str, int] = {}
+        for name in self._played():
+            queue = self._embedded.node.queues.get(name)
+            if queue is not None:
+                waiting = len(queue.safe.dead_letters) + len(queue.delays.entries)
+                counts[name] = len(queue.ready) + queue.unacked + waiting
+        counts["in flight"] = sum(one.in_flight for one in self.service.consumers)
+        return {name: count for name, count in counts.items() if count}
 
     def _played(self) -> list[str]:
         """The queues that are to become empty: those handled, and those in which messages wait."""

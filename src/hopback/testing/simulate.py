@@ -44,7 +44,7 @@ from hopback.topology.routing import CannotSimulate, find_entrance
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from hopback.broker.embedded import Event, Node
     from hopback.broker.port import Channel
@@ -443,19 +443,15 @@ def sequence_of(timeline: Timeline) -> str:
         lines.append(f"    participant {alias} as {label(name)}")
         if name == timeline.queue:
             lines.append("    participant handler")
-    lines += (f"    {line}" for line in _messages(timeline, known))
-    return "\n".join(lines) + "\n"
-
-
-def _messages(timeline: Timeline, known: dict[str, str]) -> Iterator[str]:
-    """One arrow for each entry; what returns comes from where the message waited last."""
+    # One arrow for each entry; what returns comes from where the message waited last.
     last = known[timeline.queue]
     for entry in timeline.entries:
         arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)
         text = f"{format_duration(entry.at_ms)}, {entry.told}"
-        yield f"{arrow}: {label(text)}"
+        lines.append(f"    {arrow}: {label(text)}")
         if entry.step is TimelineStep.WAITS:
             last = known[entry.queue]
+    return "\n".join(lines) + "\n"
 
 
 __getattr__: OldNameLookup = old_names(

@@ -20,7 +20,7 @@ from hopback.testing.captured import EventRecord, Happening
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from hopback.broker.embedded import NodeSnapshot
     from hopback.broker.server import Advanced
@@ -51,7 +51,9 @@ class BrokerThread:
     def __enter__(self) -> Self:
         self._thread.start()
         try:
-            self._server = self._do(_started(self._settings))
+            server = self._ask(lambda: BrokerServer(self._settings))
+            self._do(server.start())
+            self._server = server
         except BaseException:
             self._end()
             raise
@@ -68,6 +70,12 @@ class BrokerThread:
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_S)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        async def asked() -> T:
+            return question()
+
+        return self._do(asked())
 
     @property
     def server(self) -> BrokerServer:
@@ -97,11 +105,11 @@ class BrokerThread:
 
     def snapshot(self) -> NodeSnapshot:
         """Everything in the broker at this moment, as values."""
-        return self._do(_snapshot(self.server))
+        return self._ask(self.server.snapshot)
 
     def set_policy(self, policy: Policy) -> None:
         """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""
-        self._do(_set_policy(self.server, policy))
+        self._ask(lambda: self.server.set_policy(policy))
 
     def disconnect(self) -> None:
         """End all connections, as when a broker stops."""
@@ -110,20 +118,6 @@ class BrokerThread:
     def restart(self) -> None:
         """Stop and start: connections end, and what is not durable is gone."""
         self._do(self.server.restart())
-
-
-async def _started(settings: ServerSettings) -> BrokerServer:
-    server = BrokerServer(settings)
-    await server.start()
-    return server
-
-
-async def _snapshot(server: BrokerServer) -> NodeSnapshot:
-    return server.snapshot()
-
-
-async def _set_policy(server: BrokerServer, policy: Policy) -> None:
-    server.set_policy(policy)
 
 
 _PATIENCE_S = (

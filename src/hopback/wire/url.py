@@ -18,13 +18,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
 from hopback.wire.handshake import Credentials, secret_from_environment, secret_from_file
-
-if TYPE_CHECKING:
-    from hopback.wire.handshake import Secret
 
 __all__ = ["Address", "TlsOptions", "parse_url"]
 
@@ -92,16 +88,25 @@ def parse_url(url: str) -> Address:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _PORTS:
         raise ValueError("broker URL: expected amqp://… or amqps://…, got another scheme or none")
-    authority, path, query = _split(rest)
+    # Not by `urlsplit`: to it an authority is one host, and from Python 3.13 on it refuses a list of
+    # hosts in which an IPv6 address is not the first. A slash in a password is percent-encoded.
+    before, _, fragment = rest.translate(_LINE_ENDS).partition("#")
+    if fragment:
+        raise ValueError("broker URL: expected no '#'; write it as %23")
+    place, _, query = before.partition("?")
+    authority, _, path = place.partition("/")
     user_part, _, host_part = authority.rpartition("@")
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
         known = ", ".join(sorted(_OPTIONS))
         raise ValueError(f"broker URL: unknown option {', '.join(unknown)}; known are {known}")
+    hosts = tuple(_host(part, _PORTS[scheme]) for part in host_part.split(","))
+    if "/" in path:
+        raise ValueError(f"broker URL: expected one virtual host, got {path!r}; write '/' as %2F")
     return Address(
-        hosts=tuple(_host(part, _PORTS[scheme]) for part in host_part.split(",")),
-        virtual_host=_virtual_host(path),
+        hosts=hosts,
+        virtual_host=unquote(path) or "/",
         credentials=_credentials(user_part, options),
         tls=_tls(scheme, options),
         heartbeat=_integer(options, "heartbeat", 60, 0, 65_535),
@@ -109,20 +114,6 @@ def parse_url(url: str) -> Address:
         channel_max=_integer(options, "channel_max", 2047, 1, 65_535),
         frame_max=_integer(options, "frame_max", 131_072, 4096, 4 * 1024 * 1024),
     )
-
-
-def _split(rest: str) -> tuple[str, str, str]:
-    """Authority, path and query; a slash in a password has to be percent-encoded.
-
-    Not by `urlsplit`: to it an authority is one host, and from Python 3.13 on it refuses a list of
-    hosts in which an IPv6 address is not the first.
-    """
-    before, _, fragment = rest.translate(_LINE_ENDS).partition("#")
-    if fragment:
-        raise ValueError("broker URL: expected no '#'; write it as %23")
-    place, _, query = before.partition("?")
-    authority, slash, path = place.partition("/")
-    return authority, slash + path, query
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:
@@ -133,15 +124,6 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
     if not 0 < port < 65_536:
         raise ValueError(f"broker URL: expected a port from 1 to 65535, got {port}")
     return found["six"] or unquote(found["name"]) or "localhost", port
-
-
-def _virtual_host(path: str) -> str:
-    if path in ("", "/"):
-        return "/"
-    name = path[1:]
-    if "/" in name:
-        raise ValueError(f"broker URL: expected one virtual host, got {name!r}; write '/' as %2F")
-    return unquote(name)
 
 
 def _integer(options: dict[str, str], name: str, default: int, low: int, high: int) -> int:
@@ -162,16 +144,13 @@ def _credentials(user_part: str, options: dict[str, str]) -> Credentials:
         )
     if mechanism == "EXTERNAL":
         return Credentials(unquote(user), mechanism=mechanism)
-    return Credentials(unquote(user) or "guest", _secret(bool(has_password), password, options))
-
-
-def _secret(has_password: bool, password: str, options: dict[str, str]) -> Secret:
+    name = unquote(user) or "guest"
     if "password_file" in options:
-        return secret_from_file(options["password_file"])
+        return Credentials(name, secret_from_file(options["password_file"]))
     if "password_env" in options:
-        return secret_from_environment(options["password_env"])
+        return Credentials(name, secret_from_environment(options["password_env"]))
     plain = unquote(password) if has_password else "guest"
-    return lambda: plain
+    return Credentials(name, lambda: plain)
 
 
 def _tls(scheme: str, options: dict[str, str]) -> TlsOptions | None:

@@ -115,10 +115,17 @@ class Subject:
         connection = await self.broker.connect("conformance")
         for name in self._policies:
             await self._policy_control().clear_policy(name)
+        # Each on a channel of its own: a refusal closes it.
         for name in self._names:
-            await _attempt(connection, _delete_queue(name))
+            with contextlib.suppress(BrokerError):
+                channel = await connection.open_channel()
+                await channel.delete_queue(name)
+                await channel.close()
         for name in self._exchanges:
-            await _attempt(connection, _delete_exchange(name))
+            with contextlib.suppress(BrokerError):
+                channel = await connection.open_channel()
+                await channel.delete_exchange(name)
+                await channel.close()
         await connection.close()
 
     # --- versions and time
@@ -326,22 +333,6 @@ class Subject:
         except BrokerError as error:
             return error
         raise Mismatch("expected the broker to refuse, and it did not")
-
-
-async def _attempt(connection: Connection, step: Callable[[Channel], Awaitable[object]]) -> None:
-    """Do it if it can be done."""
-    with contextlib.suppress(BrokerError):
-        channel = await connection.open_channel()
-        await step(channel)
-        await channel.close()
-
-
-def _delete_queue(name: str) -> Callable[[Channel], Awaitable[object]]:
-    return lambda channel: channel.delete_queue(name)
-
-
-def _delete_exchange(name: str) -> Callable[[Channel], Awaitable[object]]:
-    return lambda channel: channel.delete_exchange(name)
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Bench": "Subject"})

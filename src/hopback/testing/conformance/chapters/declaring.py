@@ -19,7 +19,6 @@ from hopback.testing.conformance.row import equal, row, that
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Channel
     from hopback.fields import Headers
     from hopback.testing.conformance.subject import Subject
 
@@ -151,15 +150,12 @@ async def changed_type_under_a_channel(subject: Subject) -> None:
         await subject.channel.delete_queue(name)
         await subject.queue(after, name=name)
         lost = before is QueueType.QUORUM or subject.version < V4_0
-        equal(f"{before} to {after} ends the connection", await _loses(channel, name), lost)
-
-
-async def _loses(channel: Channel, queue: str) -> bool:
-    try:
-        await channel.get(queue)
-    except ConnectionLost:
-        return True
-    return False
+        try:
+            await channel.get(name)
+            ended = False
+        except ConnectionLost:
+            ended = True
+        equal(f"{before} to {after} ends the connection", ended, lost)
 
 
 @row("A.1", "A queue without a name gets one from the broker")

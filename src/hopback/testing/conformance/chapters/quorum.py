@@ -368,20 +368,14 @@ async def no_priorities(subject: Subject) -> None:
 async def full_quorum(subject: Subject) -> None:
     queue = await subject.quorum({"x-max-length": 2, "x-overflow": "reject-publish"})
     for number in range(20):
-        if await _nacked(subject, queue, str(number)):
+        try:
+            await subject.put(queue, str(number))
+        except Nacked:
             break
         await subject.pause(0.05)
     found = await subject.bodies(queue)
     that(2 <= len(found) < 20, f"it refuses near its limit of 2, not at {len(found)}")
     equal("kept", found, [str(number) for number in range(len(found))])
-
-
-async def _nacked(subject: Subject, queue: str, body: str) -> bool:
-    try:
-        await subject.put(queue, body)
-    except Nacked:
-        return True
-    return False
 
 
 def _delayed(kind: str, least_ms: int, most_ms: int) -> Headers:
