@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.alert_book import AlertBook, WaitingNotice
     from hopback.deadletters.alerts import Alert, AlertList
-    from hopback.deadletters.contract import Job, QueueSummary
+    from hopback.deadletters.contract import Job
     from hopback.deadletters.surveys import ErrorGroup
 
 __all__ = [
@@ -102,34 +102,27 @@ class AlertSource:
         jobs = await self._jobs()
         for gone in self._past.keys() - {each.queue for each in swept.queues}:
             del self._past[gone]
-        return BrokerSeen(
-            self.broker,
-            tuple(self._queue(each, now, back_s) for each in swept.queues if each.exists),
-            tuple(jobs),
-        )
-
-    def _queue(self, found: QueueSummary, now: float, back_s: float) -> QueueSeen:
-        past = self._past.setdefault(found.queue, deque(maxlen=_SAMPLES + 1))
-        earlier = tuple(past)
-        depth = found.depth.total
-        if depth is not None and (not past or now - past[-1][0] >= back_s / _SAMPLES):
-            past.append((now, depth))
-        surveyed_at, groups = self._known.get(found.queue, (0.0, ()))
-        is_fresh = now - surveyed_at <= _AGE_FRESH_S
-        firsts = [group.first for group in groups if group.first is not None and is_fresh]
-        return QueueSeen(
-            found.queue,
-            depth,
-            earlier,
-            min(firsts, default=None),
-            tuple(
+        queues = []
+        for found in (each for each in swept.queues if each.exists):
+            past = self._past.setdefault(found.queue, deque(maxlen=_SAMPLES + 1))
+            earlier = tuple(past)
+            depth = found.depth.total
+            if depth is not None and (not past or now - past[-1][0] >= back_s / _SAMPLES):
+                past.append((now, depth))
+            surveyed_at, groups = self._known.get(found.queue, (0.0, ()))
+            is_fresh = now - surveyed_at <= _AGE_FRESH_S
+            firsts = [group.first for group in groups if group.first is not None and is_fresh]
+            new = tuple(
                 FingerprintSeen(one.fingerprint, one.error or one.message, one.first_seen or 0.0)
                 for one in groups
                 if one.is_new
-            ),
-            sum(each.messages for each in found.held_back),
-            found.unconsumed,
-        )
+            )
+            held_back = sum(each.messages for each in found.held_back)
+            oldest = min(firsts, default=None)
+            queues.append(
+                QueueSeen(found.queue, depth, earlier, oldest, new, held_back, found.unconsumed)
+            )
+        return BrokerSeen(self.broker, tuple(queues), tuple(jobs))
 
 
 class Alerting:

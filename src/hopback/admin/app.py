@@ -234,8 +234,29 @@ def _services(
 
 
 def _broker_routes(services: Services) -> list[Route]:
-    """The API of one broker, below its prefix."""
-    return [*_documented(services), *api_routes(ENDPOINTS, services)]
+    """The API of one broker, below its prefix; the three documented endpoints are for admins."""
+
+    async def authorize(request: Request) -> Who:
+        queue = request.path_params.get("queue", "")
+        return who(
+            await admit(
+                services,
+                request,
+                lambda found: (
+                    found.allows(Role.ADMIN, queue)
+                    if queue
+                    else found.allows_everywhere(Role.ADMIN)
+                ),
+            )
+        )
+
+    async def read() -> tuple[QueueSummary, ...]:
+        return (await services.sweep.get()).queues
+
+    documented = documented_routes(
+        services.operations, authorize, services.clock, read=read, prefix=services.prefix
+    )
+    return [*documented, *api_routes(ENDPOINTS, services)]
 
 
 def _gate(
@@ -289,31 +310,6 @@ def _gate(
         link=None if link is None else LoginLink(link),
         oidc=sign_in,
         asks_who=settings.asks_who or link is not None,
-    )
-
-
-def _documented(services: Services) -> list[Route]:
-    """The three documented endpoints, for admins."""
-
-    async def authorize(request: Request) -> Who:
-        queue = request.path_params.get("queue", "")
-        return who(
-            await admit(
-                services,
-                request,
-                lambda found: (
-                    found.allows(Role.ADMIN, queue)
-                    if queue
-                    else found.allows_everywhere(Role.ADMIN)
-                ),
-            )
-        )
-
-    async def read() -> tuple[QueueSummary, ...]:
-        return (await services.sweep.get()).queues
-
-    return documented_routes(
-        services.operations, authorize, services.clock, read=read, prefix=services.prefix
     )
 
 

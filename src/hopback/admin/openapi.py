@@ -104,10 +104,26 @@ def _servers(brokers: Sequence[str]) -> dict[str, Any]:
 
 
 def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+    name = {"type": "string", "minLength": 1, "maxLength": 255}
+    parameters = [
+        {"name": each, "in": "path", "required": True, "schema": name}
+        for each in re.findall(r"\{(\w+)\}", row.path)
+    ]
+    if row.query is not Empty:
+        _, components = schemas_of([row.query], _REF)
+        parameters += [
+            {"name": each, "in": "query", "required": False, "schema": _inlined(said, components)}
+            for each, said in components[row.query.__name__]["properties"].items()
+        ]
+    text = {"type": "string", "maxLength": 200}
+    parameters += [
+        {"name": each, "in": "header", "required": False, "description": words, "schema": text}
+        for each, words in row.headers
+    ]
     operation: dict[str, Any] = {
         "operationId": row.name,
         "summary": row.summary,
-        "parameters": _parameters(row),
+        "parameters": parameters,
         "responses": _responses(row, schemas),
     }
     if row.role is not None:
@@ -120,33 +136,6 @@ def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
             "content": {JSON: {"schema": schemas[id(row.body)]}},
         }
     return operation
-
-
-def _parameters(row: ApiEndpoint) -> list[dict[str, Any]]:
-    """Those in the path, in the query and in headers."""
-    name = {"type": "string", "minLength": 1, "maxLength": 255}
-    found = [
-        {"name": each, "in": "path", "required": True, "schema": name}
-        for each in re.findall(r"\{(\w+)\}", row.path)
-    ]
-    if row.query is not Empty:
-        _, components = schemas_of([row.query], _REF)
-        fields = components[row.query.__name__]["properties"]
-        found += [
-            {"name": each, "in": "query", "required": False, "schema": _inlined(said, components)}
-            for each, said in fields.items()
-        ]
-    found += [
-        {
-            "name": each,
-            "in": "header",
-            "required": False,
-            "description": words,
-            "schema": {"type": "string", "maxLength": 200},
-        }
-        for each, words in row.headers
-    ]
-    return found
 
 
 def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:

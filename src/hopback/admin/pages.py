@@ -268,11 +268,32 @@ def problem_page(
 ) -> Response:
     """A refusal as a page."""
     known = principal.grants != () or principal.kind != "nobody"
+    is_look_over = request.url.path.startswith("/sessions/") and refused.status == 404
+    words = {
+        "title": _TITLES.get(refused.status, "That did not work"),
+        "detail": refused.detail,
+        "remedy": str(refused.more.get("remedy", "")),
+    }
+    if is_look_over:
+        words = {
+            "title": "This look is over",
+            "detail": "What it held is back in the queue, in its order.",
+            "remedy": "A look ends when its time is over, when it is released, when a job takes what it"
+            " holds, and when the service is started again.",
+        }
+    # Where to go from here, the way that helps most first.
+    job, queue = refused.more.get("job"), request.query_params.get("queue", "")
+    ways = [("/", "Dead letters")]
+    if isinstance(job, str):
+        ways.insert(0, (job.removeprefix("/admin/dlq"), "See that job"))
+    # The address of a browse session says of which queue it is: that outlives the session.
+    if is_look_over and queue:
+        ways.insert(0, (f"/queues/{quote(queue, safe='')}#look", f"Look at {visible(queue)} again"))
     text = templates.get_template("problem.html").render(
         **frame_values(services, request, principal if known else None),
         told=[],
-        **_in_words(refused, request),
-        ways=_ways(refused, request),
+        **words,
+        ways=ways,
         correlation=request.state.correlation,
     )
     return HTMLResponse(text, refused.status, refused.headers)
@@ -303,34 +324,6 @@ _TITLES = {
     429: "Too much at once",
     503: "The broker does not answer",
 }
-
-
-def _in_words(refused: Refused, request: Request) -> dict[str, str]:
-    """Title, detail and remedy of a refusal, as its page says them."""
-    if request.url.path.startswith("/sessions/") and refused.status == 404:
-        return {
-            "title": "This look is over",
-            "detail": "What it held is back in the queue, in its order.",
-            "remedy": "A look ends when its time is over, when it is released, when a job takes what it"
-            " holds, and when the service is started again.",
-        }
-    return {
-        "title": _TITLES.get(refused.status, "That did not work"),
-        "detail": refused.detail,
-        "remedy": str(refused.more.get("remedy", "")),
-    }
-
-
-def _ways(refused: Refused, request: Request) -> list[tuple[str, str]]:
-    """Where to go from here, the way that helps most first."""
-    job, queue = refused.more.get("job"), request.query_params.get("queue", "")
-    ways = [("/", "Dead letters")]
-    if isinstance(job, str):
-        ways.insert(0, (job.removeprefix("/admin/dlq"), "See that job"))
-    # The address of a browse session says of which queue it is: that outlives the session.
-    if request.url.path.startswith("/sessions/") and refused.status == 404 and queue:
-        ways.insert(0, (f"/queues/{quote(queue, safe='')}#look", f"Look at {visible(queue)} again"))
-    return ways
 
 
 async def form_fields(request: Request) -> list[tuple[str, str]]:

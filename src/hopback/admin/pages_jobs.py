@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.admin.pages import Visit
-    from hopback.deadletters.contract import Job, JobPlan
+    from hopback.deadletters.contract import Job
     from hopback.deadletters.requests import Request
 
 __all__ = ["JOB_PAGES"]
@@ -167,17 +167,8 @@ async def _review(visit: Visit, request: Request, trouble: str = "") -> Response
     whole = plan.seen >= plan.selected
     expected = plan.matching if whole else plan.selected
     left = sum(each.count for each in plan.left_out) if whole else 0
-    return _page(
-        visit, request, 3, trouble,
-        plan=plan, expected=max(expected - left, 0), selected=plan.selected,
-        busy=None, target_words=await _target_words(visit, request.queue, plan.target),
-        key=visit.field("key") or secrets.token_hex(12), changes=_changes(plan),
-    )  # fmt: skip
-
-
-def _changes(plan: JobPlan) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Of each sample its id, why it stays as it is, and the lines of its difference with their marks."""
-    shown = []
+    # Of each sample its id, why it stays as it is, and the lines of its difference with their marks.
+    changes = []
     for sample in plan.changes:
         lines: list[tuple[str, str]] = []
         for line in sample.diff[2:] if len(sample.diff) > 2 else sample.diff:
@@ -187,8 +178,13 @@ def _changes(plan: JobPlan) -> list[tuple[str, str, list[tuple[str, str]]]]:
                 lines.append((line[0], visible(line[1:])))
         if lines and lines[0] == ("…", ""):
             del lines[0]
-        shown.append((sample.id, sample.problem, lines))
-    return shown
+        changes.append((sample.id, sample.problem, lines))
+    return _page(
+        visit, request, 3, trouble,
+        plan=plan, expected=max(expected - left, 0), selected=plan.selected,
+        busy=None, target_words=await _target_words(visit, request.queue, plan.target),
+        key=visit.field("key") or secrets.token_hex(12), changes=changes,
+    )  # fmt: skip
 
 
 async def _begin(visit: Visit, request: Request) -> Response:

@@ -315,9 +315,16 @@ def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
     body = delivery.body
     if form is Form.HEX:
         return _hex(body, "")
-    inside, note = _plain(delivery)
-    notes = [note] if note else []
-    if form is Form.PRETTY and is_msgpack(delivery.properties.content_type):
+    # What is inside a packed body, never more than is shown, and what was done to it.
+    said = delivery.properties
+    notes: list[str] = []
+    inside, is_whole, packed_by = unpacked(delivery, _PARSED_BYTES)
+    if packed_by:
+        notes.append(f"unpacked from {packed_by}{'' if is_whole else ', as far as it is shown'}")
+    else:
+        inside, how = body, packing(said.content_encoding, said.headers)
+        notes += [f"says it is {how}, and is not"] if how else []
+    if form is Form.PRETTY and is_msgpack(said.content_type):
         payload, encoding = plain_payload(delivery)
         if encoding == "msgpack":
             inside = json.dumps(payload, ensure_ascii=False).encode()
@@ -342,17 +349,6 @@ def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
     if len(inside) > _SHOWN_BYTES:
         notes.append(f"the first {_SHOWN_BYTES // 1024} KiB; the whole is behind Download")
     return ShownPayload(Form.RAW, visible(text, lines=True), "; ".join(notes), len(body))
-
-
-def _plain(delivery: Delivery) -> tuple[bytes, str]:
-    """What is inside a packed body, never more than is shown, and what was done to it."""
-    said = delivery.properties
-    inside, is_whole, packed_by = unpacked(delivery, _PARSED_BYTES)
-    how = packing(said.content_encoding, said.headers)
-    if not packed_by:
-        return delivery.body, f"says it is {how}, and is not" if how else ""
-    more = "" if is_whole else ", as far as it is shown"
-    return inside, f"unpacked from {packed_by}{more}"
 
 
 def _hex(body: bytes, note: str) -> ShownPayload:

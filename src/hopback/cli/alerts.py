@@ -16,10 +16,7 @@ from hopback.cli.where import where_options, with_dead_letters
 from hopback.deadletters.alerts import AlertState
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hopback.cli.where import Where
-    from hopback.deadletters.alerts import AlertTestResult
 
 __all__ = ["alerts", "ls", "test"]
 
@@ -75,22 +72,19 @@ def test(target: str, form: str, where: Where) -> int:
             where, lambda dead_letters: dead_letters.test_alert(target), late=False
         )
     elif where.config is not None:
-        found = asyncio.run(_test_here(target, where.config))
+        from hopback.admin.alerting import Alerting, AlertSender
+        from hopback.admin.settings import read_settings
+        from hopback.clock import SystemClock
+        from hopback.deadletters.alert_book import MemoryAlertBook
+
+        clock, settings = SystemClock(), read_settings(where.config, os.environ).alerts
+        senders = {
+            one.name: AlertSender(one, os.environ, clock, settings.link) for one in settings.targets
+        }
+        here = Alerting(settings, MemoryAlertBook(), (), senders, clock)
+        found = asyncio.run(here.test(target))
     else:
         raise click.UsageError("Missing option '--config FILE' or '--server URL'.")
     told = "took the test message" if found.delivered else f"did not take it: {found.problem}"
     output(form, found, lambda: click.echo(safe(f"{found.target} {told}.")))
     return Exit.OK if found.delivered else Exit.FAILED
-
-
-async def _test_here(target: str, config: Path) -> AlertTestResult:
-    from hopback.admin.alerting import Alerting, AlertSender
-    from hopback.admin.settings import read_settings
-    from hopback.clock import SystemClock
-    from hopback.deadletters.alert_book import MemoryAlertBook
-
-    clock, settings = SystemClock(), read_settings(config, os.environ).alerts
-    senders = {
-        one.name: AlertSender(one, os.environ, clock, settings.link) for one in settings.targets
-    }
-    return await Alerting(settings, MemoryAlertBook(), (), senders, clock).test(target)

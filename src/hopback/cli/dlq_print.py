@@ -26,7 +26,7 @@ from hopback.deadletters.requests import GroupBy, JobKind
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from hopback.deadletters.contract import (
         Counts,
@@ -353,7 +353,13 @@ def print_message(message: MessageView, body: bytes, payload: str = "pretty") ->
     _section("Properties", [(name, str(value)) for name, value in message.properties.items()])
     if message.headers:
         gap()
-        rows = [(one.name, one.type, _header_text(one.value)) for one in message.headers]
+        rows = []
+        for one in message.headers:
+            value = one.value
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if len(shown) > _HEADER_CELL:
+                shown = f"{shown[:_HEADER_CELL]}…"
+            rows.append((one.name, one.type, shown))
         table(("header", "type", "value"), rows)
         if message.more_headers:
             click.echo(f"and {message.more_headers:,} more headers, which an export has")
@@ -398,11 +404,6 @@ def _section(title: str, pairs: list[tuple[str, str]]) -> None:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in safe_lines(text).split("\n"))
-
-
-def _header_text(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _HEADER_CELL else f"{text[:_HEADER_CELL]}…"
 
 
 def _unpacked(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]:
@@ -548,15 +549,8 @@ def came_back_text(counts: Counts) -> str:
 
 def print_job(job: Job) -> None:
     """One job with everything known."""
-    details(_job_lines(job))
-
-
-def _job_lines(job: Job) -> Iterable[tuple[str, str]]:
     counts = job.counts
-    yield "job", job.id
     aim = f" {job.target}" if job.kind is JobKind.REDRIVE else ""
-    yield "what", f"{job.kind} from {job.queue}{aim}"
-    yield "state", job.state + (f": {job.reason}" if job.reason else "")
     further = (
         (counts.skipped, "left out"),
         (counts.failed, "failed"),
@@ -566,15 +560,19 @@ def _job_lines(job: Job) -> Iterable[tuple[str, str]]:
         (counts.came_back or 0, "came back"),
     )
     first = f"{counts.selected:,} selected, {counts.done:,} done"
-    yield "messages", ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)])
+    lines = [
+        ("job", job.id),
+        ("what", f"{job.kind} from {job.queue}{aim}"),
+        ("state", job.state + (f": {job.reason}" if job.reason else "")),
+        ("messages", ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)])),
+    ]
     if job.filter:
-        yield "filter", job.filter
+        lines.append(("filter", job.filter))
     if job.rate is not None:
-        yield "rate", f"{job.rate:g} per second"
+        lines.append(("rate", f"{job.rate:g} per second"))
     if job.export_to:
-        yield "export", job.export_to
-    yield "by", job.by or "unknown"
+        lines.append(("export", job.export_to))
+    lines.append(("by", job.by or "unknown"))
     if job.why:
-        yield "why", job.why
-    yield "begun", timestamp(job.created)
-    yield "changed", timestamp(job.updated)
+        lines.append(("why", job.why))
+    details([*lines, ("begun", timestamp(job.created)), ("changed", timestamp(job.updated))])

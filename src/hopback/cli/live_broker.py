@@ -392,7 +392,24 @@ def doctor(
 
     found = asyncio.run(look())
     if form == "json":
-        document(json_text(_examination_data(found)))
+        data = {
+            "broker": found.address,
+            "vhost": found.vhost,
+            "version": str(found.version),
+            "healthy": found.healthy,
+            "cluster": found.overview.cluster if found.overview else None,
+            "alarms": [asdict(alarm) for alarm in found.alarms],
+            "feature_flags": {flag.name: flag.enabled for flag in found.flags},
+            "queues": found.queues,
+            "held_back": [asdict(held) for held in found.held_back],
+            "troubles": [asdict(trouble) for trouble in found.troubles],
+            "findings": [
+                {**asdict(finding), "severity": str(finding.severity)} for finding in found.findings
+            ],
+            "notices": [asdict(notice) for notice in found.notices],
+            "lifted_limits": [limit.queue for limit in found.lifted],
+        }
+        document(json_text(data))
     else:
         _print_examination(found)
     if detailed_exit_code:
@@ -435,24 +452,3 @@ def _print_examination(found: Examination) -> None:
     if disabled:
         click.echo(safe(f"- Feature flags not enabled: {', '.join(disabled)}."))
     click.echo("Healthy." if found.healthy else "Something asks for action.")
-
-
-def _examination_data(found: Examination) -> dict[str, object]:
-    """The examination as JSON."""
-    return {
-        "broker": found.address,
-        "vhost": found.vhost,
-        "version": str(found.version),
-        "healthy": found.healthy,
-        "cluster": found.overview.cluster if found.overview else None,
-        "alarms": [asdict(alarm) for alarm in found.alarms],
-        "feature_flags": {flag.name: flag.enabled for flag in found.flags},
-        "queues": found.queues,
-        "held_back": [asdict(held) for held in found.held_back],
-        "troubles": [asdict(trouble) for trouble in found.troubles],
-        "findings": [
-            {**asdict(finding), "severity": str(finding.severity)} for finding in found.findings
-        ],
-        "notices": [asdict(notice) for notice in found.notices],
-        "lifted_limits": [limit.queue for limit in found.lifted],
-    }

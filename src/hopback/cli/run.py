@@ -24,7 +24,7 @@ from hopback.errors import HopbackError, MissingExtra, TopologyConflict, UnsafeO
 from hopback.extras import needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from types import ModuleType
 
     from hopback.runtime.app import App
@@ -228,10 +228,24 @@ class RunSettings:
 
     def command(self, number: int, descriptor: int) -> list[str]:
         """The command of a child; what may hold a password goes by the environment."""
+        words = [sys.executable, "-m", "hopback", "run", self.target]
+        words += ["--child", str(number), "--parent", str(descriptor)]
+        words += [f"--queue={queue}" for queue in self.queues]
+        words += [f"--accept={rule}" for rule in self.accept]
+        if self.concurrency is not None:
+            words.append(f"--concurrency={self.concurrency}")
+        if self.http is not None:
+            host, port = self.http
+            # Each process has a port of its own, one after the other.
+            words.append(f"--http={host}:{port + number if port else 0}")
+        if self.otel:
+            words.append("--otel")
         return [
-            *(sys.executable, "-m", "hopback", "run", self.target),
-            *("--child", str(number), "--parent", str(descriptor)),
-            *self._options(number),
+            *words,
+            f"--ownership={self.ownership}",
+            f"--grace={self.grace}",
+            f"--log-level={self.log_level}",
+            f"--log-format={self.log_format}",
         ]
 
     def environment(self) -> dict[str, str]:
@@ -240,24 +254,6 @@ class RunSettings:
         if self.management is not None:
             own["HOPBACK_MANAGEMENT"] = self.management
         return {**os.environ, **own}
-
-    def _options(self, number: int) -> Iterator[str]:
-        for queue in self.queues:
-            yield f"--queue={queue}"
-        for rule in self.accept:
-            yield f"--accept={rule}"
-        if self.concurrency is not None:
-            yield f"--concurrency={self.concurrency}"
-        if self.http is not None:
-            host, port = self.http
-            # Each process has a port of its own, one after the other.
-            yield f"--http={host}:{port + number if port else 0}"
-        if self.otel:
-            yield "--otel"
-        yield f"--ownership={self.ownership}"
-        yield f"--grace={self.grace}"
-        yield f"--log-level={self.log_level}"
-        yield f"--log-format={self.log_format}"
 
 
 # --- the application

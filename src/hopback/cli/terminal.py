@@ -83,15 +83,29 @@ def table(
     first column and those in `keep` hold names that the next command needs: they stay on one line,
     and where a terminal is too narrow for that, each row is written as a small list.
     """
-    if on_terminal(err=err):
-        shown = [[safe_lines(cell) for cell in row] for row in rows]
-        whole = {columns[0], *keep, *right} if columns else set()
-        if _needed(columns, shown, whole) <= shutil.get_terminal_size().columns:
-            _draw(columns, shown, right, whole, err)
-        else:
-            _list(columns, shown, err)
+    if not on_terminal(err=err):
+        lines = [[name.upper() for name in columns]]
+        lines += [[safe(cell) for cell in row] for row in rows]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+        for line in lines:
+            padded = (
+                cell.rjust(width) if name in right else cell.ljust(width)
+                for name, cell, width in zip(columns, line, widths, strict=True)
+            )
+            click.echo("  ".join(padded).rstrip(), err=err)
+        return
+    shown = [[safe_lines(cell) for cell in row] for row in rows]
+    whole = {columns[0], *keep, *right} if columns else set()
+    # How wide it is at the least: names whole, texts folded to a few words.
+    most = ((name, _longest(shown, place)) for place, name in enumerate(columns))
+    least = (
+        max(len(name), longest if name in whole else min(longest, _NARROWEST_TEXT))
+        for name, longest in most
+    )
+    if sum(least) + _BETWEEN_COLUMNS * len(columns) <= shutil.get_terminal_size().columns:
+        _draw(columns, shown, right, whole, err)
     else:
-        _align(columns, [[safe(cell) for cell in row] for row in rows], right, err)
+        _list(columns, shown, err)
 
 
 def gap(*, err: bool = False) -> None:
@@ -112,17 +126,6 @@ def details(pairs: Iterable[tuple[str, str]], *, err: bool = False) -> None:
 
 def _longest(rows: list[list[str]], place: int) -> int:
     return max((len(line) for row in rows for line in row[place].split("\n")), default=0)
-
-
-def _needed(columns: Sequence[str], rows: list[list[str]], whole: Collection[str]) -> int:
-    """How wide a table is at the least: names whole, texts folded to a few words."""
-    widths = [
-        max(len(name), _longest(rows, place) if name in whole else 0)
-        if name in whole
-        else max(len(name), min(_longest(rows, place), _NARROWEST_TEXT))
-        for place, name in enumerate(columns)
-    ]
-    return sum(widths) + _BETWEEN_COLUMNS * len(columns)
 
 
 def _draw(
@@ -174,19 +177,6 @@ def _list(columns: Sequence[str], rows: list[list[str]], err: bool) -> None:
                 )
                 click.echo(told, err=err)
     click.echo(err=err)
-
-
-def _align(
-    columns: Sequence[str], rows: list[list[str]], right: Collection[str], err: bool
-) -> None:
-    lines = [[name.upper() for name in columns], *rows]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
-    for line in lines:
-        padded = (
-            cell.rjust(width) if name in right else cell.ljust(width)
-            for name, cell, width in zip(columns, line, widths, strict=True)
-        )
-        click.echo("  ".join(padded).rstrip(), err=err)
 
 
 def wrapped(text: str, margin: str = "") -> str:
