@@ -220,25 +220,21 @@ class RedriveAction:
         refusal = loop_guard(delivery, self._max_redrives) if headers else None
         if refusal is not None:
             return LeftOut(refusal, guard=True)
-        redriver = self._only or self._redriver(delivery)
-        if not isinstance(redriver, Redriver):
-            return redriver
+        redriver = self._only
+        if redriver is None:
+            aim = self._aim(delivery)
+            if not isinstance(aim, Aim):
+                return LeftOut(aim)
+            flaw = self._flaws.get(aim.redrive)
+            if flaw is not None:
+                named = self._target.exchange or self._target.routing_key
+                may_differ = not named and len(self._source.plans) > 1
+                return LeftOut(flaw, stops=not may_differ)
+            redriver = self._redrivers.get((aim.plan.queue, aim.redrive))
         try:
-            return redriver.message(delivery)
+            return None if redriver is None else redriver.message(delivery)
         except UnsafeOperation as refused:
             return LeftOut(str(refused))
-
-    def _redriver(self, delivery: Delivery) -> Redriver | LeftOut | None:
-        """Who makes such messages, why nobody can, or None if that is not known yet."""
-        aim = self._aim(delivery)
-        if not isinstance(aim, Aim):
-            return LeftOut(aim)
-        flaw = self._flaws.get(aim.redrive)
-        if flaw is not None:
-            named = self._target.exchange or self._target.routing_key
-            may_differ = not named and len(self._source.plans) > 1
-            return LeftOut(flaw, stops=not may_differ)
-        return self._redrivers.get((aim.plan.queue, aim.redrive))
 
     async def explore(self, delivery: Delivery) -> None:
         """See whether the way of this message leads to a queue; once for each way."""
@@ -471,7 +467,14 @@ class _Import:
         target = self._queue or archived.queue
         if not target:
             raise BadLine(f"line {number + 1} names no queue; name one to import into")
-        await self._check(target)
+        if target not in self._checked:  # a queue is asked for before the first message goes there
+            channel = await self._connection.open_channel()
+            try:
+                await channel.declare_queue(Queue(target), passive=True)
+            except NotFound:
+                raise BrokerError(f"the queue {target!r} does not exist") from None
+            await channel.close()
+            self._checked.add(target)
         await self._pacer.turn()
         while len(self._fates) >= self._most:
             done, _ = await asyncio.wait(self._fates.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -488,18 +491,6 @@ class _Import:
             if fate.done() and not fate.exception():
                 del self._fates[number]
                 self._published += 1
-
-    async def _check(self, queue: str) -> None:
-        """A queue is asked for before the first message goes there."""
-        if queue in self._checked:
-            return
-        channel = await self._connection.open_channel()
-        try:
-            await channel.declare_queue(Queue(queue), passive=True)
-        except NotFound:
-            raise BrokerError(f"the queue {queue!r} does not exist") from None
-        await channel.close()
-        self._checked.add(queue)
 
 
 # --- changing -------------------------------------------------------------------------------------

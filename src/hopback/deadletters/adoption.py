@@ -174,7 +174,15 @@ class _Reader:
         self.others = tuple(p for p in live.policies if p.name != policy_name(queue.name))
         self.former = applied_policy(queue, self.others)
         self.before = effective_arguments(queue, self.others, version)
-        self.resting, self.parked = self._resting()
+        # Where its dead letters rest now, and where Hopback parks: there, if the broker says so.
+        # A name alone (`orders.errors`) may be that of a queue that somebody works through.
+        without = replace(live, policies=self.others)
+        found = [
+            one for one in dead_letter_queues(without, version=version) if queue.name in one.origins
+        ]
+        certain = [one.name for one in found if one.known_by == "dead-lettering"]
+        self.resting = tuple(one.name for one in found)
+        self.parked = certain[0] if len(certain) == 1 else f"{queue.name}.dlq"
         self.waiting = self._waiting() if tiers_ms is None else {}
         known = tuple(self.waiting.values()) or _TIERS_MS
         self.plan = recommended_plan(
@@ -199,20 +207,6 @@ class _Reader:
             for each in self.live.bindings
             if each.destination == self.queue.name and not each.to_exchange and each.source
         )
-
-    def _resting(self) -> tuple[tuple[str, ...], str]:
-        """Where its dead letters rest now, and where Hopback parks: there, if the broker says so.
-
-        A name alone (`orders.errors`) may be that of a queue that somebody works through.
-        """
-        live = replace(self.live, policies=self.others)
-        name = self.queue.name
-        found = [
-            one for one in dead_letter_queues(live, version=self.version) if name in one.origins
-        ]
-        certain = [one.name for one in found if one.known_by == "dead-lettering"]
-        parked = certain[0] if len(certain) == 1 else f"{name}.dlq"
-        return tuple(one.name for one in found), parked
 
     def _waiting(self) -> dict[str, int]:
         """The retry queues it has: they give every message straight back to it after a fixed time."""
@@ -301,28 +295,28 @@ class _Reader:
             apply_to="queues",
         )
         topology = replace(as_it_is, policies=(ours,))
-        return self._choice(
-            AdoptionWay.BESIDE,
-            topology,
-            notes=tuple(self._what_moves(target)),
-            refused=tuple(self._in_the_way(ours, target)),
-        )
-
-    def _what_moves(self, target: str) -> Iterator[str]:
-        """What comes to the dead-letter queue from then on, besides what consumers reject."""
+        # What comes to the dead-letter queue from then on, besides what consumers reject.
+        notes = []
         if self.former is not None:
-            keys = ", ".join(
-                f"{key}: {shown(value)}" for key, value in self.former.definition.items()
-            )
-            yield (
+            carried = self.former.definition.items()
+            keys = ", ".join(f"{key}: {shown(value)}" for key, value in carried)
+            notes.append(
                 f"it carries every key of policy {self.former.name} ({keys}), which is"
                 " then in force for this queue no more: a later change there must be made here too"
             )
         if "x-message-ttl" in self.before:
-            yield f"messages that expire ({shown(self.before['x-message-ttl'])} ms) come to {target}"
+            ttl = shown(self.before["x-message-ttl"])
+            notes.append(f"messages that expire ({ttl} ms) come to {target}")
         limited = {"x-max-length", "x-max-length-bytes"} & self.before.keys()
         if limited and self.before.get("x-overflow", "drop-head") == "drop-head":
-            yield f"messages pushed out by {' and '.join(sorted(limited))} come to {target}"
+            limits = " and ".join(sorted(limited))
+            notes.append(f"messages pushed out by {limits} come to {target}")
+        return self._choice(
+            AdoptionWay.BESIDE,
+            topology,
+            notes=tuple(notes),
+            refused=tuple(self._in_the_way(ours, target)),
+        )
 
     def _in_the_way(self, ours: Policy, target: str) -> Iterator[str]:
         queue, before = self.queue, self.before

@@ -235,11 +235,30 @@ def dead_letter_queues(
 ) -> tuple[DeadLetterQueue, ...]:
     """Every dead-letter queue of a declared or live topology, by name; overrides come last."""
     effective = effective_topology(topology, version)
-    into = _dead_letter_sources(effective)
+    table = RoutingTable(
+        (*PREDECLARED, *effective.exchanges),
+        (queue.name for queue in effective.queues),
+        effective.bindings,
+    )
+    # For each queue, the queues that the broker takes dead letters from for it.
+    into: dict[str, set[str]] = defaultdict(set)
+    for queue in effective.queues:
+        for target in _targets(effective, table, queue):
+            into[target].add(queue.name)
     origins = _origins(effective, into)
     found = {name: _describe(effective, name, *known) for name, known in origins.items()}
     for said in overrides:
-        found[said.queue] = _override(effective, found.get(said.queue), said)
+        # What was found, with what the operator says in its place.
+        known = found.get(said.queue)
+        if known is None or said.main_queue is not None:
+            named = () if said.main_queue is None else (said.main_queue,)
+            known = _describe(effective, said.queue, "operator", named)
+        if said.target is not None:
+            aimed = tuple(replace(plan, redrive=said.target) for plan in known.plans)
+            known = replace(known, plans=aimed)
+        exchange = known.retry_exchange if said.retry_exchange is None else said.retry_exchange
+        label = known.label if said.label is None else said.label
+        found[said.queue] = replace(known, retry_exchange=exchange, label=label)
     hidden = {said.queue for said in overrides if said.hidden}
     return tuple(
         replace(found[name], waits=_waits(effective, found[name], into))
@@ -324,20 +343,6 @@ def _origins(
     return found
 
 
-def _dead_letter_sources(effective: Topology) -> dict[str, set[str]]:
-    """For each queue, the queues that the broker takes dead letters from for it."""
-    table = RoutingTable(
-        (*PREDECLARED, *effective.exchanges),
-        (queue.name for queue in effective.queues),
-        effective.bindings,
-    )
-    into: dict[str, set[str]] = defaultdict(set)
-    for queue in effective.queues:
-        for target in _targets(effective, table, queue):
-            into[target].add(queue.name)
-    return into
-
-
 def _first_owners(
     sources: Iterable[str], into: Mapping[str, set[str]], roles: Mapping[str, QueueRole]
 ) -> Iterator[str]:
@@ -366,10 +371,7 @@ def _targets(effective: Topology, table: RoutingTable, queue: Queue) -> Iterable
             return table.route(exchange, key)
         except KeyError:
             return ()
-    return _bound_to(effective, exchange)
-
-
-def _bound_to(effective: Topology, exchange: str) -> Iterator[str]:
+    bound: list[str] = []
     seen: set[str] = set()
     waiting = [exchange] if exchange else []
     while waiting:
@@ -377,9 +379,10 @@ def _bound_to(effective: Topology, exchange: str) -> Iterator[str]:
         seen.add(source)
         for binding in (each for each in effective.bindings if each.source == source):
             if not binding.to_exchange:
-                yield binding.destination
+                bound.append(binding.destination)
             elif binding.destination not in seen:
                 waiting.append(binding.destination)
+    return bound
 
 
 def _describe(
@@ -396,24 +399,6 @@ def _describe(
         retry_exchange=next(iter(used)) if len(used) == 1 else None,
         label=origins[0] if len(origins) == 1 else name,
         known_by=known_by,
-    )
-
-
-def _override(
-    effective: Topology, found: DeadLetterQueue | None, said: Override
-) -> DeadLetterQueue:
-    """What was found, with what the operator says in its place."""
-    origins = (said.main_queue,) if said.main_queue is not None else ()
-    known = found or _describe(effective, said.queue, "operator", origins)
-    if origins and found is not None:
-        known = _describe(effective, said.queue, "operator", origins)
-    if said.target is not None:
-        aimed = tuple(replace(plan, redrive=said.target) for plan in known.plans)
-        known = replace(known, plans=aimed)
-    return replace(
-        known,
-        retry_exchange=known.retry_exchange if said.retry_exchange is None else said.retry_exchange,
-        label=known.label if said.label is None else said.label,
     )
 
 

@@ -484,8 +484,14 @@ class Engine:
         for attempt in range(1, tries + 1):
             if self._control.is_cancelled:
                 raise _CancelAsked
-            last = await self._send_alone(item)
-            if last is None:
+            try:
+                await self._action.room()
+                fate = self._action.send(self._action.prepare(item.delivery))
+                await self._action.flush()
+                await fate
+            except HopbackError as failed:
+                last = failed
+            else:
                 self._ack(item)
                 self._check()
                 return
@@ -502,17 +508,6 @@ class Engine:
                 await self._control.sleep(self._pace.pause(attempt))
             self._check()
         raise _Stopped(f"given up after {tries} tries: {last}")
-
-    async def _send_alone(self, item: _Item) -> HopbackError | None:
-        """What went wrong with it, or None if nothing did."""
-        try:
-            await self._action.room()
-            fate = self._action.send(self._action.prepare(item.delivery))
-            await self._action.flush()
-            await fate
-        except HopbackError as failed:
-            return failed
-        return None
 
     def _note(self, item: _Item, reason: str) -> None:
         dead_letter = read_dead_letter(item.delivery, item.place, self._queue)
@@ -595,7 +590,13 @@ class Engine:
         """
         holding = self._source.given > self._acked
         found = await self._watch.look(self._source.taken, holding=holding)
-        arrived = max(self._arrived_before + found.count, self._beyond(found.ready))
+        arrived = self._arrived_before + found.count
+        frozen = self._run.job.spec.selection
+        if self._run.job.run != 1 and self._exhausted and frozen.behind is not None:
+            # A job that was interrupted did not count what arrived before: its last run does, at its
+            # end, by what is there beyond what the job has left.
+            left = frozen.count + frozen.behind - self._counted().done - self._selected.missing
+            arrived = max(arrived, found.ready + self._source.given - self._acked - left)
         self._counts = structs.replace(self._counts, arrived_meanwhile=arrived)
         if found.came_back or counts:
             known = found.came_back
@@ -605,17 +606,6 @@ class Engine:
                 came_back_at_least=found.looked_at < found.count,
             )
         return found
-
-    def _beyond(self, ready: int) -> int:
-        """What is there beyond what the job has left; 0 unless that can be told.
-
-        A job that was interrupted did not count what arrived before: its last run does, at its end.
-        """
-        frozen = self._run.job.spec.selection
-        if self._run.job.run == 1 or not self._exhausted or frozen.behind is None:
-            return 0
-        left = frozen.count + frozen.behind - self._counted().done - self._selected.missing
-        return ready + self._source.given - self._acked - left
 
     # --- telling
 

@@ -195,10 +195,29 @@ def parse_filter(text: str) -> Filter:
     """Read a filter; BadFilter names the first term that cannot be read, and what was expected."""
     if len(text) > _LONGEST:
         raise BadFilter(text, f"a filter of at most {_LONGEST} characters")
-    terms = tuple(_terms(text))
+    terms: list[Term] = []
+    position = 0
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+            continue
+        found = _TERM.match(text, position)
+        word = None if found is not None else _WORD.match(text, position)
+        if word is not None and word.group() not in _NAMES:
+            terms.append(Term(_ANYWHERE, ":", _unquoted(word.group())))
+            position = word.end()
+            continue
+        if found is None:
+            raise BadFilter(
+                text[position:].split(maxsplit=1)[0],
+                "a word, a text in double quotes, FIELD:VALUE or FIELD>NUMBER, as in C-01234,"
+                " reason:rejected or age>2h",
+            )
+        terms.append(_term(found.group(), *found.groups()))
+        position = found.end()
     if len(terms) > _MOST_TERMS:
         raise BadFilter(text, f"at most {_MOST_TERMS} terms")
-    return Filter(terms, text.strip())
+    return Filter(tuple(terms), text.strip())
 
 
 def value_in(delivery: Delivery, field: str) -> str | None:
@@ -208,28 +227,6 @@ def value_in(delivery: Delivery, field: str) -> str | None:
         headers = delivery.properties.headers
         return _value_text(headers[path]) if path in headers else None
     return next(_at(_payload(delivery), path.split(".")), None)
-
-
-def _terms(text: str) -> Iterator[Term]:
-    position = 0
-    while position < len(text):
-        if text[position].isspace():
-            position += 1
-            continue
-        found = _TERM.match(text, position)
-        word = None if found is not None else _WORD.match(text, position)
-        if word is not None and word.group() not in _NAMES:
-            yield Term(_ANYWHERE, ":", _unquoted(word.group()))
-            position = word.end()
-            continue
-        if found is None:
-            raise BadFilter(
-                text[position:].split(maxsplit=1)[0],
-                "a word, a text in double quotes, FIELD:VALUE or FIELD>NUMBER, as in C-01234,"
-                " reason:rejected or age>2h",
-            )
-        yield _term(found.group(), *found.groups())
-        position = found.end()
 
 
 def _unquoted(raw: str) -> str:

@@ -411,7 +411,9 @@ class WatchTimer:
             return
         self._seen += 1
         headers = delivery.properties.headers
-        self._counted = max(self._counted, *(_count(headers.get(name)) for name in _COUNTERS))
+        for count in map(headers.get, _COUNTERS):
+            if isinstance(count, int) and not isinstance(count, bool) and count <= _MOST_LAPS:
+                self._counted = max(self._counted, int(count))
         if X_DEATH not in headers:
             return
         found = deaths(headers)
@@ -497,11 +499,6 @@ def planned_seconds(plan: Plan) -> float:
         return 0.0
     once = sum(tier.delay_ms for tier in plan.tiers) / 1000
     return once * max((plan.attempts - 1) / len(plan.tiers), 1.0)
-
-
-def _count(value: object) -> int:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value <= _MOST_LAPS
-    return int(value) if is_count and isinstance(value, int) else 0
 
 
 def _expiration(headers: Headers, queue: str) -> float:

@@ -69,7 +69,13 @@ def aim_at(
     What a message says of its origin anyone can have written. It is followed only to queues that are
     known to send their dead letters here, and to an exchange only where `routes` lead to that queue.
     """
-    plan = _plan_for(target, origin, source)
+    # The plan whose counts the message carries: that of its origin if it is known, else of its target.
+    plans = {plan.queue: plan for plan in source.plans}
+    plan, queue = plans.get(origin), target.routing_key
+    if plan is None and target.kind is TargetKind.QUEUE:
+        plan = plans.get(queue) or stand_in_plan(queue, source.name)
+    elif plan is None and target.kind is TargetKind.EXCHANGE:
+        plan = stand_in_plan(source.name, source.name)
     if plan is None:
         return _NOT_KNOWN if origin else _NOT_TOLD
     way = _way(target, delivery, plan, source, routes)
@@ -142,20 +148,6 @@ async def target_flaw(
     if found:
         return None
     return f"exchange {way.exchange!r} routes the key {way.routing_key!r} to no queue"
-
-
-def _plan_for(target: Target, origin: str, source: DeadLetterQueue) -> Plan | None:
-    """The plan whose counts the message carries: that of its origin if it is known, else of its target."""
-    plans = {plan.queue: plan for plan in source.plans}
-    if origin in plans:
-        return plans[origin]
-    match target.kind:
-        case TargetKind.QUEUE:
-            queue = target.routing_key
-            return plans.get(queue) or stand_in_plan(queue, source.name)
-        case TargetKind.EXCHANGE:
-            return stand_in_plan(source.name, source.name)
-    return None
 
 
 def _way(

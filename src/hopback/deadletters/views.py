@@ -108,23 +108,8 @@ class Views:
         """Everything about a queue that can be known without looking into it."""
         cost = snapshot.cost(found.name)
         queue = snapshot.effective(found.name)
-        return QueueDetail(
-            **{name: getattr(summary, name) for name in summary.__struct_fields__},
-            type=None if queue is None else queue.type,
-            limit=cost.limit,
-            cost=cost,
-            job_cost=snapshot.cost(found.name, killed=True),
-            targets=await self._targets(snapshot, found),
-            broker_version=str(snapshot.version),
-            limit_lifted=self._live.is_lifted(snapshot, found.name),
-            can_lift=not isinstance(snapshot.lifting_policy(found.name), str),
-        )
-
-    async def _targets(
-        self, snapshot: BrokerSnapshot, found: DeadLetterQueue
-    ) -> tuple[TargetChoice, ...]:
         table = snapshot.table()
-        made: list[TargetChoice] = []
+        targets: list[TargetChoice] = []
         async with self._live.connected() as connection:
             for kind in _CHOICES:
                 target = Target(kind)
@@ -135,7 +120,7 @@ class Views:
                     continue
                 flaws = [await target_flaw(connection, way, table) for way in ways]
                 one = ways[0] if len(ways) == 1 else None
-                made.append(
+                targets.append(
                     TargetChoice(
                         kind=kind,
                         text=target_text(target, found),
@@ -146,7 +131,17 @@ class Views:
                         is_default=kind is TargetKind.DESIGN,
                     )
                 )
-        return tuple(made)
+        return QueueDetail(
+            **{name: getattr(summary, name) for name in summary.__struct_fields__},
+            type=None if queue is None else queue.type,
+            limit=cost.limit,
+            cost=cost,
+            job_cost=snapshot.cost(found.name, killed=True),
+            targets=tuple(targets),
+            broker_version=str(snapshot.version),
+            limit_lifted=self._live.is_lifted(snapshot, found.name),
+            can_lift=not isinstance(snapshot.lifting_policy(found.name), str),
+        )
 
     async def message(self, session: BrowseSession, message: str) -> MessageView:
         """One message, and where it would go."""

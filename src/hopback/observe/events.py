@@ -229,7 +229,11 @@ class Bus:
     def _wanting(self, name: str) -> tuple[Subscriber, ...]:
         found = self._listeners.get(name)
         if found is None:
-            found = tuple(one for one in self._subscribers if _wants(one, name))
+            found = tuple(
+                one
+                for one in self._subscribers
+                if (wants := getattr(one, "wants", None)) is None or wants(name)
+            )
             self._listeners[name] = found
         return found
 
@@ -237,11 +241,6 @@ class Bus:
         """Who wants what has to be asked again."""
         self._listeners.clear()
         self._tallies.clear()
-
-
-def _wants(subscriber: Subscriber, name: str) -> bool:
-    wants: Callable[[str], bool] | None = getattr(subscriber, "wants", None)
-    return wants is None or wants(name)
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"EventKind": "EventDescription"})

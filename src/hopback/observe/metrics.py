@@ -131,21 +131,19 @@ class _Deliveries(Collector):
                 began = self._since[queue, outcome]
                 deliveries.add_sample("hopback_deliveries_created", labels, began)
         for queue, runs in self._runs.items():
-            if any(counted[queue, outcome] for outcome in runs):
-                self._add_times(seconds, queue, dated=dated)
+            if not any(counted[queue, outcome] for outcome in runs):
+                continue
+            labels, below = {"queue": queue}, 0
+            for number, step in enumerate((*_SECONDS, float("inf"))):
+                below += sum(tally.counts[number] for tally in runs.values())
+                bucket = {**labels, "le": str(float(step)) if step < float("inf") else "+Inf"}
+                seconds.add_sample("hopback_handler_seconds_bucket", bucket, below)
+            seconds.add_sample("hopback_handler_seconds_count", labels, below)
+            total = sum(tally.seconds for tally in runs.values())
+            seconds.add_sample("hopback_handler_seconds_sum", labels, total)
+            if dated:
+                seconds.add_sample("hopback_handler_seconds_created", labels, self._since[queue,])
         yield from (deliveries, seconds)
-
-    def _add_times(self, seconds: Metric, queue: str, *, dated: bool) -> None:
-        tallies, labels, below = self._runs[queue].values(), {"queue": queue}, 0
-        for number, step in enumerate((*_SECONDS, float("inf"))):
-            below += sum(tally.counts[number] for tally in tallies)
-            bucket = {**labels, "le": str(float(step)) if step < float("inf") else "+Inf"}
-            seconds.add_sample("hopback_handler_seconds_bucket", bucket, below)
-        seconds.add_sample("hopback_handler_seconds_count", labels, below)
-        total = sum(tally.seconds for tally in tallies)
-        seconds.add_sample("hopback_handler_seconds_sum", labels, total)
-        if dated:
-            seconds.add_sample("hopback_handler_seconds_created", labels, self._since[queue,])
 
 
 class Metrics:

@@ -186,7 +186,13 @@ def _variants(
 ) -> list[tuple[float, tuple[str, ...], Station]]:
     """Stations with these kinds of change (waits, breaker, consumers), the cheapest first."""
     found = []
-    ladders = list(_ladders(station)) if kinds[0] else [None]
+    ladders: list[tuple[tuple[float, ...], int] | None] = [None]
+    if kinds[0]:  # the waits of today with more attempts, and the usual ladders
+        own = tuple(wait.delay_s for wait in station.waits)
+        today = len(station.wait_after) + 1
+        ladders = [(own, today + more) for more in _MORE_ATTEMPTS if own and more]
+        for usual, more in product(_LADDERS_S, _MORE_ATTEMPTS):
+            ladders.append((tuple(map(float, usual)), len(usual) + 1 + more))
     breakers = _BREAKERS if kinds[1] else (None,)
     factors = _FACTORS if kinds[2] else (None,)
     for ladder, breaker, factor in product(ladders, breakers, factors):
@@ -215,17 +221,6 @@ def _variants(
             changes.append("consumers")
         found.append((cost, tuple(changes), other))
     return sorted(found, key=lambda one: one[0])
-
-
-def _ladders(station: Station) -> Iterator[tuple[tuple[float, ...], int]]:
-    """Waits and attempts: those of today with more attempts, and the usual ladders."""
-    own = tuple(wait.delay_s for wait in station.waits)
-    for more in _MORE_ATTEMPTS:
-        if own and more:
-            yield own, len(station.wait_after) + 1 + more
-    for ladder in _LADDERS_S:
-        for more in _MORE_ATTEMPTS:
-            yield tuple(float(wait) for wait in ladder), len(ladder) + 1 + more
 
 
 def _text(seconds: float) -> str:

@@ -43,7 +43,34 @@ def findings_of(topology: Topology, forecast: Forecast) -> tuple[TimedFinding, .
     for course in forecast.stations:
         for rule in _RULES:
             found += rule(topology, forecast, course)
-    found += _broker(forecast)
+    for word, curve, limit in (
+        ("memory", forecast.memory, forecast.scenario.memory),
+        ("disk", forecast.disk, forecast.scenario.disk),
+    ):
+        if limit is None:
+            continue
+        peak = max(curve)
+        at = forecast.times[curve.index(peak)]
+        holds = peak <= limit
+        full = next((t for t, size in zip(forecast.times, curve, strict=True) if size > limit), at)
+        text = (
+            f"waiting messages need up to {show_bytes(peak)} of {word} at {show_seconds(at)}, of"
+            f" {show_bytes(limit)}"
+        )
+        found.append(
+            TimedFinding(
+                f"broker-{word}",
+                Severity.INFO if holds else Severity.ERROR,
+                "broker",
+                f"{text}."
+                if holds
+                else f"{text}: the alarm stops all publishers after {show_seconds(full)}.",
+                "It holds."
+                if holds
+                else f"Give it more {word}, or rehearse what would let less wait.",
+                at if holds else full,
+            )
+        )
     return tuple(sorted(found, key=lambda one: one.severity.rank))
 
 
@@ -304,30 +331,6 @@ def _limits(
             f"each of {show_count(course.retried)} retries brings another copy to"
             f" {', '.join(copies)}.",
             "Let retries return straight to their queue (the hardened form does).",
-        )
-
-
-def _broker(forecast: Forecast) -> Iterator[TimedFinding]:
-    """Whether the broker holds it."""
-    for word, curve, limit in (
-        ("memory", forecast.memory, forecast.scenario.memory),
-        ("disk", forecast.disk, forecast.scenario.disk),
-    ):
-        peak = max(curve)
-        at = forecast.times[curve.index(peak)]
-        if limit is None:
-            continue
-        holds = peak <= limit
-        full = next((t for t, size in zip(forecast.times, curve, strict=True) if size > limit), at)
-        yield TimedFinding(
-            f"broker-{word}",
-            Severity.INFO if holds else Severity.ERROR,
-            "broker",
-            f"waiting messages need up to {show_bytes(peak)} of {word} at {show_seconds(at)}, of"
-            f" {show_bytes(limit)}"
-            + ("." if holds else f": the alarm stops all publishers after {show_seconds(full)}."),
-            "It holds." if holds else f"Give it more {word}, or rehearse what would let less wait.",
-            at if holds else full,
         )
 
 
