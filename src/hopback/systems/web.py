@@ -126,16 +126,7 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
         raise RequestRefused("expected a JSON object, got something that is no JSON") from None
     if not isinstance(found, dict):
         raise RequestRefused(f"expected a JSON object, got {type(found).__name__}")
-    _check_text(found, with_nul=with_nul)
-    return found
-
-
-def _no_number(name: str) -> NoReturn:
-    raise RequestRefused(f"expected JSON, got {name}, which JSON does not have")
-
-
-def _check_text(found: Any, *, with_nul: bool) -> None:
-    """Refuse text, at any depth, that cannot be encoded or stored; the field at the top is named."""
+    # Text, at any depth, that cannot be encoded or stored is refused; the field at the top is named.
     waiting = [(str(name), value) for name, value in found.items()]
     waiting += [("the name of a field", name) for name in found]
     while waiting:
@@ -149,6 +140,11 @@ def _check_text(found: Any, *, with_nul: bool) -> None:
             raise RequestRefused(f"{shown}: expected text, got half of a surrogate pair")
         elif isinstance(value, str) and not with_nul and "\x00" in value:
             raise RequestRefused(f"{name}: expected text without NUL (\\u0000)")
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise RequestRefused(f"expected JSON, got {name}, which JSON does not have")
 
 
 def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:

@@ -283,8 +283,15 @@ def _fitting_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Qu
 def _fitting_keys(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
     definition = dict(policy.definition)
     for key, value in policy.definition.items():
-        why = _refused(key, value, version)
-        if why is not None:
+        # Why a broker of this version refuses a policy with this key.
+        span, why = POLICY_KEYS.get(key), ""
+        if span is None:
+            why = f"RabbitMQ {version} knows no such policy key"
+        elif version not in span:
+            why = f"only RabbitMQ {span} knows it"
+        elif key == "delivery-limit" and version < _V4_0 and isinstance(value, int) and value < 0:
+            why = "before 4.0 a delivery limit cannot be negative"
+        if why:
             del definition[key]
             told = f"{quoted(key)} left out: {why}; the whole import would be refused"
             notes.append(f"policy {quoted(policy.name)}: {told}")
@@ -293,18 +300,6 @@ def _fitting_keys(policy: Policy, version: BrokerVersion, notes: list[str]) -> P
         if len(definition) == len(policy.definition)
         else replace(policy, definition=definition)
     )
-
-
-def _refused(key: str, value: FieldValue, version: BrokerVersion) -> str | None:
-    """Why a broker of this version refuses a policy with this key, or None."""
-    span = POLICY_KEYS.get(key)
-    if span is None:
-        return f"RabbitMQ {version} knows no such policy key"
-    if version not in span:
-        return f"only RabbitMQ {span} knows it"
-    if key == "delivery-limit" and version < _V4_0 and isinstance(value, int) and value < 0:
-        return "before 4.0 a delivery limit cannot be negative"
-    return None
 
 
 RECORD = "hopback-definitions"

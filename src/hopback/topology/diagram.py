@@ -206,33 +206,34 @@ class _Flowchart:
 
 def draw_states(topology: Topology, queue: str | None = None) -> str:
     """The states of a message of this queue, by default the first with a plan."""
-    return "\n".join(_lines(subject(topology, queue))) + "\n"
-
-
-def _lines(plan: Plan) -> Iterator[str]:
-    yield "stateDiagram-v2"
-    yield "    direction LR"
-    yield f'    state "ready in {label(plan.queue)}" as ready'
-    yield '    state "in the hands of the handler" as handled'
-    for at, (tier, _) in enumerate(waits(plan), start=1):
-        wait = format_duration(tier.delay_ms)
-        yield f'    state "waits {wait} in {label(tier.routes[0].queue)}" as waiting_{at}'
-    yield f'    state "parked in {label(plan.parking.queue)}" as parked'
-    yield "    [*] --> ready: published"
-    yield "    ready --> handled: delivered"
-    yield "    handled --> [*]: done"
-    failure = 1
+    plan = subject(topology, queue)
+    states, moves, failure = list[str](), list[str](), 1
     for at, (tier, laps) in enumerate(waits(plan), start=1):
+        wait = format_duration(tier.delay_ms)
         last = failure + laps - 1
         which = f"failure {failure}" if laps == 1 else f"failures {failure} to {last}"
-        yield f"    handled --> waiting_{at}: {which}"
-        yield f"    waiting_{at} --> ready: after {format_duration(tier.delay_ms)}"
+        states.append(f'state "waits {wait} in {label(tier.routes[0].queue)}" as waiting_{at}')
+        moves.append(f"handled --> waiting_{at}: {which}")
+        moves.append(f"waiting_{at} --> ready: after {wait}")
         failure = last + 1
-    yield f"    handled --> parked: failure {plan.attempts}, or hopeless"
+    moves.append(f"handled --> parked: failure {plan.attempts}, or hopeless")
     if plan.snooze is not None:
-        yield "    handled --> ready: snoozed, after a short wait in the consumer"
-    yield "    parked --> ready: re-driven"
-    yield "    parked --> [*]: discarded"
+        moves.append("handled --> ready: snoozed, after a short wait in the consumer")
+    lines = [
+        "stateDiagram-v2",
+        "direction LR",
+        f'state "ready in {label(plan.queue)}" as ready',
+        'state "in the hands of the handler" as handled',
+        *states,
+        f'state "parked in {label(plan.parking.queue)}" as parked',
+        "[*] --> ready: published",
+        "ready --> handled: delivered",
+        "handled --> [*]: done",
+        *moves,
+        "parked --> ready: re-driven",
+        "parked --> [*]: discarded",
+    ]
+    return "\n    ".join(lines) + "\n"
 
 
 def draw_sequence(topology: Topology, queue: str | None = None) -> str:

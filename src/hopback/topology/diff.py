@@ -216,12 +216,28 @@ class _Comparison:
 
     def meet(self, kind: Kind, desired: Definable, actual: Definable) -> None:
         """Compare two objects of one name."""
-        differences = tuple(_differences(desired, actual))
+        differences: list[Difference] = []
+        match desired, actual:
+            case Queue(), Queue():
+                differences = [
+                    _difference(field, advise_queue(actual, *field))
+                    for field in _differing(_queue_fields(desired), _queue_fields(actual))
+                ]
+            case Exchange(), Exchange():
+                differences = [
+                    _difference(field, advise_exchange(*field))
+                    for field in _differing(_exchange_fields(desired), _exchange_fields(actual))
+                ]
+            case Policy(), Policy():
+                differences = [
+                    _difference(field, advise_policy())
+                    for field in _differing(_policy_fields(desired), _policy_fields(actual))
+                ]
         if not differences or isinstance(desired, Binding) or isinstance(actual, Binding):
             self.same.append(_entry(kind, desired))
         else:
             name = _name(desired)
-            self.conflict.append(Conflict(kind, name, desired, actual, differences))
+            self.conflict.append(Conflict(kind, name, desired, actual, tuple(differences)))
 
 
 def _implicit(item: Definable) -> bool:
@@ -246,19 +262,6 @@ def _name(item: Definable) -> str:
 
 def _side(value: FieldValue) -> str:
     return "nothing" if value is None else shown(value)
-
-
-def _differences(desired: Definable, actual: Definable) -> Iterator[Difference]:
-    match desired, actual:
-        case Queue(), Queue():
-            for field in _differing(_queue_fields(desired), _queue_fields(actual)):
-                yield _difference(field, advise_queue(actual, *field))
-        case Exchange(), Exchange():
-            for field in _differing(_exchange_fields(desired), _exchange_fields(actual)):
-                yield _difference(field, advise_exchange(*field))
-        case Policy(), Policy():
-            for field in _differing(_policy_fields(desired), _policy_fields(actual)):
-                yield _difference(field, advise_policy())
 
 
 def _difference(field: _Field, advice: Advice) -> Difference:

@@ -158,9 +158,21 @@ def recommended_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | Non
     tier. Equal delays share a retry queue; no delay at all means that the first failure parks.
     InvalidTopology names every value that cannot be used.
     """
-    problems = tuple(_recommended_problems(queue, tiers_ms, attempts))
+    problems = [] if queue else [Problem("queue", "a name", "''")]
+    for index, delay_ms in enumerate(tiers_ms):
+        if not 1 <= delay_ms <= LONGEST_MS:
+            possible = f"1 to {LONGEST_MS} ms"
+            problems.append(Problem(f"tiers[{index}]", possible, f"{delay_ms} ms"))
+        elif index and delay_ms < tiers_ms[index - 1]:
+            longer = f"a delay no shorter than tiers[{index - 1}] ({tiers_ms[index - 1]} ms)"
+            problems.append(Problem(f"tiers[{index}]", longer, f"{delay_ms} ms"))
+    if attempts is not None and attempts < 1:
+        problems.append(Problem("attempts", "at least 1", str(attempts)))
+    elif attempts is not None and attempts > 1 and not tiers_ms:
+        alone = "1, as there is no delay to wait before another"
+        problems.append(Problem("attempts", alone, str(attempts)))
     if problems:
-        raise InvalidTopology(problems, where=f"recommended plan of queue {queue!r}")
+        raise InvalidTopology(tuple(problems), where=f"recommended plan of queue {queue!r}")
     tiers = []
     for delay_ms in tiers_ms:
         name = format_duration(delay_ms)
@@ -188,20 +200,3 @@ def at_least_once(name: str, *arguments: dict[str, FieldValue]) -> Queue:
         together |= part
     together |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     return Queue(name, QueueType.QUORUM, arguments=together)
-
-
-def _recommended_problems(
-    queue: str, tiers_ms: Sequence[int], attempts: int | None
-) -> Iterable[Problem]:
-    if not queue:
-        yield Problem("queue", "a name", "''")
-    for index, delay_ms in enumerate(tiers_ms):
-        if not 1 <= delay_ms <= LONGEST_MS:
-            yield Problem(f"tiers[{index}]", f"1 to {LONGEST_MS} ms", f"{delay_ms} ms")
-        elif index and delay_ms < tiers_ms[index - 1]:
-            longer = f"a delay no shorter than tiers[{index - 1}] ({tiers_ms[index - 1]} ms)"
-            yield Problem(f"tiers[{index}]", longer, f"{delay_ms} ms")
-    if attempts is not None and attempts < 1:
-        yield Problem("attempts", "at least 1", str(attempts))
-    elif attempts is not None and attempts > 1 and not tiers_ms:
-        yield Problem("attempts", "1, as there is no delay to wait before another", str(attempts))

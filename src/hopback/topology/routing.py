@@ -126,7 +126,19 @@ class RoutingTable:
             for name, each in declared.items()
         }
         self._matchers = {name: _matcher(each, bound[name]) for name, each in declared.items()}
-        self._by_headers = self._depending_on_headers(declared, bound)
+        # The exchanges from which a headers exchange can be reached.
+        leading_to = defaultdict(set)
+        for name in declared:
+            for onward in (each.destination for each in bound[name] if each.to_exchange):
+                leading_to[onward].add(name)
+            leading_to[self._alternates[name]].add(name)
+        found = {name for name, each in declared.items() if _kind(each) == ExchangeType.HEADERS}
+        waiting = list(found)
+        while waiting:
+            fresh = leading_to[waiting.pop()] - found
+            found |= fresh
+            waiting.extend(fresh)
+        self._by_headers = frozenset(found)
         self._memo: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def route(
@@ -207,23 +219,6 @@ class RoutingTable:
         alternate = self._alternates[exchange]
         if alternate in self._matchers:
             yield alternate, True
-
-    def _depending_on_headers(
-        self, declared: Mapping[str, Exchange], bound: Mapping[str, Sequence[Binding]]
-    ) -> frozenset[str]:
-        """The exchanges from which a headers exchange can be reached."""
-        leading_to = defaultdict(set)
-        for name in declared:
-            for onward in (each.destination for each in bound[name] if each.to_exchange):
-                leading_to[onward].add(name)
-            leading_to[self._alternates[name]].add(name)
-        found = {name for name, each in declared.items() if _kind(each) == ExchangeType.HEADERS}
-        waiting = list(found)
-        while waiting:
-            fresh = leading_to[waiting.pop()] - found
-            found |= fresh
-            waiting.extend(fresh)
-        return frozenset(found)
 
 
 def _kind(exchange: Exchange) -> str:
@@ -343,7 +338,11 @@ def find_entrance(
     exchanges = [*sorted(names, key=lambda name: name in inner), ""]
     bindings = sorted(topology.bindings, key=lambda each: each.destination != queue)
     # Keys made from the bindings, those of the queue itself first, and the queue's own name.
-    keys = [*(_example(each.routing_key) for each in bindings), queue]
+    keys = []
+    for pattern in (each.routing_key for each in bindings):
+        words = ["example" if word == "*" else word for word in pattern.split(".") if word != "#"]
+        keys.append(".".join(words) if words or not pattern else "example")
+    keys.append(queue)
     for name in exchanges if exchange is None else (exchange,):
         for key in keys if routing_key is None else (routing_key,):
             with suppress(KeyError):  # an exchange that was given and does not exist
@@ -354,9 +353,3 @@ def find_entrance(
     bound = [each for each in topology.bindings if each.destination == queue]
     ways = ", ".join(f"{each.source!r} by {each.routing_key!r}" for each in bound) or "none"
     raise CannotSimulate(f"{through} to queue {queue!r}{with_key}; its bindings: {ways}")
-
-
-def _example(pattern: str) -> str:
-    """A key that a topic pattern matches; a plain key is its own example."""
-    words = ["example" if word == "*" else word for word in pattern.split(".") if word != "#"]
-    return ".".join(words) if words or not pattern else "example"

@@ -181,22 +181,20 @@ def _queue(queue: Queue) -> Iterator[Problem]:
             yield Problem(f"{path}.{name}", wanted, shown(found))
     yield from _table(f"{path}.arguments", queue.arguments)
     for name, value in queue.arguments.items():
-        yield from _argument(path_to(f"{path}.arguments", name), queue, name, value)
-
-
-def _argument(path: str, queue: Queue, name: str, value: FieldValue) -> Iterator[Problem]:
-    rule = QUEUE_ARGUMENTS.get(name)
-    if name == "x-queue-type":
-        yield Problem(path, "the queue's type to be given by `type`", shown(value))
-    elif rule is None:
-        return
-    elif name not in ARGUMENTS_OF[queue.type]:
-        having = either(kind for kind in QueueType if name in ARGUMENTS_OF[kind])
-        yield Problem(path, f"a queue of type {having} for this argument", str(queue.type))
-    elif not rule.value.allows(value):
-        yield Problem(path, str(rule.value), shown(value))
-    elif name == "x-dead-letter-routing-key" and "x-dead-letter-exchange" not in queue.arguments:
-        yield Problem(path, "x-dead-letter-exchange beside it", "none")
+        place, rule = path_to(f"{path}.arguments", name), QUEUE_ARGUMENTS.get(name)
+        if name == "x-queue-type":
+            yield Problem(place, "the queue's type to be given by `type`", shown(value))
+        elif rule is None:
+            continue
+        elif name not in ARGUMENTS_OF[queue.type]:
+            having = either(kind for kind in QueueType if name in ARGUMENTS_OF[kind])
+            yield Problem(place, f"a queue of type {having} for this argument", str(queue.type))
+        elif not rule.value.allows(value):
+            yield Problem(place, str(rule.value), shown(value))
+        elif (
+            name == "x-dead-letter-routing-key" and "x-dead-letter-exchange" not in queue.arguments
+        ):
+            yield Problem(place, "x-dead-letter-exchange beside it", "none")
 
 
 def _binding(path: str, binding: Binding) -> Iterator[Problem]:

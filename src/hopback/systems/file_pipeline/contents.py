@@ -70,18 +70,15 @@ def sniff(head: bytes) -> str | None:
     for offset, magic, found in _MAGIC:
         if head[offset : offset + len(magic)] == magic:
             return found if found != "image/webp" or head[:4] == b"RIFF" else None
-    return "text/plain" if _is_text(head) else None
-
-
-def _is_text(head: bytes) -> bool:
-    """UTF-8 without control characters; the last character may be cut in half."""
+    # Text is UTF-8 without control characters; the last character may be cut in half.
     if not head or _CONTROLS & set(head):
-        return False
+        return None
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
-        return len(head) >= HEAD_BYTES and error.start >= len(head) - 3
-    return True
+        is_cut = len(head) >= HEAD_BYTES and error.start >= len(head) - 3
+        return "text/plain" if is_cut else None
+    return "text/plain"
 
 
 def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection | str:

@@ -27,7 +27,7 @@ from hopback.systems.host import Part, Running, System, Try, running
 from hopback.systems.web import opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from hopback import App
     from hopback.systems.host import Host
@@ -67,16 +67,6 @@ async def _start(host: Host) -> AsyncIterator[Running]:
 
 async def _traffic(host: Host) -> None:
     """Pictures and texts; now and then one that lies, and one that breaks Pillow."""
-    async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
-        for number, (name, content, kind) in enumerate(_samples(), 1):
-            shown = f"{number}-{name}"
-            with suppress(httpx.TransportError):  # the gateway may not answer yet
-                await client.post("/files", files={"file": (shown, content, kind)})
-            await asyncio.sleep(_EVERY_S)
-
-
-def _samples() -> Iterator[tuple[str, bytes, str]]:
-    """Files without end, most of them good."""
     # A gradient, line by line, as PNG wants it.
     lines = (
         b"\x00" + b"".join(bytes((255 * x // 120, 255 * y // 90, 128)) for x in range(120))
@@ -84,7 +74,7 @@ def _samples() -> Iterator[tuple[str, bytes, str]]:
     )
     good = _picture(zlib.compress(b"".join(lines)), 120, 90)
     broken = _picture(b"these are no compressed pixels", 120, 90)
-    kinds = (
+    files = (
         ("holiday.png", good, "image/png"),
         ("notes.txt", b"Buy cheese.\nCall the broker.\n", "text/plain"),
         ("report.pdf", good, "application/pdf"),
@@ -92,7 +82,12 @@ def _samples() -> Iterator[tuple[str, bytes, str]]:
         ("broken.png", broken, "image/png"),
         ("table.csv", b"name,amount\nana,3\nbruno,5\n", "text/csv"),
     )
-    return itertools.cycle(kinds)
+    async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
+        for number, (name, content, kind) in enumerate(itertools.cycle(files), 1):
+            shown = f"{number}-{name}"
+            with suppress(httpx.TransportError):  # the gateway may not answer yet
+                await client.post("/files", files={"file": (shown, content, kind)})
+            await asyncio.sleep(_EVERY_S)
 
 
 def _picture(pixels: bytes, width: int, height: int) -> bytes:

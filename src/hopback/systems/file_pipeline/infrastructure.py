@@ -104,13 +104,9 @@ def infrastructure() -> dict[str, str]:
     }
 
 
-def _write() -> None:
+if __name__ == "__main__":
     for name, text in infrastructure().items():
         path = HOME / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     (HOME / "rabbitmq" / "import-definitions.sh").chmod(0o755)
-
-
-if __name__ == "__main__":
-    _write()

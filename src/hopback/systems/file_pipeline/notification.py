@@ -113,8 +113,15 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
         except Malformed as error:
             return Park(str(error))
         text = told(news)
-        if mailer is not None and not await _is_known(runtime, event.messageId):
-            await asyncio.to_thread(mailer.send, event.messageId, text, text)
+        if mailer is not None:
+            # An event that has its row has had its mail.
+            known = select(notifications.c.number).where(
+                notifications.c.message_id == event.messageId
+            )
+            async with runtime.engine.connect() as connection:
+                found = (await connection.execute(known)).first()
+            if found is None:
+                await asyncio.to_thread(mailer.send, event.messageId, text, text)
         async with runtime.transaction() as tx:
             if await tx.first_time(_QUEUE, event.messageId):
                 row = {
@@ -126,13 +133,6 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
                 }
                 await tx.execute(insert(notifications).values(**row))
         return None
-
-
-async def _is_known(runtime: PartRuntime, message_id: str) -> bool:
-    """Whether an event has its row, and so its mail, already."""
-    query = select(notifications.c.number).where(notifications.c.message_id == message_id)
-    async with runtime.engine.connect() as connection:
-        return (await connection.execute(query)).first() is not None
 
 
 def __getattr__(name: str) -> App:

@@ -66,22 +66,18 @@ def describe_picture(content: bytes, max_pixels: int) -> dict[str, Any]:
             frames = int(getattr(picture, "n_frames", 1))
         except Exception:  # counting frames reads on, and the rest may be broken
             frames = 1
+        try:
+            tags = dict(picture.getexif())
+        except Exception:  # what a hostile file makes of its tags is not our failure
+            tags = {}
+        # The named tags as short text.
+        named = ((ExifTags.TAGS.get(tag), value) for tag, value in tags.items())
+        exif = {name: str(value)[:_LONGEST].replace("\x00", "") for name, value in named if name}
         return {
             "format": picture.format,
             "width": picture.width,
             "height": picture.height,
             "mode": picture.mode,
             "frames": frames,
-            "exif": _exif(picture),
+            "exif": dict(list(exif.items())[:_MOST_TAGS]),
         }
-
-
-def _exif(picture: Image.Image) -> dict[str, str]:
-    """The named tags as short text; none where they cannot be read."""
-    try:
-        found = dict(picture.getexif())
-    except Exception:  # what a hostile file makes of its tags is not our failure
-        return {}
-    named = ((ExifTags.TAGS.get(tag), value) for tag, value in found.items())
-    shown = {name: str(value)[:_LONGEST].replace("\x00", "") for name, value in named if name}
-    return dict(list(shown.items())[:_MOST_TAGS])

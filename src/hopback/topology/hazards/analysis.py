@@ -22,9 +22,9 @@ from hopback.topology.model import ExchangeType, Policy, Queue, QueueType, Topol
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-    from hopback.topology.model import Binding, Exchange
+    from hopback.topology.model import Exchange
     from hopback.topology.plan import Plan, Route
     from hopback.version import BrokerVersion
 
@@ -112,7 +112,28 @@ def arrivals(topology: Topology, exchanges: Sequence[Exchange], table: RoutingTa
     """The keys with which bindings and plans bring messages to each queue."""
     keys: Keys = defaultdict(set)
     known = {"", *(exchange.name for exchange in exchanges)}
-    used = list(_bound(exchanges, topology.bindings))
+    # Each exchange with the keys that its bindings, and those of exchanges behind it, name.
+    used: list[tuple[str, str]] = []
+    own: Keys = defaultdict(set)
+    behind: Keys = defaultdict(set)
+    kinds = {exchange.name: exchange.type for exchange in exchanges}
+    for binding in topology.bindings:
+        match kinds.get(binding.source):
+            case ExchangeType.DIRECT:
+                own[binding.source].add(binding.routing_key)
+            case ExchangeType.TOPIC:
+                own[binding.source].update(samples(binding.routing_key))
+            case _:
+                own[binding.source].add(ANY_KEY)
+        if binding.to_exchange:
+            behind[binding.source].add(binding.destination)
+    for entry in kinds:
+        reached, waiting = {entry}, [entry]
+        while waiting:
+            fresh = behind[waiting.pop()] - reached
+            reached |= fresh
+            waiting.extend(fresh)
+        used += [(entry, key) for name in reached for key in sorted(own[name])]
     for plan in topology.plans:
         used.append((plan.parking.exchange, plan.parking.routing_key))
         used.append((plan.redrive.exchange, plan.redrive.routing_key))
@@ -134,31 +155,6 @@ def pass_on(keys: Keys, kept: Mapping[str, str], table: RoutingTable) -> None:
             if key not in keys[target]:
                 keys[target].add(key)
                 waiting.extend([(target, key)] if target in kept else [])
-
-
-def _bound(exchanges: Sequence[Exchange], bindings: Iterable[Binding]) -> Iterator[tuple[str, str]]:
-    """Each exchange with the keys that its bindings, and those of exchanges behind it, name."""
-    own: defaultdict[str, set[str]] = defaultdict(set)
-    behind: defaultdict[str, set[str]] = defaultdict(set)
-    kinds = {exchange.name: exchange.type for exchange in exchanges}
-    for binding in bindings:
-        match kinds.get(binding.source):
-            case ExchangeType.DIRECT:
-                own[binding.source].add(binding.routing_key)
-            case ExchangeType.TOPIC:
-                own[binding.source].update(samples(binding.routing_key))
-            case _:
-                own[binding.source].add(ANY_KEY)
-        if binding.to_exchange:
-            behind[binding.source].add(binding.destination)
-    for exchange in exchanges:
-        reached, waiting = {exchange.name}, [exchange.name]
-        while waiting:
-            fresh = behind[waiting.pop()] - reached
-            reached |= fresh
-            waiting.extend(fresh)
-        for name in reached:
-            yield from ((exchange.name, key) for key in sorted(own[name]))
 
 
 _RESTING_NAME = re.compile(

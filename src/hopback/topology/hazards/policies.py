@@ -33,7 +33,6 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hopback.fields import FieldValue
     from hopback.topology.hazards.analysis import Analysis, Parameter
     from hopback.topology.model import Exchange, Policy, Queue
 
@@ -124,29 +123,23 @@ def _problems(policy: Policy) -> Iterator[tuple[str, tuple[VersionedSeverity, ..
         older = VersionedSeverity(Severity.ERROR, before=APPLY_TO[policy.apply_to])
         yield f"This broker does not know policies for {named(policy.apply_to)}", (older,)
     for key, value in policy.definition.items():
-        yield from _key_problems(key, value)
-
-
-def _key_problems(
-    key: str, value: FieldValue
-) -> Iterator[tuple[str, tuple[VersionedSeverity, ...]]]:
-    span = POLICY_KEYS.get(key)
-    if span is None:
-        yield f"The key {named(key)} is unknown{did_you_mean(key, POLICY_KEYS)}", errors()
-        return
-    unknown = []
-    if span.since > _ALWAYS:
-        unknown.append(VersionedSeverity(Severity.ERROR, before=span.since))
-    if span.until is not None:
-        unknown.append(VersionedSeverity(Severity.ERROR, since=span.until))
-    if unknown:
-        yield f"This broker does not know the key {named(key)}", tuple(unknown)
-    known = QUEUE_ARGUMENTS.get(f"x-{key}")
-    if known is not None and not known.value.allows(value):
-        yield f"{named(key)} is {shown(value)}, expected {known.value}", errors()
-    elif key == "delivery-limit" and isinstance(value, int) and value < 0:
-        older = errors(before="4.0")
-        yield f"{named(key)} is {value}, which brokers before 4.0 do not take", older
+        span = POLICY_KEYS.get(key)
+        if span is None:
+            yield f"The key {named(key)} is unknown{did_you_mean(key, POLICY_KEYS)}", errors()
+            continue
+        unknown = []
+        if span.since > _ALWAYS:
+            unknown.append(VersionedSeverity(Severity.ERROR, before=span.since))
+        if span.until is not None:
+            unknown.append(VersionedSeverity(Severity.ERROR, since=span.until))
+        if unknown:
+            yield f"This broker does not know the key {named(key)}", tuple(unknown)
+        known = QUEUE_ARGUMENTS.get(f"x-{key}")
+        if known is not None and not known.value.allows(value):
+            yield f"{named(key)} is {shown(value)}, expected {known.value}", errors()
+        elif key == "delivery-limit" and isinstance(value, int) and value < 0:
+            before = errors(before="4.0")
+            yield f"{named(key)} is {value}, which brokers before 4.0 do not take", before
 
 
 _FEDERATION = ("federation-upstream", "federation-upstream-set", "federation-upstream-pattern")
