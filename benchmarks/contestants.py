@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -152,7 +153,10 @@ class CClient:
 
 def _answer(name: str, ran: subprocess.CompletedProcess[str]) -> Measured:
     if ran.returncode != 0:
-        raise RuntimeError(f"{name} failed ({ran.returncode}):\n{ran.stderr[-2000:]}")
+        sys.stderr.write(ran.stderr)
+        # The page keeps what was wrong; a traceback would tell it where this machine has its files.
+        words = ran.stderr.strip().splitlines() or ["it said nothing"]
+        raise RuntimeError(f"{name} failed ({ran.returncode}): {words[-1]}")
     answer = json.loads(ran.stdout.strip().splitlines()[-1])
     answer["samples"] = tuple(tuple(pair) for pair in answer.get("samples", ()))
     return Measured(**answer)
