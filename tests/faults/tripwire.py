@@ -103,7 +103,15 @@ class _Connection(_Passing):
 class _Channel(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
         fate = self._real.publish(message, mandatory=mandatory)
-        sent, confirmed = _points_of(message, self._wire.scope)
+        return self._watched(fate, f"{message.exchange} {message.routing_key}")
+
+    def publish_raw(self, exchange: str, routing_key: str, *rest: Any) -> Any:
+        """A re-drive sends most messages as the bytes they came as."""
+        fate = self._real.publish_raw(exchange, routing_key, *rest)
+        return self._watched(fate, f"{exchange} {routing_key}")
+
+    def _watched(self, fate: Any, where: str) -> Any:
+        sent, confirmed = _points_of(where, self._wire.scope)
         # What was handed over is written at the end of this turn of the loop.
         asyncio.get_running_loop().call_later(0.002, self._wire.step, sent)
         # Registered before anybody waits for it: the ack has not been asked for yet.
@@ -120,9 +128,8 @@ class _Channel(_Passing):
         return await self._real.declare_queue(*args, **options)
 
 
-def _points_of(message: Message, scope: str) -> tuple[Point, Point]:
+def _points_of(where: str, scope: str) -> tuple[Point, Point]:
     """What kind of move a publish is part of: the designs name their queues after what they are for."""
-    where = f"{message.exchange} {message.routing_key}"
     if scope != OPERATOR and "retry" in where:
         return Point.RETRY_SENT, Point.RETRY_CONFIRMED
     if scope != OPERATOR and ("dlq" in where or "dlx" in where):
