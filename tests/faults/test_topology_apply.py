@@ -12,14 +12,14 @@ from hopback.broker.apply import live_plan
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.designs import DESIGNS
-from hopback.errors import NotFound
+from hopback.errors import Nacked, NotFound
 from hopback.message import Message
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-    from hopback.broker.port import Connection
+    from hopback.broker.port import Channel, Connection
     from tests.harness.shared import SharedNode
 
 pytestmark = pytest.mark.broker
@@ -43,6 +43,15 @@ async def _exists(connection: Connection, queue: str) -> bool:
         return False
     finally:
         await channel.close()
+    return True
+
+
+async def _is_taken(channel: Channel, message: Message) -> bool:
+    """Whether it is stored: a quorum queue refuses as long as it has no leader, shortly after its birth."""
+    try:
+        await channel.publish(message)
+    except Nacked:
+        return False
     return True
 
 
@@ -71,7 +80,9 @@ async def test_a_killed_apply_leaves_nothing_wrong_and_is_completed_by_the_next(
         killed += await _killed_at(process, connection, names[place])
         if place == 0:
             channel = await connection.open_channel()
-            await channel.publish(Message("", names[0], b"kept"))
+            async with asyncio.timeout(_PATIENCE):
+                while not await _is_taken(channel, Message("", names[0], b"kept")):
+                    pass  # every try waits for the broker's answer
             await channel.close()
     assert killed >= 2
     assert await (await _applying(amqp_url, rabbitmq.management_url)).wait() == 0
