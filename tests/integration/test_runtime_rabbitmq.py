@@ -20,7 +20,7 @@ from hopback import (
     Snooze,
     compose,
 )
-from hopback.broker.declare import declare
+from hopback.broker.declare import Ownership, declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.migrate import migrate, migration
 from hopback.broker.supervise import Backoff
@@ -330,7 +330,7 @@ async def test_a_conflict_reaches_the_caller(amqp_url: str) -> None:
 
 
 async def test_a_retry_without_its_queue_is_held_until_it_is_back(amqp_url: str) -> None:
-    """Nothing is settled meanwhile; then the message is retried once."""
+    """Nothing is settled meanwhile; when its owner has put the queue back, the message is retried once."""
     app = App("shop")
 
     @app.handler("orders", retry=["50ms"])
@@ -338,14 +338,15 @@ async def test_a_retry_without_its_queue_is_held_until_it_is_back(amqp_url: str)
         if context.attempt == 1:
             raise ValueError("once")
 
-    async with _running(app, amqp_url) as running:
+    operator = await RabbitMQ(amqp_url).connect("operator")
+    await declare(operator, app.topology)
+    async with _running(app, amqp_url, ownership=Ownership.CHECK) as running:
         async with _channel(amqp_url) as channel:
             await channel.delete_queue("orders.retry.50ms")
         await app.publish("", "orders", 1)
         await until(lambda: running.count("delivery.held") >= 2)
         assert running.count("delivery.retried") == 0
-        connection = await RabbitMQ(amqp_url).connect("operator")
-        await declare(connection, app.topology)
-        await connection.close()
+        await declare(operator, app.topology)
         await until(lambda: running.count("delivery.done") == 1)
+    await operator.close()
     assert running.count("delivery.retried") == 1

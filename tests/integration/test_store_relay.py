@@ -77,6 +77,9 @@ async def test_a_killed_relay_is_replaced_without_loss(
         await first.wait()
     await _expire_leases(engine)
     async with _relay(database_url, amqp_url) as one, _relay(database_url, amqp_url) as two:
+        for process in (one, two):
+            assert process.stderr is not None
+            await process.stderr.readuntil(b"ready")  # it hears signals from before that
         await until(lambda: len({d.properties.message_id for d in got}) == _MESSAGES)
         for process in (one, two):
             process.send_signal(signal.SIGTERM)
