@@ -75,6 +75,10 @@ _ANSWERED_AFTER: Final = {
     Side.SERVER: frozenset({METHODS["channel.close"].id, METHODS["connection.close"].id}),
 }
 """What the core answers itself, and only when all that came before has been answered."""
+_SETTLEMENTS_FOR: Final = {
+    role: frozenset(known for known in _SETTLEMENTS if role.other in BY_ID[known].senders)
+    for role in Side
+}
 _CONTENTS_FOR: Final = {
     role: frozenset(
         found.id for found in BY_ID.values() if found.content and role.other in found.senders
@@ -187,6 +191,7 @@ class WireConnection:
             if not position:
                 return 0
         channels, accept_max, after = self.channels, self._accept_max, self._after
+        settlements = _SETTLEMENTS_FOR[self.role]
         self._needed = 0
         while end - position >= 7:
             kind, number, size = _envelope(data, position)
@@ -218,6 +223,8 @@ class WireConnection:
                     )
                     if found is not None:
                         self._emit(channel, found, events)
+                elif method_id in settlements and channel.open:
+                    events.append(_settlement_at(data, position, method_id, number, size))
                 else:
                     self._on_method(channel, method_id, data[position + 7 : following - 1], events)
             else:
@@ -338,19 +345,6 @@ class WireConnection:
         self, channel: ChannelCore, method_id: int, payload: bytes, events: list[Event]
     ) -> None:
         if self._ignored(channel) and method_id not in _CLOSE_IDS:
-            return
-        if method_id in _SETTLEMENTS and channel.open:
-            if len(payload) != 13:
-                raise ProtocolError(
-                    f"expected 13 bytes of {_SETTLEMENTS[method_id]}, got {len(payload)}"
-                )
-            self._method_of(method_id)
-            tag, bits = _settlement(payload, 4)
-            multiple = bits & 1 == 1 and method_id != _REJECT
-            requeue = bits & (1 if method_id == _REJECT else 2) != 0 and method_id != _ACK
-            events.append(
-                SettlementReceived(channel.number, _SETTLEMENTS[method_id], tag, multiple, requeue)
-            )
             return
         method = self._method_of(method_id)
         self._check_place(channel, method, self.role.other)
@@ -483,6 +477,18 @@ class WireConnection:
             return b""
         self._out = []
         return b"".join(out)
+
+
+def _settlement_at(
+    data: bytes, position: int, method_id: int, channel: int, size: int
+) -> SettlementReceived:
+    """The settlement whose frame begins at `position`."""
+    if size != 13:
+        raise ProtocolError(f"expected 13 bytes of {_SETTLEMENTS[method_id]}, got {size}")
+    tag, bits = _settlement(data, position + 11)
+    multiple = bits & 1 == 1 and method_id != _REJECT
+    requeue = bits & (1 if method_id == _REJECT else 2) != 0 and method_id != _ACK
+    return SettlementReceived(channel, _SETTLEMENTS[method_id], tag, multiple, requeue)
 
 
 _CLOSE_IDS: Final = frozenset({METHODS["channel.close"].id, METHODS["channel.close-ok"].id})

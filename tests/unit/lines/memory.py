@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hopback.broker.rabbitmq import RabbitConnection
 from hopback.message import Properties
@@ -21,6 +21,9 @@ from hopback.wire.frames import METHOD, frame
 from hopback.wire.handshake import ServerHandshake
 from hopback.wire.methods import METHODS, encode_arguments
 from hopback.wire.properties import encode_properties
+
+if TYPE_CHECKING:
+    from hopback.wire.transport import Wire
 
 __all__ = ["MemoryServer", "connect"]
 
@@ -41,12 +44,12 @@ class MemoryServer(asyncio.Transport):
         self.core = WireConnection(Side.SERVER)
         self.heard: list[Event] = []
         self.writes = 0
-        self._protocol: asyncio.Protocol | None = None
+        self._protocol: Wire | None = None
         self._handshake = ServerHandshake(
             self.core, lambda mechanism, response: "guest", properties={"version": "4.3.6"}
         )
 
-    def attach(self, protocol: asyncio.Protocol) -> None:
+    def attach(self, protocol: Wire) -> None:
         """Be the socket of this protocol."""
         self._protocol = protocol
         protocol.connection_made(self)

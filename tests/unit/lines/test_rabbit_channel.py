@@ -55,6 +55,40 @@ async def test_acks_of_one_turn_leave_in_one_write_and_one_frame() -> None:
     assert server.writes == before + 1
 
 
+async def test_a_lone_publish_leaves_at_once_and_further_ones_at_the_end_of_the_turn() -> None:
+    """Who publishes one by one waits for no turn of the loop; of a hundred at once 99 share a write."""
+    server, channel = await _channel()
+    before = server.writes
+    fates = [channel.publish(Message("", "q", b"1"))]
+    assert len(server.published()) == 1
+    fates += [channel.publish(Message("", "q", b"%d" % number)) for number in range(2, 101)]
+    assert len(server.published()) == 1
+    await _turn()
+    assert [int(each.body) for each in server.published()] == list(range(1, 101))
+    assert server.writes == before + 2
+    assert all(found.mandatory for found in server.published())
+    server.send(1, "basic.ack", delivery_tag=0, multiple=True)
+    await asyncio.gather(*fates)
+    fates = [channel.publish(Message("", "q", b"101"))]
+    assert len(server.published()) == 101
+
+
+async def test_a_publish_while_reading_leaves_with_the_answers_to_what_was_read() -> None:
+    """A consumer that publishes what it gets has one write for all that came at once."""
+    server, channel = await _channel()
+    fates: list[asyncio.Future[None]] = []
+
+    def forward(delivery: Delivery) -> None:
+        fates.append(channel.publish(Message("", "q", delivery.body)))
+        channel.ack(delivery.tag)
+
+    await channel.consume("q", forward, tag="c")
+    before = server.writes
+    server.deliver(1, "c", b"1")
+    assert (server.writes, len(server.published())) == (before + 1, 1)
+    assert server.settlements() == [("basic.ack", 1, False, False)]
+
+
 async def test_settlements_reach_the_broker_as_they_were_called() -> None:
     """Acks below a held delivery coalesce; nacks and rejects never do."""
     server, channel = await _channel()
@@ -140,19 +174,6 @@ async def test_a_return_that_fits_nothing_counts_nothing_as_stored() -> None:
     with pytest.raises(PublishInterrupted):
         await fate
     assert isinstance(await channel.wait_closed(), ProtocolError)
-
-
-async def test_publishes_of_one_turn_leave_in_one_write() -> None:
-    """The socket is asked once, not once per message."""
-    server, channel = await _channel()
-    before = server.writes
-    fates = [channel.publish(Message("x", "k", b"%d" % number)) for number in range(50)]
-    await _turn()
-    assert server.writes == before + 1
-    assert [found.body for found in server.published()] == [b"%d" % n for n in range(50)]
-    assert all(found.mandatory for found in server.published())
-    server.send(1, "basic.ack", delivery_tag=0, multiple=True)
-    await asyncio.gather(*fates)
 
 
 async def test_headers_changed_between_two_publishes_are_sent_changed() -> None:

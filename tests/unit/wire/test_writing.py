@@ -1,11 +1,12 @@
-"""When a line writes: once in a turn of the loop, whatever else happens in it."""
+"""When a line writes: once a turn of the loop, or at once for what is waited for alone; how it reads."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from hopback.wire import Side, WireConnection
+from hopback.wire import MethodReceived, Side, WireConnection
+from hopback.wire.frames import PROTOCOL_HEADER
 from hopback.wire.transport import Wire
 
 if TYPE_CHECKING:
@@ -60,3 +61,74 @@ def test_reading_between_asking_to_write_and_the_writing_adds_no_further_writes(
         return socket.writes - before
 
     assert asyncio.run(run()) <= 22
+
+
+def test_what_is_in_a_hurry_is_written_before_the_turn_ends() -> None:
+    """Nothing is left to be written at the end of the turn then."""
+
+    async def run() -> tuple[int, int]:
+        wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
+        wire.connection_made(socket)
+        before = socket.writes
+        wire.connection.heartbeat()
+        wire.hurry()
+        at_once = socket.writes - before
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return at_once, socket.writes - before
+
+    assert asyncio.run(run()) == (1, 1)
+
+
+def test_what_is_in_a_hurry_leaves_with_what_is_to_be_written_anyway() -> None:
+    """Something was queued before in the same turn: one write for both, at its end."""
+
+    async def run() -> tuple[int, int]:
+        wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
+        wire.connection_made(socket)
+        before = socket.writes
+        wire.connection.heartbeat()
+        wire.wake()
+        wire.connection.heartbeat()
+        wire.hurry()
+        at_once = socket.writes - before
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return at_once, socket.writes - before
+
+    assert asyncio.run(run()) == (0, 1)
+
+
+class _Client(_Nobody):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.told.append(event)
+
+
+def test_a_buffer_that_is_used_again_keeps_what_was_read_from_it() -> None:
+    """A method that comes in three reads, each over the bytes of the one before, is read as it was sent."""
+    server = WireConnection(Side.SERVER)
+    server.receive(PROTOCOL_HEADER)
+    server.send(
+        0, "connection.start", version_major=0, version_minor=9, server_properties={"product": "x"},
+        mechanisms=b"PLAIN", locales=b"en_US",
+    )  # fmt: skip
+    sent = server.take()
+
+    async def run() -> list[Event]:
+        client = _Client()
+        wire = Wire(WireConnection(Side.CLIENT), client)
+        wire.connection_made(_Socket())
+        for part in (sent[:5], sent[5:40], sent[40:]):
+            wire.get_buffer(-1)[: len(part)] = part
+            wire.buffer_updated(len(part))
+        return client.told
+
+    (told,) = asyncio.run(run())
+    assert isinstance(told, MethodReceived)
+    assert told.arguments["server_properties"] == {"product": "x"}
+    assert told.arguments["locales"] == b"en_US"

@@ -119,16 +119,18 @@ class Publishing:
             if len(self._routes) >= _CACHED_ROUTES:
                 self._routes.clear()
             self._routes[exchange, routing_key, mandatory] = route
-        wire = self._wire
+        wire, confirms = self._wire, self._confirms
         wire.connection.content(self._number, route, properties, body)
         fate: asyncio.Future[None] = self._loop.create_future()
         deadline = self._loop.time() + self._timeout
-        self._confirms.add(
-            InFlight(fate, exchange, routing_key, properties, body, mandatory, deadline)
-        )
+        confirms.add(InFlight(fate, exchange, routing_key, properties, body, mandatory, deadline))
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._expire)
-        wire.wake()
+        if confirms.live == 1:
+            # Whoever publishes one by one waits for this alone: a turn of the loop less to wait for.
+            wire.hurry()
+        else:
+            wire.wake()
         return fate
 
     # --- back
