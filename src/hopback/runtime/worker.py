@@ -98,18 +98,12 @@ class FunctionRunner:
             self._read = codecs.reader(handler.wanted, handler.decode)
         self._context = Context if codecs is None else context_with(codecs)
         self._is_plain = injector is None and not self._middleware
+        self._is_direct = self._is_plain and handler.is_async and handler.options.deadline is None
         self._opened: dict[int, Opened] = {}
 
-    async def __call__(self, delivery: Delivery) -> Answer:
+    def __call__(self, delivery: Delivery) -> Coroutine[Any, Any, Answer]:
         """Run it; what it returned is its outcome."""
-        returned = await self.value(delivery)
-        if returned is None:
-            return DONE
-        if isinstance(returned, Answer):
-            return returned
-        if inspect.iscoroutine(returned):
-            returned.close()  # nobody will await it, and the reason says so better than a warning
-        return Answer(outcome_of(returned))
+        return self._handled(delivery, _UNREAD, _answered)
 
     def decoded(self, delivery: Delivery) -> Any:
         """The payload that the handler asks for; Undecodable says what is wrong with it."""
@@ -118,8 +112,18 @@ class FunctionRunner:
         decode = self._handler.decode
         return None if decode is None else decode(delivery.body)
 
-    async def value(self, delivery: Delivery, payload: Any = _UNREAD) -> Any:
+    def value(self, delivery: Delivery, payload: Any = _UNREAD) -> Coroutine[Any, Any, Any]:
         """Decode and call: what the handler returned, or the Answer to what it raised."""
+        return self._handled(delivery, payload, _unchanged)
+
+    async def _handled(
+        self, delivery: Delivery, payload: Any, finished: Callable[[Any], Any]
+    ) -> Any:
+        """Decode and call; `finished` makes of what was returned what is wanted of it.
+
+        One coroutine for all of it: each that stands between a handler and its task is passed
+        through whenever the handler waits, and again when it goes on.
+        """
         handler = self._handler
         if payload is _UNREAD:
             try:
@@ -129,7 +133,9 @@ class FunctionRunner:
         context = self._context(delivery, self._plan, self._publish)
         token = current_context.set(context)
         try:
-            if self._is_plain:
+            if self._is_direct:
+                returned = await handler.call(*handler.arguments(payload, context))
+            elif self._is_plain:
                 returned = await self._call(
                     delivery, handler.call, handler.arguments(payload, context)
                 )
@@ -144,7 +150,7 @@ class FunctionRunner:
                 returned = None
             if context.publishing is not None and await context.forgotten():
                 return NOT_PUBLISHED
-            return returned
+            return finished(returned)
         except _Overdue as overdue:
             self._report(delivery, overdue.deadline, stopped=True)
             reason = f"the handler did not finish within its deadline of {overdue.deadline:g} s"
@@ -238,6 +244,21 @@ class FunctionRunner:
                 "stopped": stopped,
             },
         )
+
+
+def _answered(returned: Any) -> Answer:
+    """The answer that a handler's return value is."""
+    if returned is None:
+        return DONE
+    if isinstance(returned, Answer):
+        return returned
+    if inspect.iscoroutine(returned):
+        returned.close()  # nobody will await it, and the reason says so better than a warning
+    return Answer(outcome_of(returned))
+
+
+def _unchanged(returned: Any) -> Any:
+    return returned
 
 
 def _caught(
