@@ -247,15 +247,18 @@ def _fit_dict(item: _Fit) -> _Fit:
 def _fit_dataclass(wanted: Any) -> _Fit:
     """Objects with known keys; keys that nobody asked for are ignored, as producers may add some."""
     hints = get_type_hints(wanted)
-    fields: list[tuple[str, _Fit, bool]] = []
+    fields: list[tuple[str, type, _Fit, bool]] = []
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise Misfit(path, f"an object for {wanted.__name__}", value)
         arguments = {}
-        for name, inner, required in fields:
-            if name in value:
-                arguments[name] = inner(value[name], f"{path}.{name}")
+        for name, plain, inner, required in fields:
+            found = value.get(name, _Absent)
+            if type(found) is plain:  # as most are: nothing to be fitted, no place to be named
+                arguments[name] = found
+            elif found is not _Absent:
+                arguments[name] = inner(found, f"{path}.{name}")
             elif required:
                 raise Misfit(f"{path}.{name}", "a value", None)
         return wanted(**arguments)
@@ -267,11 +270,17 @@ def _fit_dataclass(wanted: Any) -> _Fit:
             if not field.init:
                 continue
             required = field.default is missing and field.default_factory is missing
-            fields.append((field.name, fitter(hints[field.name]), required))
+            hint = hints[field.name]
+            plain = hint if hint in _PLAIN else _Absent
+            fields.append((field.name, plain, fitter(hint), required))
     except TypeError:
         del _KNOWN[wanted]
         raise
     return fit
+
+
+class _Absent:
+    """Stands for what is not there; nothing is ever of this type."""
 
 
 _KNOWN: dict[Any, _Fit] = {}
@@ -336,12 +345,19 @@ def _validated(model: Any) -> Decoder:
 
 
 _decode_text = json.JSONDecoder().decode
+_decode_start = json.JSONDecoder().raw_decode
 
 
 def _json(body: bytes) -> Any:
     """JSON is UTF-8 nearly always; whatever else the standard library can guess comes second."""
     try:
-        return _decode_text(str(body, "utf-8"))
+        text = str(body, "utf-8")
+        if text[:1] in "{[":
+            # `decode` looks for spaces at both ends, which takes as long as reading a short text.
+            found, end = _decode_start(text)
+            if end == len(text):
+                return found
+        return _decode_text(text)
     except ValueError:
         return json.loads(body)
 
