@@ -5,7 +5,8 @@ The OpenAPI document is made from the same rows, so it cannot say anything else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, unquote
@@ -16,20 +17,22 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from hopback.admin.auth import address_of, forbidden, unauthorized
-from hopback.admin.problems import Refused, problem_response
+from hopback.admin.events import AT_ONCE_S, EVENTS, LongWork
+from hopback.admin.problems import Refused, problem_response, unexpected
 from hopback.admin.roles import Role
 from hopback.deadletters.codec import convert, decode, encode
 from hopback.errors import BadRequest
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
     from starlette.requests import Request
     from starlette.types import Scope
 
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services
+    from hopback.deadletters.contract import OnProgress
     from hopback.deadletters.service import Operations
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "PathRoute",
     "Reach",
     "admit",
+    "answer_event",
     "api_routes",
     "sent_path",
 ]
@@ -49,6 +53,7 @@ __all__ = [
 JSON = "application/json"
 """The media type of most answers."""
 
+_LOG = logging.getLogger("hopback.admin")
 _UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -79,6 +84,8 @@ class Call(Generic[QueryT, BodyT]):
     path: dict[str, str]
     query: QueryT
     body: BodyT
+    on_progress: OnProgress | None = None
+    """Hears how far it is, where somebody waits for what takes long."""
 
     @property
     def operations(self) -> Operations:
@@ -89,6 +96,14 @@ class Call(Generic[QueryT, BodyT]):
     def correlation(self) -> str:
         """The correlation id of the request."""
         return str(self.request.state.correlation)
+
+    def refusal(self, error: BaseException) -> Response:
+        """The answer to an error, where the answer has begun already; nobody else writes it down then."""
+        refused = self.services.placed_refusal(error) if isinstance(error, Exception) else None
+        if refused is None:
+            _LOG.error("request %s failed", self.correlation, exc_info=error)
+        path = self.request.url.path
+        return problem_response(refused or unexpected(), path, self.correlation)
 
     def need(self, role: Role, queue: str) -> None:
         """Refuse unless the caller has the role for that queue."""
@@ -118,6 +133,8 @@ class ApiEndpoint:
     """Headers that a caller may send, each with what it is for."""
     further: tuple[tuple[int, Any], ...] = ()
     """Other good answers: their statuses and what they hold."""
+    takes_long: bool = False
+    """It may take minutes: it ends when its caller hangs up, and who accepts events is told how far it is."""
     public: bool = False
 
     def permits(self, principal: Principal, queue: str) -> bool:
@@ -236,11 +253,50 @@ async def _answer(endpoint: ApiEndpoint, request: Request, services: Services) -
         raise Refused(400, "bad-query", f"The query: {error}.") from error
     body = await _body(endpoint, request)
     call: Call[Any, Any] = Call(request, services, principal, params, query, body)
+    if not endpoint.takes_long:
+        return await _called(endpoint, call)
+    # An answer of its own if it is there within a moment; then events, for who accepts them.
+    work = LongWork(lambda tell: _called(endpoint, replace(call, on_progress=tell)))
+    streams = EVENTS in request.headers.get("accept", "")
+    if await work.ended(request, AT_ONCE_S if streams else None):
+        return work.task.result()
+    try:
+        return services.streams.open(_work_events(work, call), principal, work.end)
+    except Refused:
+        await work.end()
+        raise
+
+
+async def _work_events(
+    work: LongWork[Response], call: Call[Any, Any]
+) -> AsyncGenerator[bytes, None]:
+    """How far it is, and at last an event `answer`: the status, the place and the body of the answer."""
+    async for event in work.events():
+        yield event
+    error = work.task.exception()
+    yield answer_event(work.task.result() if error is None else call.refusal(error))
+
+
+def answer_event(answer: Response) -> bytes:
+    """An answer as the last event of what took long."""
+    # What JSON says has no line ends of its own, so it is one line of an event.
+    said = (
+        (b'"location":%s,' % encode(answer.headers["location"]))
+        if "location" in answer.headers
+        else b""
+    )
+    body = bytes(answer.body) or b"null"
+    return b'event: answer\ndata: {"status":%d,%s"body":%s}\n\n' % (answer.status_code, said, body)
+
+
+async def _called(endpoint: ApiEndpoint, call: Call[Any, Any]) -> Response:
+    """What the row answers."""
+    request, services = call.request, call.services
     try:
         found = await endpoint.call(call)
     except Refused as refused:
         if refused.status == 403 and request.method in _UNSAFE:
-            await services.denied(principal, request, refused, queue)
+            await services.denied(call.principal, request, refused, call.path.get("queue", ""))
         raise
     if isinstance(found, Response):
         return found

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 from msgspec import Meta, Struct, structs
 from starlette.responses import Response
 
-from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
+from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach, answer_event
 from hopback.admin.auth import forbidden
-from hopback.admin.events import job_events, search_events
+from hopback.admin.events import AT_ONCE_S, EVENTS, job_events, search_events
 from hopback.admin.problems import Refused
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
@@ -46,8 +48,14 @@ from hopback.deadletters.requests import (
 )
 from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.surveys import ErrorOverview, QueueTrend
+from hopback.errors import HopbackError
 from hopback.headers import timestamp
 from hopback.renamed import OldNameLookup, old_names
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from hopback.deadletters.search import SearchProgress
 
 __all__ = ["DEADLETTERS", "FailuresQuery", "GroupQuery", "JobsQuery", "MessagesQuery"]
 
@@ -156,11 +164,16 @@ async def _list_errors(call: Call[Empty, None]) -> ErrorOverview:
 
 
 @DEADLETTERS.row(
-    "POST", "/admin/dlq/errors/survey", Role.OPERATOR, Reach.EVERYWHERE, answer=ErrorOverview
+    "POST",
+    "/admin/dlq/errors/survey",
+    Role.OPERATOR,
+    Reach.EVERYWHERE,
+    answer=ErrorOverview,
+    takes_long=True,
 )
 async def _survey_queues(call: Call[Empty, None]) -> ErrorOverview:
     """Survey now every queue that looking does not harm and that nobody works on."""
-    return await call.operations.errors(survey=True)
+    return await call.operations.errors(survey=True, on_progress=call.on_progress)
 
 
 @DEADLETTERS.row(
@@ -176,7 +189,7 @@ async def _show_trend(call: Call[Empty, None]) -> QueueTrend:
     "/admin/dlq/search",
     Role.OPERATOR,
     body=SearchRequest,
-    media=("text/event-stream",),
+    media=(EVENTS,),
     errors=(404, 409),
 )
 async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
@@ -191,9 +204,43 @@ async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
         names = [one.queue for one in known if call.principal.allows(Role.OPERATOR, one.queue)]
         asked = structs.replace(asked, queues=tuple(names))
     found = call.operations.search(asked)
-    # What is wrong with the question is told before the stream begins: with a status of its own.
-    first = await anext(found)
-    return call.services.streams.open(search_events(first, found), call.principal)
+    # What is wrong with the question is told with a status of its own, unless the broker is slow to tell.
+    first = asyncio.ensure_future(anext(found))
+    if (await asyncio.wait({first}, timeout=AT_ONCE_S))[0]:
+        first.result()
+
+    async def end() -> None:
+        first.cancel()
+        await asyncio.wait({first})
+        await found.aclose()
+
+    try:
+        events = _search_stream(first, found, call)
+        return call.services.streams.open(events, call.principal, end)
+    except Refused:
+        await end()
+        raise
+
+
+async def _search_stream(
+    first: asyncio.Future[SearchProgress],
+    found: AsyncGenerator[SearchProgress, None],
+    call: Call[Empty, SearchRequest],
+) -> AsyncGenerator[bytes, None]:
+    """The events of a search whose beginning is under way."""
+
+    async def told() -> AsyncGenerator[SearchProgress, None]:
+        async with aclosing(found):
+            yield await first
+            async for progress in found:
+                yield progress
+
+    try:
+        async with aclosing(search_events(told())) as events:
+            async for event in events:
+                yield event
+    except HopbackError as refused:
+        yield answer_event(call.refusal(refused))
 
 
 @DEADLETTERS.row(
@@ -237,15 +284,12 @@ async def _restore_limit(call: Call[Empty, LimitReason]) -> None:
     answer=SessionView,
     status=201,
     errors=(409,),
+    takes_long=True,
 )
 async def _open_session(call: Call[Empty, SessionRequest]) -> ApiAnswer:
     """Open a browse session: hold messages for looking at."""
-    asked, services = call.body, call.services
-    services.check_room(call.principal)
-    view = await call.operations.open_session(
-        call.path["queue"], asked.window, forced=asked.force, lift=asked.lift
-    )
-    await services.insights.remember(call.operations, view)
+    asked, queue = call.body, call.path["queue"]
+    view = await call.services.hold(call.principal, queue, asked, call.on_progress)
     return ApiAnswer(view, headers=(("Location", f"/admin/dlq/sessions/{view.id}"),))
 
 
@@ -255,7 +299,7 @@ async def _show_session(call: Call[Empty, None]) -> SessionView:
     return _held_session(call)
 
 
-@DEADLETTERS.row("DELETE", _SESSION, Role.OPERATOR, status=204)
+@DEADLETTERS.row("DELETE", _SESSION, Role.OPERATOR, status=204, takes_long=True)
 async def _release_session(call: Call[Empty, None]) -> None:
     """Give everything back, in order."""
     view = _held_session(call)
@@ -354,6 +398,7 @@ async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
     errors=(404, 409),
     headers=_KEY,
     further=((200, JobPlan),),
+    takes_long=True,
 )
 async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
     """Begin a re-drive or a discard; with `dryRun` answer 200 with the plan instead."""
@@ -372,8 +417,9 @@ async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
     if isinstance(request, RedriveRequest):
         await need_target(call.operations, call.principal, request.queue, request.target)
     if call.body.dry_run:
-        return ApiAnswer(await call.operations.plan(request), status=200)
-    job = await call.operations.start(request)
+        plan = await call.operations.plan(request, on_progress=call.on_progress)
+        return ApiAnswer(plan, status=200)
+    job = await call.operations.start(request, on_progress=call.on_progress)
     return ApiAnswer(job, headers=(("Location", f"/admin/dlq/jobs/{job.id}"),))
 
 
@@ -392,7 +438,7 @@ async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
     return FailureList(found, more)
 
 
-@DEADLETTERS.row("GET", f"{_JOB}/events", Role.VIEWER, media=("text/event-stream",))
+@DEADLETTERS.row("GET", f"{_JOB}/events", Role.VIEWER, media=(EVENTS,))
 async def _follow_job(call: Call[Empty, None]) -> Response:
     """The job now and after every change, as server-sent events of type `job`."""
     job = await _visible_job(call)

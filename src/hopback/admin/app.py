@@ -46,7 +46,7 @@ from hopback.admin.keys import KeyRing
 from hopback.admin.notes import NOTE_PAGES, NOTES
 from hopback.admin.openapi import openapi_document
 from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
-from hopback.admin.pages import problem_page
+from hopback.admin.pages import WORK_PAGES, problem_page
 from hopback.admin.pages_access import ACCESS_PAGES, sign_in_routes
 from hopback.admin.pages_deadletters import DEADLETTER_PAGES
 from hopback.admin.pages_jobs import JOB_PAGES
@@ -385,6 +385,9 @@ def _lifespan(services: Services) -> Any:
         try:
             yield
         finally:
+            for each in services.brokers:
+                for waiting in tuple(each.working.values()):
+                    await waiting.end()
             surveys = [task for each in services.brokers for task in each.surveying]
             for task in (*tasks, *surveys):
                 task.cancel()
@@ -582,6 +585,7 @@ class _Files(StaticFiles):
 def page_routes(services: Services, templates: Environment) -> list[BaseRoute]:
     """The routes of one broker's pages, with their live lines."""
     parts = (
+        WORK_PAGES,
         DEADLETTER_PAGES,
         ARCHIVE_PAGES,
         NOTE_PAGES,

@@ -1,11 +1,15 @@
-"""Server-sent events: a job as it goes on, and what changed on the page."""
+"""Server-sent events: a job as it goes on, what changed on the page, how far long work is.
+
+Work that goes through a queue may take minutes. It runs in a task of its own, which ends when nobody waits
+for it any more, and says every few seconds that it is alive: no caller has to guess whether to wait on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.responses import StreamingResponse
 
@@ -16,23 +20,35 @@ from hopback.errors import HopbackError
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Sequence,
+    )
 
+    from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
     from hopback.admin.overview import Sweep
     from hopback.admin.roles import Principal
     from hopback.admin.settings import RequestLimits
-    from hopback.deadletters.contract import Job
+    from hopback.deadletters.contract import Job, LookProgress, OnProgress
 
 __all__ = [
+    "AT_ONCE_S",
+    "EVENTS",
     "EventStreams",
+    "LongWork",
     "StreamedResponse",
     "changes_of_board",
     "changes_of_job",
     "job_events",
     "newest",
     "page_search_events",
+    "page_work_events",
     "search_events",
 ]
 
@@ -66,8 +82,13 @@ class StreamedResponse(StreamingResponse):
 
 # --- events ----------------------------------------------------------------------------------------
 
+AT_ONCE_S = 1.0
+"""What takes longer is told about while it goes on."""
+EVENTS = "text/event-stream"
+"""The media type of what is told as it happens."""
 _QUIET_S = 15.0  # proxies cut connections that are silent for 30 s or more
 _BETWEEN_S = 0.1  # ten a second are as many as an eye can follow
+_TELL_EVERY_S = 0.5  # as often as an eye follows a number
 _BOARD_EVERY_S = 1.0  # the sweep has nothing newer
 _ROUNDED_S = 0.001  # a page writes the moment it shows in milliseconds
 
@@ -95,13 +116,15 @@ async def job_events(
 
 
 async def search_events(
-    first: SearchProgress, found: AsyncGenerator[SearchProgress, None]
+    found: AsyncGenerator[SearchProgress, None],
 ) -> AsyncGenerator[bytes, None]:
     """How far a search is and what it found, as events of type `search`, and `end` after the last."""
-    async with aclosing(found):
-        yield b"event: search\ndata: %s\n\n" % encode(first)
-        async for progress in found:
-            yield b"event: search\ndata: %s\n\n" % encode(progress)
+    async with aclosing(found), aclosing(_with_silence(found)) as told:
+        async for progress in told:
+            if progress is None:
+                yield _STILL_HERE
+            else:
+                yield b"event: search\ndata: %s\n\n" % encode(progress)
     yield _END
 
 
@@ -109,15 +132,112 @@ async def page_search_events(
     found: AsyncGenerator[SearchProgress, None], queue: str = ""
 ) -> AsyncGenerator[bytes, None]:
     """The same for a page, which cannot read a refusal: it is told as a queue that was left out."""
-    async with aclosing(found):
+
+    async def told() -> AsyncGenerator[SearchProgress, None]:
+        async with aclosing(found):
+            try:
+                async for progress in found:
+                    yield progress
+            except HopbackError as refused:
+                skipped = (SkippedQueue(queue or "Everything", str(refused)),)
+                yield SearchProgress(skipped=skipped, is_over=True)
+
+    async with aclosing(search_events(told())) as events:
+        async for event in events:
+            yield event
+
+
+ValueT = TypeVar("ValueT")
+
+
+async def _with_silence(
+    found: AsyncGenerator[ValueT, None],
+) -> AsyncGenerator[ValueT | None, None]:
+    """Everything that comes, and None when nothing came for a while."""
+    is_over = object()
+    coming = asyncio.ensure_future(anext(found, is_over))
+    try:
+        while True:
+            if not (await asyncio.wait({coming}, timeout=_QUIET_S))[0]:
+                yield None
+                continue
+            came = coming.result()
+            if came is is_over:
+                return
+            yield came  # type: ignore[misc]  # what is over has returned
+            coming = asyncio.ensure_future(anext(found, is_over))
+    finally:
+        coming.cancel()
+        await asyncio.wait({coming})
+
+
+class LongWork(Generic[ValueT]):
+    """Something that may take minutes, in a task of its own; `progress` is how far it is.
+
+    `work` is called with what it tells that to, and gives back what it holds when it is cancelled.
+    """
+
+    def __init__(self, work: Callable[[OnProgress], Coroutine[Any, Any, ValueT]]) -> None:
+        self.progress: LookProgress | None = None
+        self.task: asyncio.Task[ValueT] = asyncio.create_task(work(self._tell), name="long work")
+
+    def _tell(self, progress: LookProgress) -> None:
+        self.progress = progress
+
+    async def ended(self, request: Request, seconds: float | None) -> bool:
+        """Whether it ended within so long; Refused, and cancelled, if the caller hangs up meanwhile."""
+        hanging_up = asyncio.create_task(_hung_up(request), name="caller hangs up")
         try:
-            first = await anext(found)
-        except HopbackError as refused:
-            skipped = (SkippedQueue(queue or "Everything", str(refused)),)
-            first = SearchProgress(skipped=skipped, is_over=True)
-        async with aclosing(search_events(first, found)) as events:
-            async for event in events:
-                yield event
+            await asyncio.wait(
+                {self.task, hanging_up}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+        finally:
+            hanging_up.cancel()
+        if hanging_up.done() and not self.task.done():
+            await self.end()
+            raise Refused(408, "hung-up", "The caller hung up; what was held was given back.")
+        return self.task.done()
+
+    async def end(self) -> None:
+        """Cancel it if it still runs; return when it has given back what it held."""
+        if not self.task.done():
+            self.task.cancel()
+            await asyncio.wait({self.task})
+        if not self.task.cancelled():
+            self.task.exception()  # nobody waits for it any more
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """How far it is, as events of type `progress`, until it is over."""
+        told: LookProgress | None = None
+        loop = asyncio.get_running_loop()
+        said_at = loop.time()
+        while not self.task.done():
+            if self.progress is not None and self.progress != told:
+                told, said_at = self.progress, loop.time()
+                yield b"event: progress\ndata: %s\n\n" % encode(told)
+            elif loop.time() - said_at >= _QUIET_S:
+                said_at = loop.time()
+                yield _STILL_HERE
+            await asyncio.wait({self.task}, timeout=_TELL_EVERY_S)
+
+
+async def page_work_events(
+    work: LongWork[Any], attend: Callable[[], object]
+) -> AsyncGenerator[bytes, None]:
+    """How far it is, and `end` when its answer can be fetched; `attend` is called while somebody reads."""
+    async with aclosing(work.events()) as events:
+        async for event in events:
+            attend()
+            yield event
+    yield _END
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
@@ -191,8 +311,16 @@ class EventStreams:
         self._limits = limits
         self._open: Counter[str] = Counter()
 
-    def open(self, events: AsyncIterator[bytes], principal: Principal) -> StreamingResponse:
-        """The stream as an answer that nobody keeps or collects; Refused if there are too many."""
+    def open(
+        self,
+        events: AsyncIterator[bytes],
+        principal: Principal,
+        on_end: Callable[[], Awaitable[object]] | None = None,
+    ) -> StreamingResponse:
+        """The stream as an answer that nobody keeps or collects; Refused if there are too many.
+
+        `on_end` is called when it is over, even if nothing of it was ever sent.
+        """
         own, limits = self._open[principal.id], self._limits
         if own >= limits.event_streams_per_caller or self._open.total() >= limits.event_streams:
             raise Refused(
@@ -201,17 +329,24 @@ class EventStreams:
                 f"{own} event streams of yours are open, {self._open.total()} in all; close one first.",
             )
         self._open[principal.id] += 1
-        return _EventResponse(events, self._open, principal.id)
+        return _EventResponse(events, self._open, principal.id, on_end)
 
 
 class _EventResponse(StreamedResponse):
     """Gives its place back when it ends, even if nothing of it was ever sent."""
 
-    def __init__(self, events: AsyncIterator[bytes], opened: Counter[str], caller: str) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        opened: Counter[str],
+        caller: str,
+        on_end: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type=EVENTS, headers=headers)
         self._opened = opened
         self._caller = caller
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -220,6 +355,8 @@ class _EventResponse(StreamedResponse):
             self._opened[self._caller] -= 1
             if not self._opened[self._caller]:
                 del self._opened[self._caller]
+            if self._on_end is not None:
+                await self._on_end()
 
 
 def _event_response(events: AsyncIterator[bytes]) -> StreamingResponse:

@@ -10,6 +10,7 @@ import msgspec
 
 from hopback import __version__
 from hopback.admin.api import JSON, ApiEndpoint, Empty
+from hopback.admin.events import EVENTS
 from hopback.admin.problems import MEDIA_TYPE
 from hopback.deadletters.codec import schemas as schemas_of
 
@@ -157,8 +158,10 @@ def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
                 success["content"][media] = {"schema": schema}
             elif media.endswith("+json"):
                 success["content"][media] = {"schema": {"type": "object"}}
-            elif media == "text/event-stream":
+            elif media == EVENTS:
                 success["content"][media] = {"schema": _EVENT}
+    if row.takes_long:
+        success.setdefault("content", {})[EVENTS] = {"schema": _EVENT}
     found = {str(row.status): success}
     for status, kind in row.further:
         content = {JSON: {"schema": schemas[id(kind)]}}

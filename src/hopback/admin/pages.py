@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import secrets
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,12 +14,13 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from hopback.admin.api import PathRoute
 from hopback.admin.auth import forbidden
+from hopback.admin.events import AT_ONCE_S, LongWork, page_work_events
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import visible
 from hopback.deadletters.requests import HIGHEST_RATE, Target, TargetKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from jinja2 import Environment
     from starlette.requests import Request
@@ -25,18 +28,22 @@ if TYPE_CHECKING:
 
     from hopback.admin.roles import Principal, Role
     from hopback.admin.services import Services
+    from hopback.deadletters.contract import OnProgress
     from hopback.deadletters.service import Operations
 
 __all__ = [
     "NOTICE_READ",
+    "WORK_PAGES",
     "BrokerSwitch",
     "Page",
+    "PageWork",
     "Pages",
     "Visit",
     "broker_switch",
     "chosen",
     "form_fields",
     "frame_values",
+    "in_time",
     "own_page",
     "problem_page",
     "see_other",
@@ -193,6 +200,103 @@ class Pages:
             )
             for method, path, answer in self._rows
         ]
+
+
+WORK_PAGES = Pages()
+"""Where somebody waits for what takes longer than a moment."""
+
+_UNATTENDED_S = 20.0
+"""So long nobody has asked for it: the page is closed. It asks every 2 s, and its line every second."""
+
+
+class PageWork:
+    """What a form asked for and somebody waits for: `words` say what, `back` is where the form was.
+
+    When nobody has asked for it for a while it ends, and `forget` is called.
+    """
+
+    def __init__(
+        self,
+        work: LongWork[Response],
+        by: str,
+        words: str,
+        back: str,
+        forget: Callable[[], object],
+    ) -> None:
+        self.work = work
+        self.by = by
+        self.words = words
+        self.back = back
+        self._forget = forget
+        self._asked_at = asyncio.get_running_loop().time()
+        self._watching = asyncio.create_task(self._watch(), name="long work of a page")
+
+    def attend(self) -> None:
+        """Somebody still waits for it."""
+        self._asked_at = asyncio.get_running_loop().time()
+
+    async def end(self) -> None:
+        """It is fetched, or not wanted any more: then it gives back what it holds."""
+        self._watching.cancel()
+        self._forget()
+        await self.work.end()
+
+    async def _watch(self) -> None:
+        loop, left = asyncio.get_running_loop(), _UNATTENDED_S
+        while left > 0:
+            await asyncio.sleep(left)
+            left = self._asked_at + _UNATTENDED_S - loop.time()
+        self._forget()
+        await self.work.end()
+
+
+async def in_time(
+    visit: Visit,
+    work: Callable[[OnProgress], Coroutine[Any, Any, Response]],
+    words: str,
+    back: str,
+) -> Response:
+    """The answer if it is there within a moment; otherwise the way to a page that says how far it is."""
+    begun = LongWork(work)
+    if await begun.ended(visit.request, AT_ONCE_S):
+        return begun.task.result()
+    known, name = visit.services.working, secrets.token_hex(8)
+    forget = partial(known.pop, name, None)
+    known[name] = PageWork(begun, visit.principal.id, words, back, forget)
+    return see_other(f"/working/{name}")
+
+
+def _waiting(visit: Visit) -> PageWork:
+    """What is waited for; nobody else's."""
+    found = visit.services.working.get(visit.path["work"])
+    if found is None or found.by != visit.principal.id:
+        raise Refused(404, "not-found", "What was waited for here is over, or was given up.")
+    found.attend()
+    return found
+
+
+@WORK_PAGES.get("/working/{work}")
+async def _working(visit: Visit) -> Response:
+    """How far it is; when it is over, its answer, once."""
+    waiting = _waiting(visit)
+    if waiting.work.task.done():
+        await waiting.end()
+        return waiting.work.task.result()
+    return visit.page("working.html", waiting=waiting, name=visit.path["work"])
+
+
+@WORK_PAGES.get("/working/{work}/events")
+async def _working_events(visit: Visit) -> Response:
+    waiting = _waiting(visit)
+    events = page_work_events(waiting.work, waiting.attend)
+    return visit.services.streams.open(events, visit.principal)
+
+
+@WORK_PAGES.post("/working/{work}/cancel")
+async def _cancel_work(visit: Visit) -> Response:
+    waiting = _waiting(visit)
+    await waiting.end()
+    return see_other(waiting.back)
 
 
 async def _respond(

@@ -15,9 +15,9 @@ from msgspec import structs
 from starlette.responses import JSONResponse
 
 from hopback.admin.auth import forbidden
-from hopback.admin.events import changes_of_board, page_search_events
+from hopback.admin.events import AT_ONCE_S, changes_of_board, page_search_events
 from hopback.admin.overview import read_all
-from hopback.admin.pages import Pages, chosen, see_other
+from hopback.admin.pages import Pages, chosen, in_time, see_other
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import Form, clock_words, diff_lines, payload_of, visible
 from hopback.admin.roles import Role
@@ -32,7 +32,13 @@ from hopback.deadletters.message import (
     plain_value,
     pretty_json,
 )
-from hopback.deadletters.requests import SMALL_WINDOW, Edit, EditRequest, GroupBy, Window
+from hopback.deadletters.requests import (
+    SMALL_WINDOW,
+    Edit,
+    EditRequest,
+    GroupBy,
+    SessionRequest,
+)
 from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed
 from hopback.fields import Timestamp
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
     from hopback.admin.overview import Insight, Swept
     from hopback.admin.pages import Visit
     from hopback.admin.services import Services
-    from hopback.deadletters.contract import Group, QueueSummary, SessionView
+    from hopback.deadletters.contract import Group, OnProgress, QueueSummary, SessionView
     from hopback.deadletters.notes import GroupNote
     from hopback.deadletters.surveys import ErrorGroup, ErrorOverview, SurveyedQueue
     from hopback.message import Delivery
@@ -191,7 +197,6 @@ async def _board(visit: Visit) -> Response:
     )
 
 
-_AT_ONCE_S = 1.0  # what takes longer is shown as it goes on
 _SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things
 
 
@@ -227,7 +232,7 @@ async def _survey(visit: Visit) -> Response:
         asked.add_done_callback(running.discard)
         asked.add_done_callback(lambda _: visit.services.errors.forget())
         asked.add_done_callback(_say_why_not)
-    done, _ = await asyncio.wait(tuple(running), timeout=_AT_ONCE_S)
+    done, _ = await asyncio.wait(tuple(running), timeout=AT_ONCE_S)
     for over in done:
         over.result()
     return see_other("/?told=surveyed" if done else "/?told=surveying")
@@ -350,21 +355,22 @@ async def _queue(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.post("/queues/{queue}/look")
 async def _look(visit: Visit) -> Response:
-    operations, name = visit.operations, visit.path["queue"]
+    name, chosen, how = visit.path["queue"], visit.field("filter"), visit.field("how")
     visit.need(Role.OPERATOR, name)
-    limit = visit.number("limit", 100, least=1, most=10_000)
-    minutes = visit.number("minutes", 5, least=1, most=25)
-    visit.services.check_room(visit.principal)
-    view = await operations.open_session(
-        name,
-        Window(limit, seconds=minutes * 60.0, skip=visit.number("skip", 0)),
-        forced=visit.field("how") == "force",
-        lift=visit.field("how") == "lift",
+    asked = SessionRequest(
+        limit=visit.number("limit", 100, least=1, most=10_000),
+        ttl_seconds=visit.number("minutes", 5, least=1, most=25) * 60.0,
+        force=how == "force",
+        lift=how == "lift",
+        skip=visit.number("skip", 0),
     )
-    await visit.services.insights.remember(operations, view)
-    chosen = visit.field("filter")
-    onward = f"&filter={quote(chosen, safe='')}#messages" if chosen else ""
-    return see_other(_session_url(view) + onward)
+
+    async def look(on_progress: OnProgress) -> Response:
+        view = await visit.services.hold(visit.principal, name, asked, on_progress)
+        onward = f"&filter={quote(chosen, safe='')}#messages" if chosen else ""
+        return see_other(_session_url(view) + onward)
+
+    return await in_time(visit, look, f"Looking into {name}", f"/queues/{quote(name, safe='')}")
 
 
 def _session_url(view: SessionView) -> str:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job, page_search_events
-from hopback.admin.pages import Pages, chosen, see_other
+from hopback.admin.pages import Pages, chosen, in_time, see_other
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import span_words, visible
 from hopback.admin.roles import Role
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.admin.pages import Visit
-    from hopback.deadletters.contract import Job
+    from hopback.deadletters.contract import Job, OnProgress
     from hopback.deadletters.requests import Request
 
 __all__ = ["JOB_PAGES"]
@@ -117,7 +117,10 @@ async def _step(visit: Visit, request: Request) -> Response:
         return await _first(visit, request)
     if step == "2":
         return await _second(visit, request)
-    return await (_begin if step == "go" else _review)(visit, request)
+    done = _begin if step == "go" else _review
+    back = f"/queues/{quote(request.queue, safe='')}"
+    words = f"Counting in {request.queue}"
+    return await in_time(visit, lambda tell: done(visit, request, tell), words, back)
 
 
 async def _first(visit: Visit, request: Request) -> Response:
@@ -153,7 +156,9 @@ async def _second(
     )  # fmt: skip
 
 
-async def _review(visit: Visit, request: Request, trouble: str = "") -> Response:
+async def _review(
+    visit: Visit, request: Request, on_progress: OnProgress, trouble: str = ""
+) -> Response:
     if not request.reason:
         return await _second(visit, request, "Why: expected a reason; everyone reads it later.")
     meant = request
@@ -161,7 +166,8 @@ async def _review(visit: Visit, request: Request, trouble: str = "") -> Response
         # Nobody has typed the name yet: a plan discards nothing.
         meant = structs.replace(request, confirm=request.queue)
     try:
-        plan = await visit.operations.plan(await _granted(visit, meant))
+        granted = await _granted(visit, meant)
+        plan = await visit.operations.plan(granted, on_progress=on_progress)
     except HopbackError as error:
         return await _back(visit, request, error)
     whole = plan.seen >= plan.selected
@@ -187,13 +193,14 @@ async def _review(visit: Visit, request: Request, trouble: str = "") -> Response
     )  # fmt: skip
 
 
-async def _begin(visit: Visit, request: Request) -> Response:
+async def _begin(visit: Visit, request: Request, on_progress: OnProgress) -> Response:
     if isinstance(request, DiscardRequest) and request.confirm != request.queue:
         typed = "nothing" if not request.confirm else repr(request.confirm)
         trouble = f"To discard, type the queue's name {request.queue!r}; got {typed}."
-        return await _review(visit, request, trouble)
+        return await _review(visit, request, on_progress, trouble)
     try:
-        job = await visit.operations.start(await _granted(visit, request))
+        granted = await _granted(visit, request)
+        job = await visit.operations.start(granted, on_progress=on_progress)
     except HopbackError as error:
         return await _back(visit, request, error)
     return see_other(f"/jobs/{quote(job.id, safe='')}")

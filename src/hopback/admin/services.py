@@ -39,15 +39,17 @@ if TYPE_CHECKING:
     from hopback.admin.events import EventStreams
     from hopback.admin.keys import ApiKey
     from hopback.admin.overview import Sweep
+    from hopback.admin.pages import PageWork
     from hopback.admin.settings import AdminSettings
     from hopback.broker.apply import ApplyPlan
     from hopback.broker.management import Management
     from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Broker
     from hopback.clock import Clock
+    from hopback.deadletters.contract import OnProgress
     from hopback.deadletters.discovery import CandidateList
     from hopback.deadletters.live import LiveView
-    from hopback.deadletters.requests import Target
+    from hopback.deadletters.requests import SessionRequest, Target
     from hopback.deadletters.service import Operations
     from hopback.deadletters.surveys import ErrorOverview
     from hopback.topology.model import Topology
@@ -183,6 +185,8 @@ class Services:
     errors: RecentReading[ErrorOverview] = field(default_factory=RecentReading)
     surveying: set[asyncio.Task[ErrorOverview]] = field(default_factory=set)
     """The survey that somebody asked for on the page and does not wait for, if it still runs."""
+    working: dict[str, PageWork] = field(default_factory=dict)
+    """What forms asked for and somebody waits for."""
     nobody: Principal = NOBODY
     name: str = ""
     prefix: str = ""
@@ -270,6 +274,26 @@ class Services:
                 "too-much-held",
                 f"{len(open_now)} browse sessions hold {held} bytes; wait until one ends.",
             )
+
+    async def hold(
+        self,
+        principal: Principal,
+        queue: str,
+        asked: SessionRequest,
+        on_progress: OnProgress | None = None,
+    ) -> SessionView:
+        """A browse session for a caller; cancelled, it gives back what it held, for nobody knows its id."""
+        self.check_room(principal)
+        operations = self.acting_as(principal)
+        view = await operations.open_session(
+            queue, asked.window, forced=asked.force, lift=asked.lift, on_progress=on_progress
+        )
+        try:
+            await self.insights.remember(operations, view)
+        except BaseException:
+            await operations.release(view.id)
+            raise
+        return view
 
     async def denied(
         self, principal: Principal, request: Request, refused: Refused, queue: str

@@ -22,6 +22,7 @@ from hopback.cli.dlq_print import (
     print_not_looked_into,
     print_queue,
     print_queues,
+    progress_told,
     told_search,
 )
 from hopback.cli.exits import CommandFailed, Exit
@@ -76,7 +77,6 @@ __all__ = [
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 _SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
-_TELL_S = 1.0  # between two questions how far it is: reading what is kept costs as much as a list
 
 queue_argument = click.argument("queue", shell_complete=complete_queue)
 filter_option = click.option(
@@ -150,9 +150,14 @@ async def lift_if_needed(dead_letters: DeadLetters, queue: str, *, job: bool = F
 @asynccontextmanager
 async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterator[str]:
     """A browse session of so many messages; they are given back however this ends."""
-    session = await dead_letters.open_session(
-        look.queue, Window(limit=size, skip=look.skip), forced=look.forced, lift=look.lift
-    )
+    with progress_told() as tell:
+        session = await dead_letters.open_session(
+            look.queue,
+            Window(limit=size, skip=look.skip),
+            forced=look.forced,
+            lift=look.lift,
+            on_progress=tell,
+        )
     try:
         yield session.id
     finally:
@@ -486,18 +491,8 @@ def errors(survey: bool, form: str, where: Where) -> None:
 
 async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> None:
     """Print the errors."""
-    asked = asyncio.ensure_future(dead_letters.errors(survey=survey))
-    try:
-        while survey and on_terminal() and not (await asyncio.wait({asked}, timeout=_TELL_S))[0]:
-            running = (await dead_letters.errors()).running
-            if running is not None:
-                share = f"{running.seen:,} of {count_of(running.total)} looked at"
-                click.echo(
-                    f"\x1b[2K{safe(share)}, now in {safe(running.queue)}\r", nl=False, err=True
-                )
-        found = await asked
-    finally:
-        asked.cancel()
+    with progress_told() as tell:
+        found = await dead_letters.errors(survey=survey, on_progress=tell)
     output(
         form, found if form == "json" else found.items, lambda: _print_errors(found, time.time())
     )

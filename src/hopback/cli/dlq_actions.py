@@ -26,7 +26,7 @@ from hopback.cli.dlq import (
     refusals_explained,
     within_option,
 )
-from hopback.cli.dlq_print import count_of, form_option, output, print_plan
+from hopback.cli.dlq_print import count_of, form_option, output, print_plan, progress_told
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.jobs import see_through
 from hopback.cli.options import header_pairs
@@ -411,7 +411,8 @@ async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoi
     if choices.lift and not choices.dry_run:
         await lift_if_needed(dead_letters, request.queue, job=True)
     reason = request.reason.strip() or _PLANNED
-    return await dead_letters.plan(structs.replace(request, reason=reason))
+    with progress_told() as tell:
+        return await dead_letters.plan(structs.replace(request, reason=reason), on_progress=tell)
 
 
 def _show(plan: JobPlan, choices: ActionChoices) -> None:
@@ -436,7 +437,8 @@ async def carry_out(
     """Begin the job and see it through."""
     if not dead_letters.keeps_jobs:
         click.echo("Warning: jobs are kept in memory; name a --store to resume them.", err=True)
-    job = await dead_letters.start(request)
+    with progress_told() as tell:
+        job = await dead_letters.start(request, on_progress=tell)
     return await see_through(dead_letters, job, form, how_to_resume(job.id))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
         Group,
         Job,
         JobPlan,
+        LookProgress,
         MessageView,
+        OnProgress,
         QueueDetail,
         QueueSummary,
         ReachedQueue,
@@ -59,6 +61,7 @@ __all__ = [
     "print_plan",
     "print_queue",
     "print_queues",
+    "progress_told",
     "size_text",
     "told_search",
 ]
@@ -274,6 +277,23 @@ def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
 
 def _error(message: DeadLetter) -> str:
     return ": ".join(part for part in (message.error, message.error_message) if part)
+
+
+@contextmanager
+def progress_told() -> Iterator[OnProgress | None]:
+    """What hears how far something is, and says so in a line on the terminal, until it is over."""
+    if not on_terminal():
+        yield None
+        return
+
+    def tell(progress: LookProgress) -> None:
+        share = f"{progress.seen:,} of {count_of(progress.total)} looked at"
+        click.echo(f"\x1b[2K{safe(share)}, now in {safe(progress.queue)}\r", nl=False, err=True)
+
+    try:
+        yield tell
+    finally:
+        click.echo("\x1b[2K", nl=False, err=True)
 
 
 async def told_search(

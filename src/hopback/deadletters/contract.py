@@ -8,7 +8,7 @@ than Python, the field says so. Fields are only ever added.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
@@ -21,6 +21,9 @@ from hopback.deadletters.requests import (  # noqa: TC001  msgspec reads them at
 )
 from hopback.renamed import OldNameLookup, old_names, warn_of_old
 from hopback.topology.model import QueueType  # noqa: TC001  msgspec reads it at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "ACTIVE",
@@ -46,8 +49,10 @@ __all__ = [
     "JobState",
     "LeftOutCount",
     "LimitPolicy",
+    "LookProgress",
     "MessageView",
     "Moment",
+    "OnProgress",
     "Overview",
     "Page",
     "Price",
@@ -311,6 +316,18 @@ class Groups(_AnswerStruct, frozen=True):
     more: int
     matching: int
     not_looked_into: int = 0
+
+
+class LookProgress(_AnswerStruct, frozen=True):
+    """How far a look through queues is: in which one, and how many messages it has seen of all."""
+
+    queue: str
+    seen: int
+    total: int
+
+
+OnProgress: TypeAlias = "Callable[[LookProgress], object]"
+"""Hears now and then how far something is that may take minutes."""
 
 
 class Survey(_AnswerStruct, frozen=True):

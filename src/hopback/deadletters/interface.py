@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Job,
         JobPlan,
         MessageView,
+        OnProgress,
         Page,
         QueueDetail,
         QueueSummary,
@@ -43,7 +44,8 @@ class DeadLetters(Protocol):
     Every method raises `NoSuch` for a name it does not know, `BadRequest` or `BadFilter` for what
     cannot be carried out as asked, `UnsafeOperation` for what could lose something, `JobConflict`
     where another job stands in the way, `NotAllowed` for what is switched off or not granted, and
-    `BrokerError` where the broker, or the way to it, does.
+    `BrokerError` where the broker, or the way to it, does. What goes through a queue tells
+    `on_progress` now and then how far it is; cancelled, it gives back what it holds.
     """
 
     @property
@@ -89,6 +91,7 @@ class DeadLetters(Protocol):
         *,
         forced: bool = False,
         lift: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> SessionView:
         """Hold messages for looking at; `forced` accepts a danger, `lift` removes it by a policy."""
 
@@ -125,7 +128,9 @@ class DeadLetters(Protocol):
     ) -> Survey:
         """Group a whole queue in one pass; costs what one session costs."""
 
-    async def errors(self, *, survey: bool = False) -> ErrorOverview:
+    async def errors(
+        self, *, survey: bool = False, on_progress: OnProgress | None = None
+    ) -> ErrorOverview:
         """The errors of all queues, as they were surveyed last, or after another survey of all."""
 
     async def trend(self, queue: str, /) -> QueueTrend:
@@ -136,10 +141,10 @@ class DeadLetters(Protocol):
 
     # --- jobs
 
-    async def plan(self, request: Request) -> JobPlan:
+    async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
         """What a job would do, without doing it."""
 
-    async def start(self, request: Request) -> Job:
+    async def start(self, request: Request, *, on_progress: OnProgress | None = None) -> Job:
         """Begin a job and return it; it goes on by itself."""
 
     async def job(self, job: str, /) -> Job:

@@ -10,7 +10,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import structs
@@ -46,12 +46,12 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
     from hopback.deadletters.actions import Action
-    from hopback.deadletters.contract import FailedMessage
+    from hopback.deadletters.contract import FailedMessage, Job
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
@@ -182,8 +182,16 @@ class JobRunner:
         self._settings = settings
         self._clock = clock
         self._runs: dict[str, JobRun] = {}
+        self._beginning: set[asyncio.Task[Job]] = set()
 
     # --- beginning
+
+    async def to_the_end(self, beginning: Coroutine[Any, Any, Job]) -> Job:
+        """Begin a job; what is written down goes on, whoever has stopped waiting for the answer."""
+        task = asyncio.create_task(beginning)
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+        return await asyncio.shield(task)
 
     async def begin(
         self,

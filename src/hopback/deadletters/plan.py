@@ -16,6 +16,7 @@ from hopback.deadletters.archive import check_writable
 from hopback.deadletters.contract import (
     JobPlan,
     LeftOutCount,
+    LookProgress,
     Moment,
     Price,
     ReachedQueue,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Connection
     from hopback.clock import Clock
-    from hopback.deadletters.contract import Cost, DeadLetter, Group
+    from hopback.deadletters.contract import Cost, DeadLetter, Group, OnProgress
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord, Journal
@@ -300,6 +301,7 @@ def order_kept(spec: JobSpec, ways: int) -> str:
 
 
 _REACHED = 50  # queues that are asked for their consumers: a review waits for the answers
+_TELL_EVERY = 256  # messages between two words on how far it is: some tens of milliseconds
 _SAMPLES = 5  # changes that a dry run shows: enough to see whether they are meant so
 _FAILURES = 10_000  # digests that fit one job's document; what is left is for another job
 
@@ -318,7 +320,12 @@ class Planner:
     # --- jobs
 
     async def spec(
-        self, request: Request, snapshot: BrokerSnapshot, broker: str, job: str
+        self,
+        request: Request,
+        snapshot: BrokerSnapshot,
+        broker: str,
+        job: str,
+        on_progress: OnProgress | None = None,
     ) -> tuple[JobSpec, ChosenMessages | None]:
         """A job for this request, and what a session holds of it; refused where it could not end well."""
         selection, held = await self._select(request, snapshot.ready)
@@ -329,11 +336,7 @@ class Planner:
             counted = JobSpec(JobKind.DISCARD, request.queue, "", selection)
             source, cost = snapshot.one(request.queue), snapshot.cost(request.queue)
             dry_run = DryRun(counted, source, parse_filter(selection.filter), self._clock.now())
-            async with aclosing(
-                walk(self._live.broker, request.queue, selection.count, cost)
-            ) as messages:
-                async for delivery in messages:
-                    dry_run.see(delivery)
+            await self._see_first(dry_run, request.queue, selection.count, cost, on_progress)
             found = dry_run.matching
         if request.expected_count is not None and request.expected_count != found:
             raise CountMismatch(request.expected_count, found)
@@ -411,7 +414,13 @@ class Planner:
 
     # --- plans
 
-    async def plan(self, request: Request, broker: str, active: JobRecord | None = None) -> JobPlan:
+    async def plan(
+        self,
+        request: Request,
+        broker: str,
+        active: JobRecord | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> JobPlan:
         """What a job for this request would do; looks at no more messages than the settings allow.
 
         `active` is the job that holds the queue now.
@@ -424,7 +433,8 @@ class Planner:
         spec = self._spec_of(request, selection, snapshot, broker, "JOB")
         wanted = parse_filter(selection.filter)
         dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
-        warnings = [*await self._run_dry(dry_run, spec, look, held), *_warnings(spec, cost)]
+        warnings = [*await self._run_dry(dry_run, spec, look, held, on_progress)]
+        warnings += _warnings(spec, cost)
         if dry_run.unread:
             which = _counted(dry_run.unread, "has", "have")
             warnings.append(
@@ -493,7 +503,12 @@ class Planner:
         return tuple(found)
 
     async def _run_dry(
-        self, dry_run: DryRun, spec: JobSpec, cost: Cost, held: ChosenMessages | None
+        self,
+        dry_run: DryRun,
+        spec: JobSpec,
+        cost: Cost,
+        held: ChosenMessages | None,
+        on_progress: OnProgress | None,
     ) -> list[str]:
         """See the messages; what could not be seen is said."""
         if held is not None:
@@ -507,13 +522,26 @@ class Planner:
             return [f"no message was looked at: {cost.text}"]
         selected = spec.selection.count
         count = min(selected, self._settings.scan)
-        async with aclosing(walk(self._live.broker, spec.queue, count, cost)) as messages:
-            async for delivery in messages:
-                dry_run.see(delivery)
+        await self._see_first(dry_run, spec.queue, count, cost, on_progress)
         unread = _unread(dry_run.not_looked_into)
         if count < selected:
             return [f"only the first {count:,} of {selected:,} messages were looked at", *unread]
         return unread
+
+    async def _see_first(
+        self,
+        dry_run: DryRun,
+        queue: str,
+        count: int,
+        cost: Cost,
+        on_progress: OnProgress | None,
+    ) -> None:
+        """Take the first messages, see each, and give all of them back in order."""
+        async with aclosing(walk(self._live.broker, queue, count, cost)) as messages:
+            async for delivery in messages:
+                dry_run.see(delivery)
+                if on_progress is not None and dry_run.seen % _TELL_EVERY == 0:
+                    on_progress(LookProgress(queue, dry_run.seen, count))
 
 
 def _unread(count: int) -> list[str]:

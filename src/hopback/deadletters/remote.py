@@ -6,13 +6,16 @@ this process ends. What it refuses is raised as the library itself would, in the
 
 from __future__ import annotations
 
+from contextlib import aclosing
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
-from msgspec import structs
+import msgspec
+from msgspec import Raw, Struct, structs
 
 from hopback.deadletters.alerts import AlertList, AlertTestResult
-from hopback.deadletters.codec import encode, from_json
+from hopback.deadletters.codec import decode, encode, from_json
 from hopback.deadletters.contract import (
     AuditList,
     EditedCopy,
@@ -23,6 +26,7 @@ from hopback.deadletters.contract import (
     JobList,
     JobPlan,
     LimitPolicy,
+    LookProgress,
     MessageView,
     Overview,
     Page,
@@ -77,7 +81,12 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from hopback.deadletters.contract import AuditEntry, FailedMessage, QueueSummary
+    from hopback.deadletters.contract import (
+        AuditEntry,
+        FailedMessage,
+        OnProgress,
+        QueueSummary,
+    )
     from hopback.deadletters.discovery import QueueAnswer
     from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
 
@@ -89,7 +98,9 @@ _QUEUES = "/admin/dlq/queues"
 _SESSIONS = "/admin/dlq/sessions"
 _CANDIDATES = "/admin/dlq/candidates"
 _JOBS = "/admin/dlq/jobs"
-_TIMEOUT_S = 60.0  # a dry run of a large queue takes seconds; a minute means that nobody answers
+_SILENCE_S = 60.0  # a server at work says so every 15 s; a minute without a word is no answer
+_LONG = "application/json, text/event-stream;q=0.9"
+"""Accepted where it may take minutes: the answer, or how far it is until there is one."""
 _LARGEST_PAGE = 200  # what the server gives at once; more is asked for page by page
 _BY_CODE: dict[str, type[OperationRefused]] = {
     "bad-filter": BadFilter, "count-mismatch": CountMismatch, "session-over": SessionOver,
@@ -100,6 +111,7 @@ _BY_STATUS: dict[int, type[OperationRefused]] = {
     422: BadRequest,
 }  # fmt: skip
 _AWAY = frozenset({502, 503, 504})
+_KNOWN_STATUSES = frozenset(HTTPStatus)
 _REMEDIES = {
     401: "Give a token or API key of this server (--token, HOPBACK_TOKEN).",
     403: "Ask the administrators of the server for the role that is named.",
@@ -110,7 +122,8 @@ class RemoteDeadLetters:
     """The operations of a server; use it as an async context manager.
 
     `token` is a bearer token or an API key. `broker` names one of those that the server serves; without
-    it is the first. BadRequest for a URL that is no server's.
+    it is the first. A server that says nothing for `silence_s` seconds counts as gone; one that is at work,
+    for however long, says so. BadRequest for a URL that is no server's.
     """
 
     runs_jobs_here = False
@@ -123,6 +136,7 @@ class RemoteDeadLetters:
         *,
         transport: httpx.AsyncBaseTransport | None = None,
         broker: str | None = None,
+        silence_s: float = _SILENCE_S,
     ) -> None:
         with needs("management", "--server"):
             import httpx
@@ -131,9 +145,10 @@ class RemoteDeadLetters:
         self._url = url.rstrip("/")
         if broker is not None:
             self._url += f"/brokers/{quote(broker, safe='')}"
+        self._silence_s = silence_s
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._client = httpx.AsyncClient(
-            base_url=self._url, headers=headers, timeout=_TIMEOUT_S, transport=transport
+            base_url=self._url, headers=headers, timeout=silence_s, transport=transport
         )
 
     async def __aenter__(self) -> Self:
@@ -187,12 +202,14 @@ class RemoteDeadLetters:
         *,
         forced: bool = False,
         lift: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> SessionView:
         """Hold messages for looking at; `forced` accepts a danger, `lift` removes it by a policy."""
         asked = SessionRequest(
             window.limit, window.max_bytes, window.seconds, forced, lift, window.skip
         )
-        return await self.post(SessionView, _path(_QUEUES, queue, "sessions"), asked)
+        path = _path(_QUEUES, queue, "sessions")
+        return from_json(SessionView, await self._ask_long("POST", path, asked, on_progress))
 
     async def renew(self, session: str, seconds: float | None = None) -> SessionView:
         """Hold on for as long again from now, or for so many seconds."""
@@ -201,7 +218,7 @@ class RemoteDeadLetters:
     async def release(self, session: str) -> None:
         """Give everything back, in order; a session that has ended already is no error."""
         try:
-            await self.ask("DELETE", _path(_SESSIONS, session))
+            await self._ask_long("DELETE", _path(_SESSIONS, session))
         except SessionOver:
             return
 
@@ -244,10 +261,13 @@ class RemoteDeadLetters:
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
         return await survey_of(request, self.search(request))
 
-    async def errors(self, *, survey: bool = False) -> ErrorOverview:
+    async def errors(
+        self, *, survey: bool = False, on_progress: OnProgress | None = None
+    ) -> ErrorOverview:
         """The errors of all queues, as they were surveyed last, or after another survey of all."""
         if survey:
-            return await self.post(ErrorOverview, "/admin/dlq/errors/survey")
+            path = "/admin/dlq/errors/survey"
+            return from_json(ErrorOverview, await self._ask_long("POST", path, None, on_progress))
         return await self.get(ErrorOverview, "/admin/dlq/errors")
 
     async def trend(self, queue: str) -> QueueTrend:
@@ -256,35 +276,25 @@ class RemoteDeadLetters:
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
         """Look through whole queues at the server; close the generator to cancel."""
-        import httpx
-
-        waits = httpx.Timeout(_TIMEOUT_S, read=None)
-        said = {"Content-Type": "application/json"}
-        try:
-            async with self._client.stream(
-                "POST", "/admin/dlq/search", content=encode(request), headers=said, timeout=waits
-            ) as answer:
-                if answer.status_code >= 400:
-                    await answer.aread()
-                    raise _refusal(answer)
-                async for line in answer.aiter_lines():
-                    if line.startswith("data:") and '"seen"' in line:
-                        yield from_json(SearchProgress, line.removeprefix("data:").strip())
-        except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
+        async with aclosing(self._events("POST", "/admin/dlq/search", request)) as events:
+            async for kind, data in events:
+                if kind == "search":
+                    yield from_json(SearchProgress, data)
 
     # --- jobs
 
-    async def plan(self, request: Request) -> JobPlan:
+    async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
         """What a job would do, without doing it."""
         _check_export(request)
-        return await self.post(JobPlan, _JOBS, JobRequest.of(request, dry_run=True))
+        asked = JobRequest.of(request, dry_run=True)
+        return from_json(JobPlan, await self._ask_long("POST", _JOBS, asked, on_progress))
 
-    async def start(self, request: Request) -> Job:
+    async def start(self, request: Request, *, on_progress: OnProgress | None = None) -> Job:
         """Begin a job at the server and return it; it goes on by itself."""
         _check_export(request)
         headers = {} if request.key is None else {"Idempotency-Key": request.key}
-        return await self.post(Job, _JOBS, JobRequest.of(request), headers)
+        asked = JobRequest.of(request)
+        return from_json(Job, await self._ask_long("POST", _JOBS, asked, on_progress, headers))
 
     async def job(self, job: str) -> Job:
         """One job as it is now."""
@@ -305,24 +315,10 @@ class RemoteDeadLetters:
 
     async def events(self, job: str) -> AsyncIterator[Job]:
         """The job now and after every change, until it runs no more."""
-        import httpx
-
-        waits = httpx.Timeout(_TIMEOUT_S, read=None)
-        path = _path(_JOBS, job, "events")
-        try:
-            async with self._client.stream("GET", path, timeout=waits) as answer:
-                if answer.status_code >= 400:
-                    await answer.aread()
-                    raise _refusal(answer)
-                kind = ""
-                async for line in answer.aiter_lines():
-                    name, _, value = line.partition(":")
-                    if name == "event":
-                        kind = value.strip()
-                    elif name == "data" and kind == "job":
-                        yield from_json(Job, value)
-        except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
+        async with aclosing(self._events("GET", _path(_JOBS, job, "events"))) as events:
+            async for kind, data in events:
+                if kind == "job":
+                    yield from_json(Job, data)
 
     async def wait(self, job: str) -> Job:
         """Return when the job is neither running nor paused."""
@@ -382,7 +378,8 @@ class RemoteDeadLetters:
         """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
         import httpx
 
-        waits = httpx.Timeout(_TIMEOUT_S, read=None)
+        # A filter that matches nothing has nothing to send, for as long as it takes.
+        waits = httpx.Timeout(self._silence_s, read=None)
         if session:
             params = {"filter": where} if where else {}
             asked = {"method": "GET", "url": _path(_SESSIONS, session, "export"), "params": params}
@@ -429,7 +426,7 @@ class RemoteDeadLetters:
                 content=content(),
                 params={"reason": reason},
                 headers={"Content-Type": "application/x-ndjson"},
-                timeout=httpx.Timeout(_TIMEOUT_S, read=None, write=None),
+                timeout=httpx.Timeout(self._silence_s, read=None, write=None),
             )
         except httpx.HTTPError as error:
             raise self._unavailable(error) from error
@@ -505,6 +502,60 @@ class RemoteDeadLetters:
             raise _refusal(answer)
         return answer.content
 
+    async def _ask_long(
+        self,
+        method: str,
+        path: str,
+        value: object = None,
+        on_progress: OnProgress | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> str:
+        """The text of an answer that may take minutes; what the server tells meanwhile is passed on.
+
+        Cancelled, it hangs up, and the server gives back what it holds for it.
+        """
+        said = {"Accept": _LONG, **(headers or {})}
+        async with aclosing(self._events(method, path, value, said)) as events:
+            async for kind, data in events:
+                if kind == "answer":
+                    return data
+                if kind == "progress" and on_progress is not None:
+                    on_progress(from_json(LookProgress, data))
+        raise ServerUnavailable(f"the server at {self._url} ended its answer before it was whole")
+
+    async def _events(
+        self,
+        method: str,
+        path: str,
+        value: object = None,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncGenerator[tuple[str, str], None]:
+        """What a server tells as it happens, by type; an answer that is told at once is an `answer`, too."""
+        import httpx
+
+        content = None if value is None else encode(value)
+        said = {} if value is None else {"Content-Type": "application/json"}
+        asked = self._client.stream(
+            method, path, content=content, headers={**said, **(headers or {})}
+        )
+        try:
+            async with asked as answer:
+                if answer.status_code >= 400:
+                    await answer.aread()
+                    raise _refusal(answer)
+                if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    yield "answer", (await answer.aread()).decode()
+                    return
+                kind = ""
+                async for line in answer.aiter_lines():
+                    name, _, data = line.partition(":")
+                    if name == "event":
+                        kind = data.strip()
+                    elif name == "data":
+                        yield kind, _streamed_answer(data) if kind == "answer" else data
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
+
     def _unavailable(self, error: Exception) -> ServerUnavailable:
         why = str(error) or type(error).__name__
         return ServerUnavailable(f"the server at {self._url} does not answer: {why}")
@@ -561,15 +612,35 @@ def _check_export(request: Request) -> None:
         )
 
 
+class _StreamedAnswer(Struct, frozen=True):
+    """The last event of what took long: the answer as it would have been without events."""
+
+    status: int
+    body: Raw
+
+
+def _streamed_answer(data: str) -> str:
+    """The body of an answer that came as an event; what the server refused is raised."""
+    found = msgspec.json.decode(data, type=_StreamedAnswer)
+    if found.status >= 400:
+        raise _refusal_of(found.status, decode(bytes(found.body)))
+    return bytes(found.body).decode()
+
+
 def _refusal(answer: httpx.Response) -> HopbackError:
     """What the server says, as the library's own error of that kind."""
     try:
         problem = answer.json()
     except ValueError:
         problem = {}
+    return _refusal_of(answer.status_code, problem)
+
+
+def _refusal_of(status: int, problem: object) -> HopbackError:
     problem = problem if isinstance(problem, dict) else {}
-    status, code = answer.status_code, str(problem.get("code", ""))
-    text = str(problem.get("detail") or f"the server answered {status} {answer.reason_phrase}")
+    code = str(problem.get("code", ""))
+    phrase = HTTPStatus(status).phrase if status in _KNOWN_STATUSES else ""
+    text = str(problem.get("detail") or f"the server answered {status} {phrase}".rstrip())
     remedy = str(problem.get("remedy") or _REMEDIES.get(status, ""))
     if code == "unsafe":
         return UnsafeOperation(text)

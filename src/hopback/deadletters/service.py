@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Imported,
         JobPlan,
         MessageView,
+        OnProgress,
         Page,
         QueueDetail,
         QueueSummary,
@@ -249,8 +250,9 @@ class Operations:
         by: Who | None = None,
         forced: bool = False,
         lift: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Hold messages for looking at.
+        """Hold messages for looking at; `on_progress` hears how far that is.
 
         UnsafeOperation if looking could lose something, unless `forced`; with `lift` the limit is
         lifted first. The session ends by itself when its time is over.
@@ -261,10 +263,16 @@ class Operations:
             await self.lift_limit(queue, by=by, reason="to look at it")
             snapshot = await self._live.snapshot()
         cost = snapshot.cost(queue)
-        session = await self._sessions.open(found, window, cost, by=by or self._who, forced=forced)
-        said = {"forced": True} if forced else {}
-        details = {"session": session.id, "held": session.held, **said}
-        await self.note("session.open", by=by, queue=queue, details=details)
+        session = await self._sessions.open(
+            found, window, cost, by=by or self._who, forced=forced, on_progress=on_progress
+        )
+        details = {"session": session.id, "held": session.held}
+        details |= {"forced": True} if forced else {}
+        try:
+            await self.note("session.open", by=by, queue=queue, details=details)
+        except BaseException:  # nobody is told its id, so nobody could release it
+            await session.release("it was not opened")
+            raise
         return view_of(session)
 
     def sessions(self) -> tuple[SessionView, ...]:
@@ -334,11 +342,13 @@ class Operations:
         await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
         return found
 
-    async def errors(self, *, survey: bool = False, by: Who | None = None) -> ErrorOverview:
+    async def errors(
+        self, *, survey: bool = False, by: Who | None = None, on_progress: OnProgress | None = None
+    ) -> ErrorOverview:
         """The errors of all queues, as they were surveyed last, or after another survey of all."""
         if not survey:
             return await self.surveys.errors()
-        found = await self.surveys.run()
+        found = await self.surveys.run(on_progress=on_progress)
         await self.note("queues.survey", by=by, details={"seen": found.messages})
         return found
 
@@ -373,17 +383,18 @@ class Operations:
 
     # --- jobs
 
-    async def plan(self, request: Request) -> JobPlan:
+    async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
         """What a job would do, without doing it."""
         request = request if request.by != NOBODY else structs.replace(request, by=self._who)
         active = next(iter(await self._records(queue=request.queue, active=True)), None)
-        return await self._planner.plan(request, self._name, active)
+        return await self._planner.plan(request, self._name, active, on_progress)
 
-    async def start(self, request: Request) -> Job:
+    async def start(self, request: Request, *, on_progress: OnProgress | None = None) -> Job:
         """Begin a job and return it; it goes on by itself.
 
-        CountMismatch if the selection has another size than expected; JobConflict if the queue has
-        an active job. The same `key` again returns the job that is there.
+        CountMismatch if the selection has another size than expected, which is counted first;
+        JobConflict if the queue has an active job. The same `key` again returns the job that is there.
+        Cancelled before the job is written down, this has begun none; after that the job goes on.
         """
         request = request if request.by != NOBODY else structs.replace(request, by=self._who)
         if request.key is not None:
@@ -397,11 +408,15 @@ class Operations:
         check_request(request)
         snapshot = await self._live.snapshot(count=request.queue)
         job_id = new_job_id()
-        spec, held = await self._planner.spec(request, snapshot, self._name, job_id)
-        job = await self._runner.begin(job_id, spec, snapshot, held)
-        if job.id == job_id:
-            await self._audit_job("job.start", job, request.by, request.reason)
-        return job.view
+        spec, held = await self._planner.spec(request, snapshot, self._name, job_id, on_progress)
+
+        async def begin() -> Job:
+            job = await self._runner.begin(job_id, spec, snapshot, held)
+            if job.id == job_id:
+                await self._audit_job("job.start", job, request.by, request.reason)
+            return job.view
+
+        return await self._runner.to_the_end(begin())
 
     async def _audit_job(
         self, action: str, job: JobRecord, by: Who | None, reason: str = "", **further: object

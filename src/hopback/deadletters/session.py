@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from hopback.deadletters.contract import Group, Groups, Moment, Page, Price, SessionView
+from hopback.deadletters.contract import (
+    Group,
+    Groups,
+    LookProgress,
+    Moment,
+    Page,
+    Price,
+    SessionView,
+)
 from hopback.deadletters.filters import EVERYTHING, Judgement, value_in
 from hopback.deadletters.head import ROOM_BYTES, Head, Turns, check_spent, held_size, rough_size
 from hopback.deadletters.message import (
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.clock import Clock
-    from hopback.deadletters.contract import Cost, DeadLetter
+    from hopback.deadletters.contract import Cost, DeadLetter, OnProgress
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.requests import Settings, Who
@@ -55,6 +63,7 @@ __all__ = [
 
 _PASSING_BYTES = 16 * 1024 * 1024  # of messages that wait to be passed over
 _PREFETCH = 1000  # enough that the broker never waits for us between two deliveries
+_TELL_EVERY = 1000  # messages between two words on how far it is: some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ class BrowseSession:
 
     # --- holding
 
-    async def fill(self) -> None:
+    async def fill(self, on_progress: OnProgress | None = None) -> None:
         """Take messages until the window is full or the queue is empty; then let time run."""
         queue = Queue(self.source.name)
         ready = (await self._channel.declare_queue(queue, passive=True)).messages
@@ -161,6 +170,9 @@ class BrowseSession:
                     self.held_bytes += held_size(delivery)
             if not self.forced:
                 check_spent(self.source.name, delivery, self.cost)
+            seen = self.skipped + len(self._dead_letters)
+            if on_progress is not None and seen % _TELL_EVERY == 0:
+                on_progress(LookProgress(self.source.name, seen, count))
             await turns.after(rough_size(delivery))
         shown = self.skipped + len(self._dead_letters)
         is_read_out = self.cost.is_stream and head.taken < count and shown == head.taken
@@ -406,7 +418,14 @@ class Sessions:
         self._sessions: dict[str, BrowseSession] = {}
 
     async def open(
-        self, source: DeadLetterQueue, window: Window, cost: Cost, *, by: Who, forced: bool
+        self,
+        source: DeadLetterQueue,
+        window: Window,
+        cost: Cost,
+        *,
+        by: Who,
+        forced: bool,
+        on_progress: OnProgress | None = None,
     ) -> BrowseSession:
         """Hold messages of a queue; what was held is given back if anything goes wrong."""
         check_cost(cost, forced=forced)
@@ -425,7 +444,7 @@ class Sessions:
                 by=by,
                 forced=forced,
             )
-            await session.fill()
+            await session.fill(on_progress)
         except BaseException:
             await (connection.close() if session is None else session.release("it was not filled"))
             raise

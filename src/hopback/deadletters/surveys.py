@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from hopback.deadletters.archive import discarded_files, job_and_run, lines_from, read_line
 from hopback.deadletters.codec import encode, from_json
-from hopback.deadletters.contract import Moment, Price
+from hopback.deadletters.contract import LookProgress, Moment, Price
 from hopback.deadletters.head import walk
 from hopback.deadletters.requests import GroupBy, JobKind
 from hopback.deadletters.session import Grouping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hopback.clock import Clock
-    from hopback.deadletters.contract import Cost, Group, QueueSummary
+    from hopback.deadletters.contract import Cost, Group, OnProgress, QueueSummary
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.journal import Journal
     from hopback.deadletters.live import LiveQueues
@@ -216,6 +216,7 @@ class Surveys:
         """How often queues are surveyed by themselves; None: only when somebody asks."""
         self.running: SurveyProgress | None = None
         """How far the survey is that runs now."""
+        self._on_progress: OnProgress | None = None
         self._turn = asyncio.Lock()
         self.recent: dict[str, QueueTrend] = {}
         """The last day of each queue, as drawn in a list; read from the store with each sample."""
@@ -265,13 +266,19 @@ class Surveys:
             for name, one in (await self._kept()).items()
         }
 
-    async def run(self, *, not_after: float | None = None) -> ErrorOverview:
+    async def run(
+        self,
+        *,
+        not_after: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ErrorOverview:
         """Survey every queue that may be; those that were surveyed after `not_after` are left out."""
         async with self._turn:  # two at once would hold each other's messages
+            self._on_progress = on_progress
             try:
                 await self._run(not_after)
             finally:
-                self.running = None
+                self.running = self._on_progress = None
         return await self.errors()
 
     async def _run(self, not_after: float | None) -> None:
@@ -407,7 +414,10 @@ class Surveys:
 
     def _tell(self, queue: str, more: int) -> None:
         if self.running is not None:
-            self.running = replace(self.running, queue=queue, seen=self.running.seen + more)
+            now = replace(self.running, queue=queue, seen=self.running.seen + more)
+            self.running = now
+            if self._on_progress is not None:
+                self._on_progress(LookProgress(now.queue, now.seen, now.total))
 
     async def _why_not(self, one: QueueSummary) -> str:
         """Why a queue is not surveyed; empty if it is."""

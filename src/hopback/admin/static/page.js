@@ -296,6 +296,24 @@ function search() {
 
 search();
 
+// --- what takes longer than a moment: how far it is, and then its answer, which is the next page
+function wait() {
+  const place = document.getElementById("work");
+  if (!place) return;
+  const bar = place.querySelector("progress"), told = place.querySelector("[data-told]");
+  const source = new EventSource(place.dataset.events);
+  const onward = () => { source.close(); location.replace(place.dataset.onward); };
+  source.addEventListener("progress", (event) => {
+    const { queue, seen, total } = JSON.parse(event.data);
+    [bar.max, bar.value] = [Math.max(total, 1), seen];
+    told.textContent = `${seen.toLocaleString("en")} of ${total.toLocaleString("en")} messages read; now in ${queue}`;
+  });
+  source.addEventListener("end", onward);
+  // A line that broke is opened anew by the browser; one that was refused is over: the page says why.
+  source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) onward(); });
+}
+wait();
+
 document.addEventListener("htmx:afterSettle", () => { follow(document); select(false); count(); tick(); });
 follow(document);
 select(false);
