@@ -24,8 +24,9 @@ __all__ = [
 ]
 
 RENAMED = {
-    "hopback.admin.alert_sending": "hopback.admin.alerting",
+    "hopback.admin.alert_sending": "hopback.admin.alerts",
     "hopback.admin.alert_settings": "hopback.admin.settings",
+    "hopback.admin.alerting": "hopback.admin.alerts",
     "hopback.admin.answers": "hopback.admin.api_deadletters",
     "hopback.admin.answers_messages": "hopback.admin.api_deadletters",
     "hopback.admin.api_alerts": "hopback.admin.alerts",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiosmtpd.smtp import SMTP, AuthResult, LoginPassword
 
-from hopback.admin.alerting import Alerting, AlertSender, AlertSource
+from hopback.admin.alerts import Alerting, AlertSender, AlertSource
 from hopback.admin.overview import Sweep
 from hopback.admin.settings import BadSettings, parse_settings
 from hopback.clock import ManualClock

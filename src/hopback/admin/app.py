@@ -21,8 +21,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
-from hopback.admin.alerting import Alerting, AlertSender, AlertSource
-from hopback.admin.alerts import ALERT_PAGES, ALERTS
+from hopback.admin.alerts import ALERT_PAGES, ALERTS, Alerting, AlertSender, AlertSource
 from hopback.admin.api import admit, api_routes, sent_path
 from hopback.admin.api_access import ACCESS
 from hopback.admin.api_brokers import BROKERS

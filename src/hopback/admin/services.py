@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from hopback.admin.alerting import Alerting
+    from hopback.admin.alerts import Alerting
     from hopback.admin.auth import Gate
     from hopback.admin.events import EventStreams
     from hopback.admin.keys import ApiKey

@@ -72,7 +72,7 @@ def test(target: str, form: str, where: Where) -> int:
             where, lambda dead_letters: dead_letters.test_alert(target), late=False
         )
     elif where.config is not None:
-        from hopback.admin.alerting import Alerting, AlertSender
+        from hopback.admin.alerts import Alerting, AlertSender
         from hopback.admin.settings import read_settings
         from hopback.clock import SystemClock
         from hopback.deadletters.alert_book import MemoryAlertBook
