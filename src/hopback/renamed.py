@@ -47,6 +47,7 @@ RENAMED = {
     "hopback.admin.limiting": "hopback.admin.auth",
     "hopback.admin.live": "hopback.admin.events",
     "hopback.admin.livebroker": "hopback.admin.services",
+    "hopback.admin.openapi": "hopback.admin.api",
     "hopback.admin.page_routes": "hopback.admin.app",
     "hopback.admin.pages_acts": "hopback.admin.pages_jobs",
     "hopback.admin.pages_alerts": "hopback.admin.alerts",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NoReturn
 
+from hopback.admin.api import openapi_document
 from hopback.admin.app import ENDPOINTS
 from hopback.admin.documented import DOCUMENTED_PATHS
-from hopback.admin.openapi import openapi_document
 from hopback.admin.problems import Refused
 from hopback.deadletters.service import Operations
 from tests.faults.http import fuzz_http

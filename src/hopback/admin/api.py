@@ -6,8 +6,10 @@ The OpenAPI document is made from the same rows, so it cannot say anything else.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, replace
 from enum import Enum
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, unquote
 
@@ -16,16 +18,25 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from hopback import __version__
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.events import AT_ONCE_S, EVENTS, LongWork
-from hopback.admin.problems import Refused, problem_response, unexpected
+from hopback.admin.problems import MEDIA_TYPE, Refused, problem_response, unexpected
 from hopback.admin.roles import Role
 from hopback.deadletters.codec import convert, decode, encode
+from hopback.deadletters.codec import schemas as schemas_of
 from hopback.errors import BadRequest
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
 
     from starlette.requests import Request
     from starlette.types import Scope
@@ -43,10 +54,12 @@ __all__ = [
     "Call",
     "Empty",
     "PathRoute",
+    "ProblemDocument",
     "Reach",
     "admit",
     "answer_event",
     "api_routes",
+    "openapi_document",
     "sent_path",
 ]
 
@@ -367,6 +380,168 @@ def _decoded(value: str) -> str:
         return unquote(value, errors="strict")
     except UnicodeDecodeError:
         raise Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.") from None
+
+
+# --- the OpenAPI document ---------------------------------------------------------------------
+
+
+_REF = "#/components/schemas/{name}"
+# Answers that need no row of their own: every request can be malformed, unwanted or one too many.
+_ALWAYS = (400, 401, 403, 429, 503)
+_PUBLIC = (429, 503)
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, rename="camel"):
+    """An error (RFC 9457); some kinds carry further fields."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    correlation_id: str
+
+
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+"""One server-sent event; its data is JSON."""
+
+
+def openapi_document(
+    endpoints: Iterable[ApiEndpoint],
+    further: Mapping[str, Any] | None = None,
+    brokers: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The whole document; `further` are paths that others wrote.
+
+    `brokers` are the names of those that are served: the same paths hold below each of them.
+    """
+    rows = list(endpoints)
+    types: list[Any] = [ProblemDocument]
+    for row in rows:
+        types += [row.body, row.answer, *(kind for _, kind in row.further)]
+    types = [kind for kind in types if kind]
+    schemas, components = schemas_of(types, _REF)
+    by_type = dict(zip(map(id, types), schemas, strict=True))
+    paths: dict[str, Any] = dict(further or {})
+    for row in rows:
+        paths.setdefault(row.path, {})[row.method.lower()] = _operation(row, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Hopback admin API",
+            "version": __version__,
+            "description": "Dead letters, jobs and topology of a RabbitMQ. Times are RFC 3339, UTC.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        **_servers(brokers),
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A JWT, or an API key.",
+                }
+            },
+        },
+    }
+
+
+def _servers(brokers: Sequence[str]) -> dict[str, Any]:
+    if not brokers:
+        return {}
+    name = {"default": brokers[0], "enum": list(brokers)}
+    return {
+        "servers": [
+            {"url": "/", "description": f"The first broker: {brokers[0]}."},
+            {
+                "url": "/brokers/{broker}",
+                "description": "The broker of that name; `/admin/brokers` is only without one.",
+                "variables": {"broker": name},
+            },
+        ]
+    }
+
+
+def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+    name = {"type": "string", "minLength": 1, "maxLength": 255}
+    parameters = [
+        {"name": each, "in": "path", "required": True, "schema": name}
+        for each in re.findall(r"\{(\w+)\}", row.path)
+    ]
+    if row.query is not Empty:
+        _, components = schemas_of([row.query], _REF)
+        parameters += [
+            {"name": each, "in": "query", "required": False, "schema": _inlined(said, components)}
+            for each, said in components[row.query.__name__]["properties"].items()
+        ]
+    text = {"type": "string", "maxLength": 200}
+    parameters += [
+        {"name": each, "in": "header", "required": False, "description": words, "schema": text}
+        for each, words in row.headers
+    ]
+    operation: dict[str, Any] = {
+        "operationId": row.name,
+        "summary": row.summary,
+        "parameters": parameters,
+        "responses": _responses(row, schemas),
+    }
+    if row.role is not None:
+        operation["description"] = f"Needs the role `{row.role}` for {row.reach.value}."
+    if row.public:
+        operation["security"] = []
+    if row.body is not None:
+        operation["requestBody"] = {
+            "required": not row.body_optional,
+            "content": {JSON: {"schema": schemas[id(row.body)]}},
+        }
+    return operation
+
+
+def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
+    """A parameter's schema without references: those of a query are not among the components."""
+    if isinstance(schema, dict) and "$ref" in schema:
+        return components[schema["$ref"].rpartition("/")[2]]
+    if isinstance(schema, dict):
+        return {key: _inlined(value, components) for key, value in schema.items()}
+    return [_inlined(each, components) for each in schema] if isinstance(schema, list) else schema
+
+
+def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+    success: dict[str, Any] = {"description": HTTPStatus(row.status).phrase}
+    if row.status != HTTPStatus.NO_CONTENT:
+        schema = {} if row.answer is None else schemas[id(row.answer)]
+        success["content"] = {media: {"schema": {"type": "string"}} for media in row.media}
+        for media in row.media:
+            if media == JSON:
+                success["content"][media] = {"schema": schema}
+            elif media.endswith("+json"):
+                success["content"][media] = {"schema": {"type": "object"}}
+            elif media == EVENTS:
+                success["content"][media] = {"schema": _EVENT}
+    if row.takes_long:
+        success.setdefault("content", {})[EVENTS] = {"schema": _EVENT}
+    found = {str(row.status): success}
+    for status, kind in row.further:
+        content = {JSON: {"schema": schemas[id(kind)]}}
+        found[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    always = _PUBLIC if row.public else _ALWAYS
+    own = (404,) if "{" in row.path else ()
+    asked = (413, 415, 422) if row.body is not None else ()
+    problem = {"$ref": _REF.format(name=ProblemDocument.__name__)}
+    for status in sorted({*always, *own, *asked, *row.errors} - {row.status}):
+        found[str(status)] = {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": problem}},
+        }
+    return found
 
 
 __getattr__: OldNameLookup = old_names(

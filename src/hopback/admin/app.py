@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
 from hopback.admin.alerts import ALERT_PAGES, ALERTS, Alerting, AlertSender, AlertSource
-from hopback.admin.api import admit, api_routes, sent_path
+from hopback.admin.api import admit, api_routes, openapi_document, sent_path
 from hopback.admin.api_access import ACCESS
 from hopback.admin.api_brokers import BROKERS
 from hopback.admin.api_deadletters import DEADLETTERS
@@ -43,7 +43,6 @@ from hopback.admin.documented import DOCUMENTED_PATHS, documented_routes
 from hopback.admin.events import EventStreams
 from hopback.admin.keys import KeyRing
 from hopback.admin.notes import NOTE_PAGES, NOTES
-from hopback.admin.openapi import openapi_document
 from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.admin.pages import WORK_PAGES, problem_page
 from hopback.admin.pages_access import ACCESS_PAGES, sign_in_routes
