@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct, field
 from starlette.responses import Response
 
+from hopback.admin.access import metrics_of
 from hopback.admin.api import ApiTable, Call, Empty
-from hopback.admin.api_access import metrics_of
 from hopback.admin.overview import read_all
 from hopback.admin.roles import Role
 from hopback.admin.services import Services, placed

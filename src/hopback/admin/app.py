@@ -21,9 +21,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
+from hopback.admin.access import ACCESS, ACCESS_PAGES, sign_in_routes
 from hopback.admin.alerts import ALERT_PAGES, ALERTS, Alerting, AlertSender, AlertSource
 from hopback.admin.api import admit, api_routes, openapi_document, sent_path
-from hopback.admin.api_access import ACCESS
 from hopback.admin.api_brokers import BROKERS
 from hopback.admin.api_deadletters import DEADLETTERS
 from hopback.admin.api_topology import TOPOLOGY
@@ -45,7 +45,6 @@ from hopback.admin.keys import KeyRing
 from hopback.admin.notes import NOTE_PAGES, NOTES
 from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.admin.pages import WORK_PAGES, problem_page
-from hopback.admin.pages_access import ACCESS_PAGES, sign_in_routes
 from hopback.admin.pages_deadletters import DEADLETTER_PAGES
 from hopback.admin.pages_jobs import JOB_PAGES
 from hopback.admin.pages_topology import TOPOLOGY_PAGES
