@@ -26,7 +26,6 @@ from hopback.admin.alerts import ALERT_PAGES, ALERTS, Alerting, AlertSender, Ale
 from hopback.admin.api import admit, api_routes, openapi_document, sent_path
 from hopback.admin.api_brokers import BROKERS
 from hopback.admin.api_deadletters import DEADLETTERS
-from hopback.admin.api_topology import TOPOLOGY
 from hopback.admin.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
 from hopback.admin.auth import (
     Gate,
@@ -47,12 +46,12 @@ from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.admin.pages import WORK_PAGES, problem_page
 from hopback.admin.pages_deadletters import DEADLETTER_PAGES
 from hopback.admin.pages_jobs import JOB_PAGES
-from hopback.admin.pages_topology import TOPOLOGY_PAGES
 from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
 from hopback.admin.rendering import renderer
 from hopback.admin.roles import Role
 from hopback.admin.services import Denials, LiveBroker, Services, who, write_denial
 from hopback.admin.settings import AdminSettings
+from hopback.admin.topology import TOPOLOGY, TOPOLOGY_PAGES
 from hopback.clock import SystemClock
 from hopback.deadletters.archive import forget_exports
 from hopback.deadletters.journal import Retention, forget_old
