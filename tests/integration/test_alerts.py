@@ -27,7 +27,7 @@ from hopback.deadletters.contract import Depth, Moment, QueueSummary
 from hopback.deadletters.surveys import ErrorGroup
 from hopback.endpoint import Endpoint, Response
 from hopback.errors import LeaseLost
-from hopback.store.alerts import AlertTable
+from hopback.store.admin import AlertTable
 from tests.integration.certificates import certificates
 from tests.integration.database import database_url, engine
 

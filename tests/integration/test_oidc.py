@@ -18,7 +18,7 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import SystemClock
 from hopback.deadletters.requests import AuditQuery
 from hopback.deadletters.service import Operations
-from hopback.store.keys import OidcSessionTable
+from hopback.store.admin import OidcSessionTable
 from tests.harness.oidc import SECRET, OidcProvider, oidc_provider, oidc_settings
 from tests.integration.database import database_url, engine
 

@@ -23,7 +23,7 @@ from hopback.deadletters.journal_sql import SqlJournal
 from hopback.deadletters.message import content_digest
 from hopback.message import Message
 from hopback.store import LATEST, Outbox, current_version, migrate, open_database, transaction
-from hopback.store.keys import KeyTable
+from hopback.store.admin import KeyTable
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import read_toml
 from hopback.topology.diff import diff

@@ -143,9 +143,9 @@ def create_app(
     `operations` does the work; `broker`, `view` and `topologies` are those it was made with. Who may
     come in is in `settings`; without tokens and keys there, nobody is asked and only this machine is
     served. `link` is a secret that opens as an admin, once: the login link of the dev mode. `keys` is where
-    API keys are kept that are made here (`hopback.store.keys.KeyTable`), `ended` where sessions that were
-    signed out (`hopback.store.keys.EndedSessionTable`), `oidc` where those by a provider
-    (`hopback.store.keys.OidcSessionTable`); without, all of them end with the process.
+    API keys are kept that are made here (`hopback.store.admin.KeyTable`), `ended` where sessions that were
+    signed out (`hopback.store.admin.EndedSessionTable`), `oidc` where those by a provider
+    (`hopback.store.admin.OidcSessionTable`); without, all of them end with the process.
 
     `others` are further brokers, each served below `/brokers/NAME`; `name` is that of the first, which is
     served there as well as under the paths without a name.

@@ -191,7 +191,7 @@ def _stores(kept: Journal) -> dict[str, Any]:
     engine = getattr(kept, "engine", None)
     if engine is None:
         return {}
-    from hopback.store.keys import EndedSessionTable, KeyTable, OidcSessionTable
+    from hopback.store.admin import EndedSessionTable, KeyTable, OidcSessionTable
 
     return {
         "keys": KeyTable(engine),

@@ -150,7 +150,7 @@ def alert_book(kept: Journal) -> AlertBook | None:
     engine = getattr(kept, "engine", None)
     if engine is None:
         return None
-    from hopback.store.alerts import AlertTable
+    from hopback.store.admin import AlertTable
 
     return AlertTable(engine)
 

@@ -1,6 +1,6 @@
 """Where alerts and the messages about them are kept: the protocol, and a book for one process.
 
-`hopback.store.alerts.AlertTable` is one in SQL. Alerts and notices are documents; `read_alerts` reads them.
+`hopback.store.admin.AlertTable` is one in SQL. Alerts and notices are documents; `read_alerts` reads them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hopback.admin.auth import BadToken, Jwks, TokenReader, claim_at
 from hopback.admin.settings import BadSettings, parse_settings
 from hopback.clock import ManualClock
+from hopback.store.admin import KeyTable
 from hopback.store.database import migrate, open_database
-from hopback.store.keys import KeyTable
 from tests.unit.admin.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.deadletters.requests import AuditQuery
 from hopback.errors import ConnectionFailed
+from hopback.store.admin import EndedSessionTable
 from hopback.store.database import migrate, open_database
-from hopback.store.keys import EndedSessionTable
 from tests.unit.admin.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 

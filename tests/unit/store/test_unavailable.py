@@ -9,8 +9,8 @@ import pytest
 from hopback.clock import ManualClock
 from hopback.deadletters import AuditQuery, SqlJournal
 from hopback.errors import StoreUnavailable
+from hopback.store.admin import EndedSessionTable, KeyTable
 from hopback.store.database import open_database
-from hopback.store.keys import EndedSessionTable, KeyTable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,6 @@
-"""Alerts in SQL: documents by id, the messages about them that are to be sent, and who may send.
+"""What the admin service keeps in SQL: keys, sessions that ended early or came from a provider, alerts.
 
-What is in a document is the service's business. Everything that changes something asks first for the lease
-of its caller, in the same transaction: two services on one database never send the same by turns.
+What is in a document is the service's business.
 """
 
 from __future__ import annotations
@@ -12,21 +11,116 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from hopback.errors import LeaseLost
-from hopback.store.database import alert_notices, alerts, leases, reading, writing
+from hopback.store.database import (
+    alert_notices,
+    alerts,
+    api_keys,
+    ended_sessions,
+    leases,
+    oidc_sessions,
+    reading,
+    writing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-__all__ = ["AlertTable"]
+__all__ = ["AlertTable", "EndedSessionTable", "KeyTable", "OidcSessionTable"]
+
+
+class KeyTable:
+    """The keys."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def all(self) -> dict[str, str]:
+        """Every document, by the id of its key."""
+        async with reading(self._engine) as connection:
+            rows = await connection.execute(select(api_keys).order_by(api_keys.c.id))
+            return {row.id: row.document for row in rows}
+
+    async def add(self, key_id: str, document: str) -> None:
+        """Keep a document."""
+        async with writing(self._engine) as connection:
+            await connection.execute(insert(api_keys).values(id=key_id, document=document))
+
+    async def remove(self, key_id: str) -> None:
+        """Forget a document; none there is no error."""
+        async with writing(self._engine) as connection:
+            await connection.execute(delete(api_keys).where(api_keys.c.id == key_id))
+
+
+class EndedSessionTable:
+    """The ended sessions."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def all(self) -> dict[str, float]:
+        """The ids, each with the moment at which it would have ended by itself."""
+        async with reading(self._engine) as connection:
+            rows = await connection.execute(select(ended_sessions))
+            return {row.id: row.until for row in rows}
+
+    async def add(self, session: str, until: float, now: float) -> None:
+        """Keep an id, once; those whose time is over now are forgotten."""
+        async with writing(self._engine) as connection:
+            over = (ended_sessions.c.until <= now) | (ended_sessions.c.id == session)
+            await connection.execute(delete(ended_sessions).where(over))
+            await connection.execute(insert(ended_sessions).values(id=session, until=until))
+
+
+class OidcSessionTable:
+    """Sessions by a provider; what is in a document only the service can read."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def get(self, session: str) -> str | None:
+        """The document, or None."""
+        query = select(oidc_sessions.c.document).where(oidc_sessions.c.id == session)
+        async with reading(self._engine) as connection:
+            found: str | None = (await connection.execute(query)).scalar()
+        return found
+
+    async def put(self, session: str, document: str, until: float, now: float) -> None:
+        """Keep a document until then; those whose time is over are forgotten."""
+        old = (oidc_sessions.c.until <= now) | (oidc_sessions.c.id == session)
+        row = {"id": session, "document": document, "until": until}
+        async with writing(self._engine) as connection:
+            await connection.execute(delete(oidc_sessions).where(old))
+            await connection.execute(insert(oidc_sessions).values(row))
+
+    async def claim(self, session: str, now: float, seconds: float) -> bool:
+        """Be the only one to renew it for so long; False if somebody else is."""
+        free = (oidc_sessions.c.id == session, oidc_sessions.c.busy_until <= now)
+        taken = update(oidc_sessions).where(*free).values(busy_until=now + seconds)
+        async with writing(self._engine) as connection:
+            found = await connection.execute(taken.returning(oidc_sessions.c.id))
+            return found.first() is not None
+
+    async def remove(self, session: str) -> None:
+        """Forget it; none there is no error."""
+        async with writing(self._engine) as connection:
+            await connection.execute(delete(oidc_sessions).where(oidc_sessions.c.id == session))
+
+
+# --- alerts -----------------------------------------------------------------------------------
+
 
 _LEASE = "alerts"
 _CHUNK = 500  # ids in one statement: SQLite takes some thousand parameters
 
 
 class AlertTable:
-    """The alerts and their outbox."""
+    """The alerts, the messages about them that are to be sent, and who may send.
+
+    Everything that changes something asks first for the lease of its caller, in the same transaction: two
+    services on one database never send the same by turns.
+    """
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
