@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from hopback.message import Message
-    from hopback.store.outbox import Pending
+    from hopback.store.transaction import Pending
 
 __all__ = ["OutboxStore", "Relay"]
 

@@ -18,12 +18,13 @@ with needs("store", "hopback.store"):
         migrate,
         open_database,
     )
-    from hopback.store.outbox import Outbox, Pending
     from hopback.store.transaction import (
         Cursor,
         CursorTransaction,
         DelayedMessages,
         NoInboxKey,
+        Outbox,
+        Pending,
         Transaction,
         forget_processed,
         transaction,

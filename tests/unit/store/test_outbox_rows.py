@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hopback.fields import FieldValue, Float32, Int8, LongStr, RawValue, Timestamp, UInt64
 from hopback.message import Properties
-from hopback.store.outbox import read_properties, write_properties
+from hopback.store.transaction import read_properties, write_properties
 
 _HEADERS: dict[str, FieldValue] = {
     "small": Int8(-3),
