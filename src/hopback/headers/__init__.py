@@ -7,13 +7,6 @@ The contract of our headers is in `docs/reference/headers.md`.
 
 from __future__ import annotations
 
-from hopback.headers.deaths import (
-    Death,
-    deaths,
-    last_death_queue,
-    remembered_deaths,
-    well_formed_deaths,
-)
 from hopback.headers.failure import (
     FAILURE_BYTES,
     Failure,
@@ -25,12 +18,17 @@ from hopback.headers.failure import (
     type_and_message,
 )
 from hopback.headers.history import (
+    Death,
     History,
     broker_failures,
     counter_in,
+    deaths,
     entered_by,
+    last_death_queue,
     marked_queue,
     read_history,
+    remembered_deaths,
+    well_formed_deaths,
 )
 from hopback.headers.identity import canonical, canonical_text, identity
 from hopback.headers.rewrite import (

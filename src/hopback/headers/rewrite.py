@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.fields import further_size, table_size
 from hopback.headers import names
-from hopback.headers.deaths import deaths_json, remembered_deaths, well_formed_deaths
 from hopback.headers.failure import FAILURE_BYTES, failure_json
-from hopback.headers.history import History
+from hopback.headers.history import History, deaths_json, remembered_deaths, well_formed_deaths
 from hopback.headers.text import clipped, count_in
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from hopback.fields import FieldValue, FurtherHeaders, Headers
-    from hopback.headers.deaths import Death
     from hopback.headers.failure import Failure
+    from hopback.headers.history import Death
     from hopback.message import Properties
 
 __all__ = [

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.fields import value_end
 from hopback.headers import clipped, names
-from hopback.headers.deaths import deaths_json
 from hopback.headers.failure import failure_text_in
-from hopback.headers.history import History
+from hopback.headers.history import History, deaths_json
 from hopback.headers.raw import cut_properties
 from hopback.headers.rewrite import DEATHS_BYTES, is_harmful
 from hopback.topology.plan import Fact

@@ -17,7 +17,7 @@ from hopback.headers import (
     remembered_deaths,
     well_formed_deaths,
 )
-from hopback.headers.deaths import deaths_json
+from hopback.headers.history import deaths_json
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue

@@ -22,7 +22,7 @@ from hopback.headers import (
     text_in,
     timestamp,
 )
-from hopback.headers.deaths import deaths_json
+from hopback.headers.history import deaths_json
 from hopback.headers.text import count_in, seconds_in
 from hopback.message import Properties, Received
 
