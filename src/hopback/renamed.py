@@ -145,6 +145,7 @@ RENAMED = {
     "hopback.deadletters.work": "hopback.deadletters.engine",
     "hopback.deadletters.workshop": "hopback.deadletters.job",
     "hopback.headers.deaths": "hopback.headers.history",
+    "hopback.headers.text": "hopback.text",
     "hopback.integrations.addresses": "hopback.integrations.planned",
     "hopback.integrations.loop_thread": "hopback.integrations.planned",
     "hopback.observe.bridge": "hopback.observe.logs",

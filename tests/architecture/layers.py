@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.clock": (),
     "hopback.fields": (),
     "hopback.front_door": ("hopback.renamed",),
-    "hopback.text": (),
+    "hopback.text": ("hopback.fields",),
     "hopback.waiting": (),
     "hopback.message": ("hopback.fields",),
     "hopback.headers": _VALUES,

@@ -12,7 +12,7 @@ from tests.architecture.source import Module, library
 
 _MODULES = library()
 _NAMES = {module.name for module in _MODULES}
-_PURE = ("hopback.topology", "hopback.policy", "hopback.designs", "hopback.headers")
+_PURE = ("hopback.topology", "hopback.policy", "hopback.designs", "hopback.headers", "hopback.text")
 
 
 def _target(name: str) -> str:

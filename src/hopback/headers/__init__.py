@@ -45,7 +45,7 @@ from hopback.headers.rewrite import (
     unread_headers,
     without_unread,
 )
-from hopback.headers.text import clipped, text_in, timestamp
+from hopback.text import clipped, text_in, timestamp
 
 __all__ = [
     "ADDED_BYTES",

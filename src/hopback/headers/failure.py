@@ -10,7 +10,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.fields import text_bytes
-from hopback.headers.text import clipped, count_in, json_in, seconds_in, timestamp
+from hopback.text import clipped, count_in, json_in, seconds_in, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from hopback.fields import Timestamp, text_bytes
 from hopback.headers import names
 from hopback.headers.failure import failure_in, failure_text_in
 from hopback.headers.names import DEATHS, X_DEATH
-from hopback.headers.text import clipped, count_in, json_in, text_in
+from hopback.text import clipped, count_in, json_in, text_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,7 +20,7 @@ from hopback.fields import further_size, table_size
 from hopback.headers import names
 from hopback.headers.failure import FAILURE_BYTES, failure_json
 from hopback.headers.history import History, deaths_json, remembered_deaths, well_formed_deaths
-from hopback.headers.text import clipped, count_in
+from hopback.text import clipped, count_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

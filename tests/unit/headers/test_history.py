@@ -23,8 +23,8 @@ from hopback.headers import (
     timestamp,
 )
 from hopback.headers.history import deaths_json
-from hopback.headers.text import count_in, seconds_in
 from hopback.message import Properties, Received
+from hopback.text import count_in, seconds_in
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
