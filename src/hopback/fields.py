@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 __all__ = [
     "FieldValue",
@@ -49,6 +49,8 @@ __all__ = [
     "UInt16",
     "UInt32",
     "UInt64",
+    "canonical",
+    "canonical_text",
     "further_size",
     "table_size",
     "text_bytes",
@@ -297,3 +299,35 @@ def _is_one_value(raw: bytes) -> bool:
             tables.pop()
         if len(limits) == 1:
             return position == limits[0]
+
+
+_SCALARS: frozenset[type] = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
+_NAMES = {kind: repr(kind.__name__) for kind in _SCALARS}
+
+
+def canonical(value: FieldValue) -> object:
+    """The value with its type, the same for equal values of equal type."""
+    kind = type(value)
+    # Nearly always one of these; to ask for an abstract class costs ten times as much.
+    if kind in _SCALARS:
+        return kind.__name__, repr(value)
+    if isinstance(value, Mapping):
+        return "table", [(key, canonical(value[key])) for key in sorted(value)]
+    if isinstance(value, list | tuple):
+        return "array", [canonical(inner) for inner in value]
+    return kind.__name__, repr(value)
+
+
+def canonical_text(value: FieldValue) -> str:
+    """`repr(canonical(value))`, written in one go: a third of the time."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return f"({_NAMES[kind]}, {repr(value)!r})"
+    if kind is dict:
+        table: Any = value
+        inside = ", ".join([f"({key!r}, {canonical_text(table[key])})" for key in sorted(table)])
+        return f"('table', [{inside}])"
+    if kind is list:
+        array: Any = value
+        return f"('array', [{', '.join([canonical_text(inner) for inner in array])}])"
+    return repr(canonical(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from hopback.headers import canonical, canonical_text
+from hopback.fields import canonical, canonical_text
 from tests.properties.field_values import field_values
 
 

@@ -7,6 +7,7 @@ The contract of our headers is in `docs/reference/headers.md`.
 
 from __future__ import annotations
 
+from hopback.fields import canonical, canonical_text
 from hopback.headers.failure import (
     FAILURE_BYTES,
     Failure,
@@ -30,7 +31,7 @@ from hopback.headers.history import (
     remembered_deaths,
     well_formed_deaths,
 )
-from hopback.headers.identity import canonical, canonical_text, identity
+from hopback.headers.identity import identity
 from hopback.headers.rewrite import (
     ADDED_BYTES,
     FRAME_BYTES,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hopback.fields import Timestamp
+from hopback.fields import canonical
 from hopback.headers.names import is_protected
 from hopback.headers.rewrite import unread_headers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import Headers
     from hopback.message import Delivery, Properties
 
-__all__ = ["canonical", "canonical_text", "identity"]
+__all__ = ["identity"]
 
 # What the documented designs write on the way; a message stays itself whatever they add.
 _DESIGNS = ("x-original-", "x-retry-", "x-parked-", "x-final-", "x-redriven-", "x-redrive-")
@@ -63,35 +62,3 @@ def _headers(headers: Headers, ignoring: Collection[str]) -> Iterator[bytes]:
 
 def _is_of_a_design(name: str) -> bool:
     return name == "x-retries" or name.startswith(_DESIGNS)
-
-
-_SCALARS: frozenset[type] = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
-_NAMES = {kind: repr(kind.__name__) for kind in _SCALARS}
-
-
-def canonical(value: FieldValue) -> object:
-    """The value with its type, the same for equal values of equal type."""
-    kind = type(value)
-    # Nearly always one of these; to ask for an abstract class costs ten times as much.
-    if kind in _SCALARS:
-        return kind.__name__, repr(value)
-    if isinstance(value, Mapping):
-        return "table", [(key, canonical(value[key])) for key in sorted(value)]
-    if isinstance(value, list | tuple):
-        return "array", [canonical(inner) for inner in value]
-    return kind.__name__, repr(value)
-
-
-def canonical_text(value: FieldValue) -> str:
-    """`repr(canonical(value))`, written in one go: a third of the time."""
-    kind = type(value)
-    if kind in _SCALARS:
-        return f"({_NAMES[kind]}, {repr(value)!r})"
-    if kind is dict:
-        table: Any = value
-        inside = ", ".join([f"({key!r}, {canonical_text(table[key])})" for key in sorted(table)])
-        return f"('table', [{inside}])"
-    if kind is list:
-        array: Any = value
-        return f"('array', [{', '.join([canonical_text(inner) for inner in array])}])"
-    return repr(canonical(value))
