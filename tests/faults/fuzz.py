@@ -24,7 +24,7 @@ from hopback.policy import Occasion, decide, effects
 from hopback.policy.outcome import Retry
 from hopback.runtime.payload import Undecodable, decoder_for
 from hopback.topology.definitions import read_definitions, write_definitions
-from hopback.topology.toml import read_toml, write_toml
+from hopback.topology.document import read_toml, write_toml
 from hopback.version import BrokerVersion
 from hopback.wire import Violation
 from hopback.wire.tables import decode_table, encode_table

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hopback.topology.definitions import SECTIONS, read_definitions, thaw, write_definitions
 from hopback.topology.diff import diff
+from hopback.topology.document import read_toml, write_toml
 from hopback.topology.model import Topology
-from hopback.topology.toml import read_toml, write_toml
 from hopback.topology.validate import problems
 from hopback.version import BrokerVersion
 from tests.properties.topology_values import (

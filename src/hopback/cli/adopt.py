@@ -276,7 +276,7 @@ def _print_choice(number: int, choice: AdoptionChoice, queue: str) -> None:
 
 def _write(choice: AdoptionChoice, form: str) -> int:
     """The file on stdout; a file that must not be used is not written."""
-    from hopback.topology.toml import write_toml
+    from hopback.topology.document import write_toml
 
     if choice.refused:
         raise CommandFailed(

@@ -134,7 +134,7 @@ def _read(path: Path, vhost: str | None) -> Topology:
 
         return read_definitions(text, vhost=vhost, name=path.stem)
     if path.suffix.lower() == ".toml":
-        from hopback.topology.toml import read_toml
+        from hopback.topology.document import read_toml
 
         return read_toml(text, where=str(path))
     raise CommandFailed(

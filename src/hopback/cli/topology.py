@@ -141,7 +141,7 @@ def _print_form(
 
             document(json_text(to_document(topology)))
         case "toml":
-            from hopback.topology.toml import write_toml
+            from hopback.topology.document import write_toml
 
             document(write_toml(topology))
         case "mermaid":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hopback.topology.definitions import read_definitions, write_definitions
     from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
     from hopback.topology.diff import Conflict, Diff, DiffEntry, Difference, Kind
-    from hopback.topology.document import from_document, to_document
+    from hopback.topology.document import from_document, read_toml, to_document, write_toml
     from hopback.topology.durations import format_duration, parse_duration_ms
     from hopback.topology.expand import hardened_queues, recommended_plan
     from hopback.topology.feed import Feed
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     )
     from hopback.topology.roles import QueueRole, queue_roles
     from hopback.topology.table import write_table
-    from hopback.topology.toml import read_toml, write_toml
     from hopback.topology.validate import problems
     from hopback.topology.wording import plan_in_words
 
@@ -100,7 +99,7 @@ _HOMES = {
     "hopback.topology.definitions": ("read_definitions", "write_definitions"),
     "hopback.topology.diagram": ("draw_flow", "draw_sequence", "draw_states"),
     "hopback.topology.diff": ("Conflict", "Diff", "DiffEntry", "Difference", "Kind"),
-    "hopback.topology.document": ("from_document", "to_document"),
+    "hopback.topology.document": ("from_document", "read_toml", "to_document", "write_toml"),
     "hopback.topology.durations": ("format_duration", "parse_duration_ms"),
     "hopback.topology.expand": ("hardened_queues", "recommended_plan"),
     "hopback.topology.feed": ("Feed",),
@@ -128,7 +127,6 @@ _HOMES = {
     ),
     "hopback.topology.roles": ("QueueRole", "queue_roles"),
     "hopback.topology.table": ("write_table",),
-    "hopback.topology.toml": ("read_toml", "write_toml"),
     "hopback.topology.validate": ("problems",),
     "hopback.topology.wording": ("plan_in_words",),
 }

@@ -1,4 +1,4 @@
-"""A topology as a plain document: what JSON holds as it is, and TOML too.
+"""A topology as a plain document: what JSON holds as it is, and the TOML of topology files.
 
 `to_document` writes every topology; `from_document` reads it back equal, and reads the short form
 that people write by hand, with every problem at its path. The format is described in
@@ -7,13 +7,14 @@ that people write by hand, with every problem at its path. The format is describ
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidTopology, Problem
 from hopback.topology.arguments import decode, decode_table, encode, encode_table
 from hopback.topology.durations import format_duration
 from hopback.topology.expand import DELIVERY_LIMIT, hardened_queues, recommended_plan
@@ -46,6 +47,7 @@ __all__ = [
     "read_document",
     "read_plan",
     "read_recommended",
+    "read_toml",
     "to_document",
     "write_binding",
     "write_exchange",
@@ -54,6 +56,7 @@ __all__ = [
     "write_queue",
     "write_recommended",
     "write_short",
+    "write_toml",
 ]
 
 
@@ -600,3 +603,39 @@ def _write_tier(tier: Tier, terse: bool) -> dict[str, object]:
             None,
         ),
     )
+
+
+# --- as TOML ----------------------------------------------------------------------------------
+
+
+_POSITION = re.compile(r"(.*) \(at (.*)\)", re.DOTALL)
+
+
+def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
+    """The topology in a TOML file; InvalidTopology lists everything wrong, each with its path.
+
+    `where` names the file in that error.
+    """
+    # Reading a design needs no parser, so the parser is loaded only here.
+    import tomllib
+
+    try:
+        data = tomllib.loads(text)
+    except RecursionError:
+        raise _no_toml("line 1", "values nested too deeply", where) from None
+    except ValueError as error:
+        found = _POSITION.fullmatch(str(error))
+        said, place = found.groups() if found else (str(error), "file")
+        raise _no_toml(place, f"a syntax error: {said}", where) from None
+    return from_document(data, where=where)
+
+
+def write_toml(topology: Topology) -> str:
+    """The topology as TOML that `read_toml` reads back equal; InvalidTopology if it is not valid."""
+    import tomli_w
+
+    return tomli_w.dumps(to_document(topology, terse=True))
+
+
+def _no_toml(place: str, got: str, where: str) -> InvalidTopology:
+    return InvalidTopology((Problem(place, "valid TOML", got),), where=where)

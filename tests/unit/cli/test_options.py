@@ -11,7 +11,7 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import TopologySource
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
-from hopback.topology.toml import write_toml
+from hopback.topology.document import write_toml
 
 if TYPE_CHECKING:
     from pathlib import Path

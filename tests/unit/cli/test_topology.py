@@ -11,9 +11,8 @@ import pytest
 from hopback.cli.app import run
 from hopback.designs import DESIGNS
 from hopback.topology.definitions import write_definitions
-from hopback.topology.document import to_document
+from hopback.topology.document import read_toml, to_document
 from hopback.topology.table import write_table
-from hopback.topology.toml import read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
 from hopback.fields import Int32, Timestamp, UInt64
 from hopback.topology.definitions import RECORD, read_definitions, write_definitions
+from hopback.topology.document import read_toml, write_toml
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
-from hopback.topology.toml import read_toml, write_toml
 from hopback.version import BrokerVersion
 
 _BROKER: dict[str, Any] = {

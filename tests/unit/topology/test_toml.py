@@ -13,6 +13,7 @@ import pytest
 
 from hopback.errors import InvalidTopology
 from hopback.fields import Float32, Int32, LongStr, Timestamp
+from hopback.topology.document import read_toml, write_toml
 from hopback.topology.expand import hardened_queues, recommended_plan
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.plan import (
@@ -27,7 +28,6 @@ from hopback.topology.plan import (
     Stamp,
     Tier,
 )
-from hopback.topology.toml import read_toml, write_toml
 
 _PAGE = Path(__file__).parents[3] / "docs" / "reference" / "topology-file.md"
 
