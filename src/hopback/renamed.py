@@ -216,6 +216,7 @@ RENAMED = {
     "hopback.topology.json_values": "hopback.topology.arguments",
     "hopback.topology.places": "hopback.topology.located",
     "hopback.topology.recommended_form": "hopback.topology.document",
+    "hopback.topology.secrets": "hopback.topology.definitions",
     "hopback.topology.toml": "hopback.topology.document",
     "hopback.topology.validate_plan": "hopback.topology.validate",
     "hopback.topology.words": "hopback.topology.wording",

@@ -114,7 +114,7 @@ def diagram(
 
 def _discreet(topology: Topology, form: str, how: str) -> Topology:
     """Without password hashes and credentials, which is said; tables and drawings show none anyway."""
-    from hopback.topology.secrets import without_secrets
+    from hopback.topology.definitions import without_secrets
 
     found, left_out = without_secrets(topology)
     if form in ("json", "toml", "definitions"):

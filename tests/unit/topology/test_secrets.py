@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.cli.app import run
-from hopback.topology.definitions import read_definitions
-from hopback.topology.secrets import without_secrets
+from hopback.topology.definitions import read_definitions, without_secrets
 
 if TYPE_CHECKING:
     from pathlib import Path
