@@ -32,6 +32,7 @@ from hopback.errors import (
     LeaseLost,
     StoreUnavailable,
 )
+from hopback.headers import timestamp
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
@@ -563,21 +564,29 @@ class Engine:
                 raise _CameBack(_arrived_text(sent, self._arrived_since_stage))
 
     async def _moments_of_watching(self) -> AsyncIterator[None]:
-        """Some moments until the watch is over, and its end; people are heard meanwhile."""
+        """Some moments until the watch is over, and its end; people are heard meanwhile.
+
+        Nothing moves during a watch: the job says for what it waits, and until when.
+        """
         time = self._watch.timer.time
         self._run.tell(replace(self._run.job, watch_s=time.seconds, watch_text=time.text))
-        await self._save()
+        end = timestamp(round(self._clock.now() + time.seconds)).replace(".000", "")
+        waits = f"watching until {end} whether messages come back"
         loop = asyncio.get_running_loop()
         until, every = loop.time() + time.seconds, max(time.seconds / _LOOKS, _PROGRESS_S)
         is_over = False
         while not is_over:
             due = min(loop.time() + every, until)
             while (wait := due - loop.time()) > 0:
+                if self._run.job.reason != waits:  # at first, and again after a pause
+                    self._run.tell(replace(self._run.job, reason=waits))
+                    await self._save()
                 await self._control.sleep(min(wait, _PROGRESS_S))
                 self._check()
                 await self._obey()
             is_over = due >= until
             yield
+        self._run.tell(replace(self._run.job, reason=""))
 
     @property
     def _arrived_since_stage(self) -> int:

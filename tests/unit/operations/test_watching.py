@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from contextlib import aclosing, asynccontextmanager
@@ -155,6 +156,29 @@ async def test_what_goes_wrong_later_stops_the_rest() -> None:
         ended = await operations.wait(job.id)
         assert ended.state is JobState.STOPPED
         assert sum(RAMP) < ended.counts.done <= _COUNT
+
+
+@in_virtual_time
+async def test_a_job_that_watches_says_until_when() -> None:
+    """Nothing moves then: whoever follows it sees why, also after a pause, and no more when it goes on."""
+    async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (plant, operations):
+        plant.repaired = True
+        job = await operations.start(_careful())
+        await _pass(2)
+        watching = await operations.job(job.id)
+        assert (watching.counts.done, watching.state) == (1, JobState.RUNNING)
+        assert re.fullmatch(
+            r"watching until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ whether messages come back",
+            watching.reason,
+        )
+        await operations.pause(job.id)
+        await _pass(2)
+        assert (await operations.job(job.id)).reason == "paused"
+        await operations.resume(job.id)
+        await _pass(2)
+        assert (await operations.job(job.id)).reason == watching.reason
+        ended = await operations.wait(job.id)
+        assert (ended.state, ended.reason) == (JobState.COMPLETED, "")
 
 
 @in_virtual_time
