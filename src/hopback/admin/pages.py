@@ -372,7 +372,8 @@ def problem_page(
 ) -> Response:
     """A refusal as a page."""
     known = principal.grants != () or principal.kind != "nobody"
-    is_look_over = request.url.path.startswith("/sessions/") and refused.status == 404
+    own = request.url.path.removeprefix(services.prefix)
+    is_look_over = own.startswith("/sessions/") and refused.status == 404
     words = {
         "title": _TITLES.get(refused.status, "That did not work"),
         "detail": refused.detail,

@@ -358,3 +358,12 @@ def test_settings_that_cannot_be_are_refused(
     with pytest.raises((BadSettings, BadBrokers), match=said) as refused:
         read()
     assert "secret" not in str(refused.value)
+
+
+async def test_a_look_that_is_over_leads_back_to_its_own_broker() -> None:
+    """Its page says what became of it, wherever the broker's pages stand."""
+    async with _several() as several:
+        lost = await several.page(_BOB, f"/brokers/staging/sessions/gone?queue={DLQ}")
+    assert lost.status_code == 404
+    assert "This look is over" in lost.text
+    assert f'href="/brokers/staging/queues/{DLQ}#look"' in lost.text
