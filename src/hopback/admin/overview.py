@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from hopback.deadletters.contract import JobState
 from hopback.deadletters.requests import GroupBy
 from hopback.errors import HopbackError
 
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from hopback.clock import Clock
-    from hopback.deadletters.contract import QueueSummary, SessionView
+    from hopback.deadletters.contract import Job, QueueSummary, SessionView
     from hopback.deadletters.service import Operations
 
 __all__ = [
     "BETWEEN_SWEEPS_S",
     "Insight",
     "Insights",
+    "JobSpeeds",
     "RecentReading",
     "Sweep",
     "Swept",
@@ -202,6 +204,32 @@ class RecentReading(Generic[_T]):
     def forget(self) -> None:
         """Something has changed: read it anew."""
         self._at = float("-inf")
+
+
+_SPEED_S = 10.0  # long enough to be steady, short enough to follow a new rate
+_FOLLOWED = 100  # jobs; more than pages stand open
+
+
+class JobSpeeds:
+    """How fast the jobs go whose pages stand open, by what these were shown within the last seconds."""
+
+    def __init__(self) -> None:
+        self._shown: OrderedDict[str, deque[tuple[float, int]]] = OrderedDict()
+
+    def of(self, job: Job, now: float) -> float | None:
+        """Messages a second; None before that can be said, and where nothing moves."""
+        if job.state is not JobState.RUNNING:
+            self._shown.pop(job.id, None)
+            return None
+        shown = self._shown.setdefault(job.id, deque())
+        self._shown.move_to_end(job.id)
+        if len(self._shown) > _FOLLOWED:
+            self._shown.popitem(last=False)
+        shown.append((now, job.counts.selected - job.counts.remaining))
+        while now - shown[0][0] > _SPEED_S:
+            shown.popleft()
+        (began, before), (_, after) = shown[0], shown[-1]
+        return (after - before) / (now - began) if after > before and now > began else None
 
 
 _MOST = 1000  # queues; a name and a few numbers each

@@ -16,7 +16,7 @@ from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job, page_search_events
 from hopback.admin.pages import Pages, chosen, in_time, see_other
 from hopback.admin.problems import Refused, refusal_of
-from hopback.admin.rendering import span_words, visible
+from hopback.admin.rendering import visible
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
 from hopback.deadletters.codec import read_patch
@@ -283,11 +283,9 @@ def _steers(visit: Visit, job: Job) -> bool:
 async def _job(visit: Visit) -> Response:
     job = await _seen(visit)
     failures = await visit.operations.failures(job.id, limit=50)
-    speed, spent = "", job.updated - job.created
-    if job.counts.done >= 2 and spent > 0.5:
-        rate = job.counts.done / spent
-        left = f", {span_words(job.counts.remaining / rate)} left" if job.is_active else ""
-        speed = f"{rate:,.1f} a second on average{left}"
+    speed = visit.services.speeds.of(job, visit.services.clock.now())
+    begins = job.counts.done <= sum(job.ramp)  # by its first stages nobody can tell when it ends
+    left = job.counts.remaining / speed if speed and not (job.ramp and begins) else None
     return visit.page(
         "job.html",
         job=job,
@@ -295,6 +293,7 @@ async def _job(visit: Visit) -> Response:
         steers=_steers(visit, job),
         may_download=visit.principal.allows(Role.OPERATOR, job.queue),
         speed=speed,
+        left=left,
         target_words=await _target_words(visit, job.queue, job.target),
     )
 

@@ -116,6 +116,12 @@ def _count(number: int | None) -> str:
     return "–" if number is None else f"{number:,}"
 
 
+@_filter
+def _rate(number: float) -> str:
+    """Messages a second for people: no digits that nobody needs."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
+
+
 def size_words(size: int) -> str:
     """Bytes in the unit that fits."""
     value = float(size)
@@ -195,12 +201,22 @@ def clock_words(seconds: float) -> str:
 
 
 _RFC_3339 = re.compile(r"\b(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+_CLOCK = Markup('<time datetime="{}" data-clock="{:.0f}">{} {} UTC</time>')
 
 
 @_filter
-def _with_clocks(text: str) -> str:
-    """A sentence in which moments stand as programs write them, as people read them."""
-    return _RFC_3339.sub(r"\1 \2 UTC", text)
+def _with_clocks(text: str) -> Markup:
+    """A sentence in which moments stand as programs write them, as people read them where they are."""
+    shown, last = Markup(""), 0
+    for found in _RFC_3339.finditer(text):
+        day, hour = found.groups()
+        try:
+            seconds = datetime.fromisoformat(f"{day}T{hour}+00:00").timestamp()
+        except ValueError:  # no calendar has such a day: it stays as it is
+            continue
+        shown += text[last : found.start()] + _CLOCK.format(found[0], seconds, day, hour)
+        last = found.end()
+    return shown + text[last:]
 
 
 @_filter

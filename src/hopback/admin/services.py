@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from msgspec import structs
 
 from hopback.admin.auth import address_of, forbidden
-from hopback.admin.overview import Insights, RecentReading
+from hopback.admin.overview import Insights, JobSpeeds, RecentReading
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.roles import Grant, Principal, Role
 from hopback.broker.apply import live_plan
@@ -181,6 +181,7 @@ class Services:
     streams: EventStreams
     alerting: Alerting
     insights: Insights = field(default_factory=Insights)
+    speeds: JobSpeeds = field(default_factory=JobSpeeds)
     asked: RecentReading[CandidateList] = field(default_factory=RecentReading)
     errors: RecentReading[ErrorOverview] = field(default_factory=RecentReading)
     surveying: set[asyncio.Task[ErrorOverview]] = field(default_factory=set)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hopback.admin.rendering import renderer, visible
-from hopback.deadletters.contract import AuditEntry, Moment
+from hopback.deadletters.contract import AuditEntry, JobState, Moment
 from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Window
 from hopback.message import Properties
 from hopback.topology.model import Queue
@@ -65,7 +65,39 @@ async def test_a_sentence_tells_the_time_as_people_do() -> None:
         (message,) = (await service.operations.messages(session)).dead_letters
         shown = await service.client.get(f"/sessions/{session}/messages/{message.id}")
     (story,) = re.findall(r'<p class="story">(.*?)</p>', shown.text)
-    assert re.search(r" at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", story)
+    assert re.search(r" at <time [^>]*>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC</time>", story)
+
+
+def test_moments_in_a_sentence_become_clocks_and_nothing_else_does() -> None:
+    """Their element lets the page show them where its reader is; whatever stands beside is only text."""
+    told = renderer().filters["with_clocks"](
+        "<b> until 2023-11-14T22:13:20Z, not 2023-02-31T00:00:00Z"
+    )
+    assert told == (
+        '&lt;b&gt; until <time datetime="2023-11-14T22:13:20Z" data-clock="1700000000">'
+        "2023-11-14 22:13:20 UTC</time>, not 2023-02-31T00:00:00Z"
+    )
+
+
+def test_a_rate_has_no_digits_that_nobody_needs() -> None:
+    """Two hundred are not 200.0."""
+    rate = renderer().filters["rate"]
+    assert [rate(n) for n in (0.25, 1.0, 2.5, 200.0, 4812.4)] == ["0.2", "1", "2.5", "200", "4,812"]
+
+
+async def test_a_paused_job_says_so_once() -> None:
+    """Its state and why it is so are one word then."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        slow = RedriveRequest(queue=DLQ, selection=FromHead(), reason="x", pace=Pace(0.001))
+        job = await service.operations.start(slow)
+        await service.operations.pause(job.id)
+        async for told in service.operations.events(job.id):
+            if told.state is JobState.PAUSED:
+                break
+        page = await service.client.get(f"/jobs/{job.id}")
+        await service.operations.cancel(job.id)
+    (said,) = re.findall(r'<p aria-live="polite">(.*?)</p>', page.text)
+    assert re.sub("<[^>]*>", "", said).split() == ["paused"]
 
 
 async def test_the_notice_of_no_sign_in_is_read_once() -> None:

@@ -11,10 +11,11 @@ from sqlalchemy.exc import OperationalError
 
 from hopback.admin.auth import TurnKeeper
 from hopback.admin.events import changes_of_board
-from hopback.admin.overview import Sweep
+from hopback.admin.overview import JobSpeeds, Sweep
 from hopback.admin.problems import refusal_of
 from hopback.clock import ManualClock
-from hopback.deadletters.contract import Depth, Moment, QueueSummary
+from hopback.deadletters.contract import Counts, Depth, Job, JobState, Moment, QueueSummary
+from hopback.deadletters.requests import JobKind
 from hopback.errors import ConnectionFailed, StoreUnavailable
 from hopback.store.database import store_errors
 from tests.unit.admin.admin_service import DLQ, NOW, admin, dead_letter
@@ -153,3 +154,27 @@ async def test_sessions_that_are_kept_or_ended_are_audited() -> None:
         "session.renew",
         "session.open",
     ]
+
+
+def test_a_job_goes_as_fast_as_it_went_in_the_last_seconds() -> None:
+    """Not as fast as since it began: that counts every watch and every hour of standing still."""
+    speeds = JobSpeeds()
+
+    def shown(done: int, at: float, state: JobState = JobState.RUNNING) -> float | None:
+        job = Job(
+            id="j-1",
+            kind=JobKind.REDRIVE,
+            queue=DLQ,
+            state=state,
+            counts=Counts(selected=50_000, done=done),
+            created=Moment(NOW - 3600),
+            updated=Moment(NOW),
+        )
+        return speeds.of(job, NOW + at)
+
+    assert shown(31, 0) is None
+    assert shown(31, 5) is None
+    assert shown(4031, 9) == pytest.approx(4000 / 9)
+    assert shown(6031, 13) == pytest.approx(6000 / 8)
+    assert shown(6031, 20, JobState.PAUSED) is None
+    assert shown(6031, 21) is None
