@@ -598,7 +598,7 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
                 for hit in hits
                 for one in (hit.dead_letter,)
             ]
-            table(("queue", "id", "error", "text"), rows)
+            table(("queue", "id", "error", "text"), rows, keep=("id",))
         shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"
         click.echo(f"{last.matching:,} of {count_of(last.seen)} match{shown}.")
         if last.not_looked_into:
