@@ -545,5 +545,7 @@ async def _page(visit: Visit, tested: AlertTestResult | None) -> Response:
         manages=visit.services.manages(visit.principal),
         rules=found.rules,
         targets=found.targets,
+        # What is told after a target took something for the last time still waits for it.
+        taken={one.name: one.sent_at or 0.0 for one in found.targets},
         tested=tested,
     )

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 
 from hopback.admin.auth import forbidden
 from hopback.admin.events import AT_ONCE_S, changes_of_board, page_search_events
-from hopback.admin.overview import read_all
+from hopback.admin.overview import Insight, read_all
 from hopback.admin.pages import Pages, chosen, in_time, see_other
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import Form, clock_words, diff_lines, payload_of, visible
@@ -46,7 +46,7 @@ from hopback.fields import Timestamp
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from hopback.admin.overview import Insight, Swept
+    from hopback.admin.overview import Swept
     from hopback.admin.pages import Visit
     from hopback.admin.services import Services
     from hopback.deadletters.contract import Group, OnProgress, QueueSummary, SessionView
@@ -160,11 +160,14 @@ async def _board(visit: Visit) -> Response:
     shown = full[:_BOARD_ROWS] if several else full
     quiet = [row for row in found if row.summary.exists and not row.is_full]
     errors, known = await _errors(visit)
-    top_errors: dict[str, tuple[str, int]] = {}  # the most frequent one of each queue
+    surveys = {one.queue: one for one in known}
+    top_errors: dict[str, Insight] = {}  # the most frequent one of each queue
     for one in errors:
         for at in one.queues:
-            if at.count > top_errors.get(at.queue, ("", 0))[1]:
-                top_errors[at.queue] = (one.error or one.reason, at.count)
+            last, top = surveys.get(at.queue), top_errors.get(at.queue)
+            if last is not None and last.at is not None and (top is None or at.count > top.count):
+                error = one.error or one.reason
+                top_errors[at.queue] = Insight(error, at.count, last.seen, None, last.at)
     candidates = None  # only who may answer is asked
     if not several and visit.principal.allows_everywhere(Role.ADMIN):
         now = visit.services.clock.now()
@@ -472,7 +475,8 @@ async def _message(visit: Visit) -> Response:
     failure, recorded_by = message.failure, message.dead_letter.recorded_by
     by = "" if recorded_by == "hopback" else recorded_by
     said, sent = delivery.properties, delivery.properties.timestamp
-    named = {"exchange": delivery.exchange, "routingKey": delivery.routing_key}
+    exchange = delivery.exchange or "(default exchange)"
+    named = {"exchange": exchange, "routingKey": delivery.routing_key}
     named |= {name: str(value) for name, value in plain_properties(said).items()}
     if sent is not None:
         named["timestamp"] = f"{clock_words(sent)} ({named['timestamp']})"

@@ -173,6 +173,9 @@ async def _review(
     whole = plan.seen >= plan.selected
     expected = plan.matching if whole else plan.selected
     left = sum(each.count for each in plan.left_out) if whole else 0
+    goes = max(expected - left, 0)
+    stages = [sum(plan.ramp[: number + 1]) for number in range(len(plan.ramp))]
+    watches = sum(end < goes for end in stages) + 1
     # Of each sample its id, why it stays as it is, and the lines of its difference with their marks.
     changes = []
     for sample in plan.changes:
@@ -187,7 +190,7 @@ async def _review(
         changes.append((sample.id, sample.problem, lines))
     return _page(
         visit, request, 3, trouble,
-        plan=plan, expected=max(expected - left, 0), selected=plan.selected,
+        plan=plan, expected=goes, selected=plan.selected, least_s=watches * (plan.watch_s or 0.0),
         busy=None, target_words=await _target_words(visit, request.queue, plan.target),
         key=visit.field("key") or secrets.token_hex(12), changes=changes,
     )  # fmt: skip

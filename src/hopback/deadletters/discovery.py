@@ -139,8 +139,8 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
         )
     return Cost(
         Price.REFUSED,
-        f"refused: {queue.name} removes a message when it has come back {limit + 1} times, and each"
-        f" look is one of them",
+        f"refused: the queue removes a message when it has come back {limit + 1} times, and each"
+        " look is one of them",
         limit,
         f"The limit cannot be lifted from here: {why_not_lifted}. Raise or remove it where it was set, or"
         " accept the danger explicitly."

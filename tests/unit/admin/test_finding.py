@@ -24,11 +24,31 @@ async def test_the_first_page_says_what_broke() -> None:
         asked = await service.client.post("/errors/survey")
         after = await service.client.get(asked.headers["location"])
     assert "What broke" not in before.text
-    found = re.findall(r'<b class="num">(\d+)</b>.*?class="error">(\w+)<', after.text, re.DOTALL)
+    errors = r'<b class="num">(\d+)</b>.*?class="error" href="/search\?find=group:\w+"[^>]*>(\w+)<'
+    found = re.findall(errors, after.text, re.DOTALL)
     assert found == [("6", "KeyError"), ("3", "LookupError")]
+    assert "6 of 9 surveyed" in after.text
     assert "was surveyed" in after.text
     assert "Find out what broke</button>" in before.text
     assert "Survey again</button>" in after.text
+
+
+async def test_of_a_look_and_a_survey_the_newer_one_is_told() -> None:
+    """What somebody saw before the survey does not hide what the survey found."""
+    foreign = (Queue("mail"), Queue("mail.dlq", type=QueueType.CLASSIC))
+    first = replace(dead_letter(1), routing_key="mail.dlq")
+    async with admin(first, extra=foreign) as service:
+        looked = await service.client.post("/queues/mail.dlq/look", data={"how": "plain"})
+        session = looked.headers["location"].partition("?")[0]
+        await service.client.post(f"{session}/release")
+        await publish(
+            service.broker,
+            *(replace(dead_letter(n, "KeyError"), routing_key="mail.dlq") for n in range(3)),
+        )
+        service.clock.advance(60)
+        await service.client.post("/errors/survey")
+        surveyed = await service.client.get("/")
+    assert '<span class="error">KeyError</span> <small>3 of 4 surveyed' in surveyed.text
 
 
 async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:

@@ -6,8 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from hopback.admin.rendering import renderer, visible
+from hopback.deadletters.alerts import Alert, AlertKind, AlertState, ToldState
 from hopback.deadletters.contract import AuditEntry, JobState, Moment
 from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Window
 from hopback.message import Properties
@@ -218,6 +220,57 @@ def test_an_emoji_of_several_parts_is_one_and_a_hidden_joiner_is_not() -> None:
     assert visible(f"{astronaut} {heart}") == f"{astronaut} {heart}"
     assert visible("pay\u200dpal") == "pay⟨U+200D⟩pal"
     assert visible(f"{astronaut[0]}\u200d") == f"{astronaut[0]}⟨U+200D⟩"
+
+
+def test_an_alert_that_no_target_took_was_told_to_nobody() -> None:
+    """A target that took nothing since has not heard of it; what may fire yet is a line a rule."""
+    alert = Alert(
+        id="a-1",
+        rule="orders pile up",
+        kind=AlertKind.DEPTH,
+        queue="orders.dlq",
+        state=AlertState.FIRING,
+        text="6,000 dead letters, more than 100",
+        since=Moment(NOW - 60),
+        fired_at=Moment(NOW - 30),
+        told={name: ToldState(AlertState.FIRING, Moment(NOW - 30)) for name in ("chat", "pager")},
+    )
+    pending = [
+        structs.replace(alert, rule="nobody looks", queue=f"q-{n}", state=AlertState.PENDING)
+        for n in range(9)
+    ]
+    page = (
+        renderer()
+        .get_template("alerts.html")
+        .render(
+            me=None,
+            told=[],
+            now=NOW,
+            headline="1 alert fires",
+            firing=[alert],
+            pending=pending,
+            resolved=[],
+            manages=False,
+            rules=(),
+            targets=(),
+            taken={"chat": NOW - 10, "pager": NOW - 40},
+            tested=None,
+        )
+    )
+    told = re.search(r'<td data-label="Told">(.*?)</td>', page)
+    assert told is not None
+    assert re.sub("<[^>]*>", "", told[1]) == "chat, pager not taken yet"
+    assert page.count(">nobody looks<") == 1
+    assert "and 3 more" in page
+
+
+async def test_a_review_says_how_long_a_careful_job_takes_at_least() -> None:
+    """It watches after each stage that is reached, and at the end."""
+    asked = {"step": "3", "on": "2", "reason": "x", "ramp": "1", "watch": "60"}
+    async with admin(*(dead_letter(n) for n in range(10))) as service:
+        page = await service.client.post(f"/queues/{DLQ}/re-drive", data=asked)
+    assert "watches 60 s after each and at the end" in page.text
+    assert "at least 3 min in all" in page.text
 
 
 def test_a_queue_weighs_by_powers_of_ten() -> None:

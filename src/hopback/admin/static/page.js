@@ -286,6 +286,7 @@ function search() {
       groups.hidden = false;
     }
     if (act && last.isOver && last.matching) act.hidden = false;
+    place.querySelector("[data-nothing]").hidden = !last.isOver || last.matching > 0;
     if (last.isOver) end(`${words(last)}.${last.matching > rows.children.length ? ` The first ${rows.children.length} are shown.` : ""}`);
   });
   source.addEventListener("end", () => source.close());
