@@ -40,6 +40,7 @@ from hopback.deadletters.requests import (
     SessionRequest,
 )
 from hopback.deadletters.search import SearchRequest
+from hopback.deadletters.surveys import SurveyProgress
 from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed
 from hopback.fields import Timestamp
 
@@ -159,7 +160,11 @@ async def _board(visit: Visit) -> Response:
     full.sort(key=lambda row: (-(row.summary.depth.total or 0), row.summary.queue))
     shown = full[:_BOARD_ROWS] if several else full
     quiet = [row for row in found if row.summary.exists and not row.is_full]
+    # Asked before what it found is read: a page that sees its end has seen all of it.
+    surveying = None if several else _survey_under_way(visit)
     errors, known = await _errors(visit)
+    if surveying is not None:
+        visit.services.errors.forget()  # the next second has found more
     surveys = {one.queue: one for one in known}
     top_errors: dict[str, Insight] = {}  # the most frequent one of each queue
     for one in errors:
@@ -191,13 +196,19 @@ async def _board(visit: Visit) -> Response:
         sources=", ".join(sorted({row.summary.depth.source for row in rows})),
         candidates=candidates,
         errors=errors[:_SHOWN_ERRORS],
-        surveying=None if several else visit.operations.surveys.running,
+        surveying=surveying,
         surveyed=top_errors,
         surveyed_at=max((one.at for one in known if one.at is not None), default=None),
         read_free={one.queue for one in known if one.is_stream},
         left_out={one.queue: one.why_not for one in known if one.why_not} if errors else {},
         surveys=not several and visit.principal.allows_everywhere(Role.OPERATOR),
     )
+
+
+def _survey_under_way(visit: Visit) -> SurveyProgress | None:
+    """How far a survey is; one that was asked for here is under way until its last word is said."""
+    begun = SurveyProgress("", 0, 0) if visit.services.surveying else None
+    return visit.operations.surveys.running or begun
 
 
 _SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from hopback.deadletters.requests import FromHead, RedriveRequest, Target, TargetKind
+from hopback.deadletters.surveys import SurveyProgress
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType
 from tests.harness.seeded import publish
@@ -31,6 +32,24 @@ async def test_the_first_page_says_what_broke() -> None:
     assert "was surveyed" in after.text
     assert "Find out what broke</button>" in before.text
     assert "Survey again</button>" in after.text
+
+
+async def test_a_list_that_sees_the_end_of_a_survey_has_what_it_found() -> None:
+    """While one is under way the list asks again each second, and reads nothing from before."""
+    foreign = (Queue("mail"), Queue("mail.dlq"))
+    first, second = (
+        replace(dead_letter(n, error), routing_key="mail.dlq")
+        for n, error in enumerate(("LookupError", "KeyError"))
+    )
+    async with admin(first, extra=foreign) as service:
+        await service.client.post("/errors/survey")
+        await publish(service.broker, second)
+        service.operations.surveys.running = SurveyProgress("mail.dlq", 0, 2)
+        meanwhile = await service.client.get("/")
+        await service.operations.errors(survey=True)
+        over = await service.client.get("/")
+    assert ("every 1s" in meanwhile.text, "KeyError" in meanwhile.text) == (True, False)
+    assert ("every 1s" in over.text, "KeyError" in over.text) == (False, True)
 
 
 async def test_of_a_look_and_a_survey_the_newer_one_is_told() -> None:
