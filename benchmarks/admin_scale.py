@@ -38,6 +38,7 @@ _WHOLE_GOAL, _REDRIVE_GOAL, _MEMORY_GOAL_MB = 10_000, 0.8, 250.0
 _LOOKS = 10
 _ROUNDS = 30
 _COUNTED_S = 8.0  # the management API counts every 5 s
+_TELL_S = 10.0  # between two lines on how far it is
 
 
 class Taken(NamedTuple):
@@ -92,18 +93,37 @@ class _Site:
         return _Section(f"Deep queue: {title}", [about, *lines, verdict], reached)
 
 
+class _Teller:
+    """Prints now and then how far something is: a million messages take minutes."""
+
+    def __init__(self) -> None:
+        self._told = time.perf_counter()
+
+    def __call__(self, seen: int, total: int) -> None:
+        if time.perf_counter() - self._told > _TELL_S:
+            self._told = time.perf_counter()
+            print(f"{seen:,} of {total:,}", flush=True)
+
+
 class _Section(NamedTuple):
     title: str
     lines: list[str]
     reached: bool
 
 
+_ERRORS = 7  # that the messages tell of, so that there is something to group
+_ID = "m-{:09d}"
+_FILLED_AT_ONCE = 500  # as many as the window of a channel has places for, and others run
+
+
 async def _fill(url: str, count: int) -> None:
+    """Publish them, each confirmed; what differs is written into properties that are made once."""
     from hopback.broker.declare import declare
     from hopback.broker.rabbitmq import RabbitMQ
     from hopback.fields import Timestamp
-    from hopback.message import Message, Properties
+    from hopback.message import Properties
     from hopback.topology.model import Queue, Topology
+    from hopback.wire.properties import encode_properties
 
     rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": _DLQ}
     queues = (Queue("orders", arguments=rests), Queue(_DLQ), Queue("bare"), Queue("bare.target"))
@@ -114,15 +134,24 @@ async def _fill(url: str, count: int) -> None:
         "queue": "orders", "reason": "rejected", "count": 1, "exchange": "", "routing-keys": ["orders"],
         "time": Timestamp(1_800_000_000),
     }  # fmt: skip
+    made = []
+    for error in range(_ERRORS):
+        headers = {"x-death": [death], "x-last-error": f"TimeoutError: {error} did not answer"}
+        said = Properties(delivery_mode=2, message_id=_ID.format(0), headers=headers)
+        made.append(encode_properties(said).split(_ID.format(0).encode()))
+    begun = told = time.perf_counter()
     for number in range(count):
-        headers = {"x-death": [death], "x-last-error": f"TimeoutError: {number % 7} did not answer"}
         body = b'{"customer": "C-%07d", "text": "' % number
         body += b"x" * (BODY_BYTES - len(body) - 2) + b'"}'
-        said = Properties(delivery_mode=2, message_id=f"m-{number}", headers=headers)
-        fate = channel.publish(Message("", _DLQ, body, said))
+        properties = _ID.format(number).encode().join(made[number % _ERRORS])
+        fate = channel.publish_raw("", _DLQ, properties, body)  # type: ignore[attr-defined]
+        if number % _FILLED_AT_ONCE == 0:
+            await asyncio.sleep(0)
         await channel.room()
-        if number % 2000 == 0:
-            await fate
+        if time.perf_counter() - told > _TELL_S:
+            told = time.perf_counter()
+            rate = number / (told - begun)
+            print(f"filled {number:,} of {count:,}, {rate:,.0f} a second", flush=True)
     await fate
     await connection.close()
 
@@ -160,16 +189,23 @@ def _search(site: _Site) -> _Section:
     from hopback.deadletters.requests import Window
     from hopback.deadletters.search import SearchRequest
 
+    tell = _Teller()
+
     async def search(server: RemoteDeadLetters) -> int:
         request = SearchRequest(f"C-{site.count - 1:07d}", (_DLQ,))
         async for progress in server.search(request):
             last = progress
+            tell(progress.seen, progress.total)
         if last.matching != 1:
             raise RuntimeError(f"expected one message to match, got {last.matching}")
         return last.seen
 
     async def open_last(server: RemoteDeadLetters) -> int:
-        session = await server.open_session(_DLQ, Window(limit=20, skip=site.count - 20))
+        session = await server.open_session(
+            _DLQ,
+            Window(limit=20, skip=site.count - 20),
+            on_progress=lambda now: tell(now.seen, now.total),
+        )
         await server.release(session.id)
         return session.skipped + session.held
 
@@ -204,12 +240,17 @@ def _redrive(site: _Site) -> _Section:
     from hopback.deadletters.contract import JobState
     from hopback.deadletters.requests import FromHead, RedriveRequest
 
+    tell = _Teller()
+
     async def redrive(server: RemoteDeadLetters) -> int:
         asked = RedriveRequest(queue=_DLQ, selection=FromHead(), reason="the cause is repaired")
-        job = await server.start(asked)
-        while job.counts.done < site.count and job.state is JobState.RUNNING:
-            await asyncio.sleep(0.1)
-            job = await server.job(job.id)
+        begun = await server.start(asked)
+        async for job in server.events(begun.id):
+            tell(job.counts.done, job.counts.selected)
+            if job.counts.done >= site.count:
+                break
+        if job.state not in (JobState.RUNNING, JobState.COMPLETED):
+            raise RuntimeError(f"the job is {job.state}: {job.reason}")
         return job.counts.done
 
     program = build_c_client()
@@ -291,7 +332,9 @@ def main() -> int:
         time.sleep(_COUNTED_S)
         site = _Site(node, service.pid, port, chosen.dead_letters)
         for measure in _PARTS:
+            begun = time.perf_counter()
             section = measure(site)
+            print(f"{section.title}: {time.perf_counter() - begun:.0f} s", flush=True)
             found.append(section)
             print(f"## {section.title}\n\n" + "\n".join(section.lines) + "\n", flush=True)
             if chosen.write:

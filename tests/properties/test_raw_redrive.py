@@ -140,6 +140,24 @@ def test_broken_bytes_are_left_to_the_careful_way(
             pytest.fail(f"the careful way refuses what was made of bytes: {refused}")
 
 
+@given(st.sampled_from(_PLANS), properties, st.data())
+def test_what_was_seen_before_changes_nothing(
+    plan: Plan, made: Properties, data: st.DataObject
+) -> None:
+    """Messages that are alike, whole and broken: each is made as if it were the first one."""
+    quick = Redriver(plan, plan.redrive, _OCCASION)
+    headers = {**made.headers, **data.draw(_telling(plan.queue))}
+    for _ in range(data.draw(st.integers(2, 5))):
+        names = st.sampled_from([*headers, "another"])
+        change = st.dictionaries(names, st.text(max_size=5) | field_values, max_size=2)
+        headers |= data.draw(change)
+        raw = bytearray(encode_properties(replace(made, headers=headers)))
+        _agree(plan, bytes(raw), quick)
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        alone = Redriver(plan, plan.redrive, _OCCASION).raw_message(_delivery(plan, bytes(raw)))
+        assert quick.raw_message(_delivery(plan, bytes(raw))) == alone
+
+
 @given(properties, st.binary(max_size=40))
 def test_cut_and_joined(made: Properties, entries: bytes) -> None:
     """The pieces of properties are what reading them finds; other bytes have none, or the same."""
@@ -245,6 +263,17 @@ def test_names_and_deaths_beyond_what_is_remembered() -> None:
             f"name-{number}": number,
             "x-death": [_DEATH | {"count": number + 1}],
         }
+        assert _agree(_PLAN, encode_properties(Properties(headers=headers)), quick) is not None
+
+
+def test_shapes_and_ways_in_beyond_what_is_remembered() -> None:
+    """Endless orders of headers and endless routes are met anew, with the same outcome."""
+    quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)
+    for number in range(600):
+        headers = dict.fromkeys(
+            [f"h{number % 100}", "tenant", f"h{number % 7}"], "x" * (number % 3)
+        )
+        headers["hopback-origin-routing-key"] = f"orders.{number}"
         assert _agree(_PLAN, encode_properties(Properties(headers=headers)), quick) is not None
 
 
