@@ -283,23 +283,27 @@ def _c_move(c_client: CClient, site: _Site) -> Taken:
     return Taken(found.count, found.seconds, found.cpu_seconds)
 
 
-def _memory(site: _Site) -> _Section:
+def _peak_mb(site: _Site) -> float:
     with open(f"/proc/{site.pid}/status") as file:
         (peak_kib,) = (int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    peak_mb = peak_kib * 1024 / 1e6
+    return peak_kib * 1024 / 1e6
+
+
+def _memory(site: _Site) -> _Section:
+    peak_mb = _peak_mb(site)
     lines = [f"The service held {peak_mb:.0f} MB at most, from its start through all of the above."]
     goal = f"at most {_MEMORY_GOAL_MB:.0f} MB throughout"
     return site.section("memory", lines, goal, reached=peak_mb <= _MEMORY_GOAL_MB)
 
 
-_PARTS: tuple[Callable[[_Site], _Section], ...] = (
-    _list_page,
-    _first_look,
-    _search,
-    _group,
-    _redrive,
-    _memory,
-)
+_PARTS: dict[str, Callable[[_Site], _Section]] = {
+    "list": _list_page,
+    "look": _first_look,
+    "search": _search,
+    "group": _group,
+    "re-drive": _redrive,
+    "memory": _memory,
+}
 
 
 def main() -> int:
@@ -308,6 +312,9 @@ def main() -> int:
     parser.add_argument("--letters", dest="dead_letters", type=int, default=1_000_000)
     parser.add_argument(
         "--write", action="store_true", help="write the sections of benchmarks/ADMIN.md"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=_PARTS, default=list(_PARTS), help="only these, in this order"
     )
     chosen = parser.parse_args()
     found: list[_Section] = []
@@ -331,10 +338,11 @@ def main() -> int:
         port = int(told(service, r"Serving http://\S*?:(\d+)/"))
         time.sleep(_COUNTED_S)
         site = _Site(node, service.pid, port, chosen.dead_letters)
-        for measure in _PARTS:
+        for measure in map(_PARTS.__getitem__, chosen.parts):
             begun = time.perf_counter()
             section = measure(site)
-            print(f"{section.title}: {time.perf_counter() - begun:.0f} s", flush=True)
+            took = time.perf_counter() - begun
+            print(f"{section.title}: {took:.0f} s, at most {_peak_mb(site):.0f} MB", flush=True)
             found.append(section)
             print(f"## {section.title}\n\n" + "\n".join(section.lines) + "\n", flush=True)
             if chosen.write:

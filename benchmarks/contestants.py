@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 _SECONDS = 120.0
+_SLOWEST = 1000  # messages a second, of the C client: a million of them take it minutes
 _MOVES = (Scenario.MOVE_REAL, Scenario.FAIL, Scenario.PARK)
 """For a bare client these are a move: it knows nothing of failures."""
 _ALL = (Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.RETRY)
@@ -146,7 +147,7 @@ class CClient:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=_SECONDS,
+                timeout=_SECONDS + job.count / _SLOWEST,
             ),
         )
 
