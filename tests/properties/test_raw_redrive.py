@@ -255,6 +255,29 @@ def test_a_failure_that_is_no_text() -> None:
     assert Redriver(_PLAN, _PLAN.redrive, _OCCASION).raw_message(_delivery(_PLAN, broken)) is None
 
 
+@pytest.mark.parametrize(
+    ("records", "are_quick"),
+    [
+        (['{"at":"12:00","attempts":12}', '{"at":"09:59","attempts":10}'], [True, True]),
+        (['{"at":"12:00","attempts":12}', '{"at":"09:59","attempts":02}'], [True, False]),
+        (['{"at":10,"attempts":1}', '{"at":00,"attempts":1}'], [True, False]),
+        (['{"a":10,"a":"1","n":1}', '{"a":00,"a":"1","n":1}'], [True, False]),
+        (['{"a":"1","n":-10}', '{"a":"1","n":-01}'], [True, False]),
+        (['{"a":"1","n":1.5}', '{"a":"1","n":0.0}'], [True, True]),
+        (['{"a":"1", "n":10}', '{"a":"1", "n":00}'], [True, False]),
+        (['{"a":"\\u0041","n":9}', '{"a":"\\u9999","n":0}'], [True, True]),
+        (['{"a":"ü","n":true}', '{"a":"ü","n":true}'], [True, True]),
+    ],
+)
+def test_records_that_differ_in_digits(records: list[str], are_quick: list[bool]) -> None:
+    """One is taken for sound by another only where its digits cannot matter."""
+    quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)
+    for _ in range(2):
+        for record, is_quick in zip(records, are_quick, strict=True):
+            raw = encode_properties(Properties(headers=_SOUND | {"hopback-failure": record}))
+            assert (_agree(_PLAN, raw, quick) is not None) == is_quick
+
+
 def test_names_and_deaths_beyond_what_is_remembered() -> None:
     """Endless names and deaths are judged anew, with the same outcome."""
     quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)

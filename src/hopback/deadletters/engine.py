@@ -60,6 +60,8 @@ _BATCH = 1000
 """So many marks are written down at once: each time costs some milliseconds."""
 _SMALL_BATCH = 250
 """Below this more messages are waited for, since writing down the marks costs the same for a few."""
+_TURN_BYTES = 1024 * 1024
+"""After so much others run: twice as much as where messages are read, since these are mostly copied."""
 _GATHER_S = 0.005
 """So long they are waited for: about what writing down the marks takes."""
 _BUSY = 4
@@ -94,16 +96,18 @@ class _Item:
     What was sent for it is not kept: thousands may be in flight, and few are ever sent again.
     """
 
-    __slots__ = ("delivery", "landed", "place")
+    __slots__ = ("delivery", "landed", "place", "size")
 
     def __init__(
         self,
         delivery: Delivery,
         place: int,
+        size: int,
         landed: Callable[[_Item, asyncio.Future[None]], None],
     ) -> None:
         self.delivery = delivery
         self.place = place
+        self.size = size
         self.landed = landed
 
     def __call__(self, fate: asyncio.Future[None]) -> None:
@@ -325,7 +329,7 @@ class Engine:
         wanted: list[_Item] = []
         first = None if self._exhausted else await self._take_next()
         if first is not None:
-            self._take(first, wanted)
+            self._take(first, rough_size(first), wanted)
             taken = 1 + await self._take_at_hand(wanted, _BATCH - 1)
             more = taken
             while more and taken < _SMALL_BATCH:
@@ -337,21 +341,23 @@ class Engine:
         return wanted
 
     async def _take_at_hand(self, wanted: list[_Item], most: int) -> int:
-        taken, turns = 0, Turns()
+        taken, turns = 0, Turns(_TURN_BYTES)
         while taken < most and (delivery := self._selected.at_hand()) is not None:
-            self._take(delivery, wanted)
+            size = rough_size(delivery)
+            self._take(delivery, size, wanted)
             taken += 1
-            await turns.after(rough_size(delivery))
+            if turns.is_over(size):
+                await asyncio.sleep(0)
         return taken
 
-    def _take(self, delivery: Delivery, wanted: list[_Item]) -> None:
+    def _take(self, delivery: Delivery, size: int, wanted: list[_Item]) -> None:
         self._place += 1
         belongs = matches = self._selected.belongs(delivery)
         if belongs and self._wanted.terms:
             dead_letter = read_dead_letter(delivery, self._place, self._queue)
             matches = self._wanted.matches(dead_letter, delivery, self._run.job.created)
         if matches:
-            wanted.append(_Item(delivery, self._place, self._on_fate))
+            wanted.append(_Item(delivery, self._place, size, self._on_fate))
         else:
             self._keep(delivery)
             self._count(skipped=int(belongs))
@@ -385,9 +391,10 @@ class Engine:
     async def _send_all(self, batch: list[_Item]) -> None:
         """Send one after the other as the window has room, so that the broker never waits for us."""
         await self._room()
-        turns = Turns()
+        turns = Turns(_TURN_BYTES)
         for item in batch:
-            await turns.after(rough_size(item.delivery))
+            if turns.is_over(item.size):
+                await asyncio.sleep(0)
             if (
                 len(self._in_flight) >= self._pace.in_flight
                 or self._troubled

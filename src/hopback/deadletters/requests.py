@@ -520,4 +520,4 @@ class Settings:
     scan: int = 1000
     lease_s: float = 30.0
     patience_s: float = 1800.0
-    per_turn: int = 32
+    per_turn: int = 64

@@ -41,7 +41,6 @@ class CutProperties(NamedTuple):
     before: bytes
     entries: bytes
     after: bytes
-    message_id: bytes | None
 
     @property
     def has_user(self) -> bool:
@@ -65,10 +64,26 @@ def cut_properties(raw: bytes) -> CutProperties | None:
 
 def message_id_in(raw: bytes) -> str | None:
     """The message id; None if there is none, or the bytes are no properties."""
-    cut = cut_properties(raw)
-    if cut is None or cut.message_id is None:
+    try:
+        flags, at = (raw[0] << 8) | raw[1], 2
+        layout = _layout(flags)
+        if layout is None or layout.message_id is None:
+            return None
+        for _ in range(layout.texts):
+            at += 1 + raw[at]
+        if flags & _HEADERS:
+            at += 4 + _unpack_u32(raw, at)[0]
+        if flags & _MODE:
+            at += 1
+        for width in layout.widths[: layout.message_id]:
+            at += width or 1 + raw[at]
+        begin = at + 1
+        at = end = begin + raw[at]
+        for width in layout.widths[layout.message_id + 1 :]:
+            at += width or 1 + raw[at]
+    except (IndexError, struct.error):
         return None
-    return cut.message_id.decode("utf-8", "surrogateescape")
+    return None if at != len(raw) else raw[begin:end].decode("utf-8", "surrogateescape")
 
 
 def text_header_in(raw: bytes, name: bytes) -> str | None:
@@ -135,16 +150,15 @@ def _cut(raw: bytes) -> CutProperties | None:
         entries = raw[begin:at]
     if flags & _MODE:
         at += 1
-    places = [at]
+    after_at = at
     for width in layout.widths:
         at += width or 1 + raw[at]
-        places.append(at)
     if at != len(raw):
         return None
-    after = raw[places[0] :]
+    after = raw[after_at:]
     if layout.expiration is not None:
-        after = raw[places[0] : places[layout.expiration]] + raw[places[layout.expiration + 1] :]
-    message_id = None
-    if layout.message_id is not None:
-        message_id = raw[places[layout.message_id] + 1 : places[layout.message_id + 1]]
-    return CutProperties(flags, before, entries, after, message_id)
+        at = after_at
+        for width in layout.widths[: layout.expiration]:
+            at += width or 1 + raw[at]
+        after = raw[after_at:at] + raw[at + 1 + raw[at] :]
+    return CutProperties(flags, before, entries, after)

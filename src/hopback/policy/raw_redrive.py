@@ -11,6 +11,7 @@ message is compared with the next, which takes a tenth of walking through its he
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,7 @@ from hopback.headers.failure import failure_text_in
 from hopback.headers.history import History, deaths_json
 from hopback.headers.raw import cut_properties
 from hopback.headers.rewrite import DEATHS_BYTES, is_harmful
+from hopback.headers.text import json_in
 from hopback.topology.plan import Fact
 
 if TYPE_CHECKING:
@@ -31,9 +33,11 @@ __all__ = ["RawMessage", "RawRedriver"]
 _NAME_BYTES = 255  # what every name in AMQP 0-9-1 is held to
 _SMALL_BYTES = 64 * 1024
 """With so little in its header frame a message has room for everything that is added."""
-_JUDGED_NAMES, _KNOWN_DEATHS, _KNOWN_ORIGINS, _SHAPES = 1024, 256, 256, 64
+_JUDGED_NAMES, _KNOWN_DEATHS, _KNOWN_ORIGINS, _KNOWN_RECORDS, _SHAPES = 1024, 256, 256, 256, 64
 """What strangers write must not fill the memory: beyond that it is judged anew for each message."""
-_TEXT = ord("S")
+_TEXT, _ZERO = ord("S"), ord("0")
+_DIGITS_AS_0 = bytes.maketrans(b"123456789", b"000000000")
+_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _NESTED = frozenset(b"AF")
 _SIZED = frozenset(b"SxAF")
 """Types whose values begin with their length, in four bytes."""
@@ -105,7 +109,7 @@ class _Shape:
         self._read: dict[bytes, bytes] = {}
 
     def learn(self, entries: bytes, headers: list[_Header]) -> None:
-        """Another message of this shape: where its values are others, they are not expected to be the same."""
+        """Another message of this shape: values that are others are not expected to be the same."""
         before, known = self._last
         for number, (old, new) in enumerate(zip(known, headers, strict=False)):
             if before[old.value_at : old.end] != entries[new.value_at : new.end]:
@@ -170,6 +174,7 @@ class RawRedriver:
         self._shapes: dict[tuple[tuple[bytes, int], ...], _Shape] = {}
         self._shape = _Shape()
         self._known: dict[tuple[bytes | None, bytes | None], _Known] = {}
+        self._records: dict[bytes, int] = {}
         self._origins: dict[tuple[bytes | str, bytes | str], bytes] = {}
         stamps = (*plan.retry_stamps, *plan.park_stamps)
         self._design_tells = any(stamp.fact is Fact.ORIGIN_ROUTING_KEY for stamp in stamps)
@@ -295,11 +300,36 @@ class RawRedriver:
         value = read.get(_FAILURE)
         if value is None or read.get(_QUEUE) != self._queue:
             return b""
-        try:
-            text = value[5:].decode() if value[0] == _TEXT else ""
-        except UnicodeDecodeError:
-            return None
-        return None if failure_text_in(text) is None else _FAILURE_HEADER + value
+        # Records of one failure differ in their times: with every digit a 0 they are the same.
+        form = value.translate(_DIGITS_AS_0)
+        digits = self._records.get(form)
+        # A number that begins with 0 is none in JSON.
+        if digits is None or (digits > 1 and value[-1 - digits] == _ZERO):
+            try:
+                text = value[5:].decode() if value[0] == _TEXT else ""
+            except UnicodeDecodeError:
+                return None
+            if failure_text_in(text) is None:
+                return None
+            digits = _last_digits(text)
+            if digits and len(self._records) < _KNOWN_RECORDS:
+                self._records[form] = digits
+        return _FAILURE_HEADER + value
+
+
+def _last_digits(text: str) -> int:
+    """How many digits its last value has, if that is its only number and all else are texts; 0 if not.
+
+    Then any other digits in the same places make a record as well, but for a number that begins with 0.
+    """
+    found = json_in(text)
+    if (
+        not isinstance(found, dict) or _written(found) != text
+    ):  # odd spaces, a name that is there twice
+        return 0
+    *others, last = found.values()
+    is_number = isinstance(last, int) and not isinstance(last, bool) and last >= 0
+    return len(str(last)) if is_number and all(isinstance(one, str) for one in others) else 0
 
 
 def _is_name(value: bytes) -> bool:

@@ -60,7 +60,7 @@ def _parked(chance: random.Random, twins: bool) -> list[Message]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 4, 7, 16])
-@pytest.mark.parametrize("per_turn", [1, 2, 3, 5, 32])
+@pytest.mark.parametrize("per_turn", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("version", ["3.10", "4.0"])
 @pytest.mark.parametrize("twins", [False, True], ids=["all differ", "some are twins"])
 def test_nothing_is_lost_and_nothing_else_is_touched(
@@ -100,7 +100,7 @@ async def _weather(seed: int, per_turn: int, version: str, twins: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("per_turn", [1, 3, 32])
+@pytest.mark.parametrize("per_turn", [1, 3, 64])
 def test_a_filter_in_bad_weather(seed: int, per_turn: int) -> None:
     """What the filter leaves out is there at the end, each exactly once.
 
