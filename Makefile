@@ -100,7 +100,7 @@ release-check: $(READY) ## build, look into, install and describe the distributi
 audit: ## known vulnerabilities of the pinned dependencies; needs the network
 	@$(PYTHON) tools/audit.py
 
-format: $(READY) ## let ruff mend what it can
+format: $(READY) ## let ruff correct what it can
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 

@@ -60,7 +60,7 @@ class Measured:
         return f"| `{self.what}` | {middle:.1f} | {p99:.1f} | {self.cpu_ms:.1f} |"
 
 
-async def _serve(queues: int, dead_letters: int, line: Connection) -> None:
+async def _serve(queues: int, dead_letters: int, parent: Connection) -> None:
     from hopback.admin import create_app, serve
     from hopback.broker.declare import declare
     from hopback.broker.embedded import EmbeddedBroker
@@ -79,7 +79,7 @@ async def _serve(queues: int, dead_letters: int, line: Connection) -> None:
     view = EmbeddedManagement(broker)
     async with Operations(broker, management=view, topologies=declared) as operations:
         asgi = create_app(operations, broker, view=view, topologies=declared)
-        await serve(asgi, port=0, on_ready=lambda _host, port: line.send(port))
+        await serve(asgi, port=0, on_ready=lambda _host, port: parent.send(port))
 
 
 async def _fill(connection: object, queues: int, dead_letters: int) -> None:
@@ -97,12 +97,12 @@ async def _fill(connection: object, queues: int, dead_letters: int) -> None:
             await fate
 
 
-def _process(queues: int, dead_letters: int, line: Connection) -> None:
-    asyncio.run(_serve(queues, dead_letters, line))
+def _process(queues: int, dead_letters: int, parent: Connection) -> None:
+    asyncio.run(_serve(queues, dead_letters, parent))
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> float:
-    """One request on an open line: how long its answer took, in milliseconds."""
+    """One request on an open connection: how long its answer took, in milliseconds."""
     begun = time.perf_counter()
     writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")

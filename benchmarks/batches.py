@@ -59,13 +59,13 @@ def users(count: int) -> list[User]:
 
 
 def fresh(url: str) -> psycopg.Connection[Any]:
-    line = psycopg.connect(url)
-    line.execute("DROP TABLE IF EXISTS users")
-    line.execute(
+    database = psycopg.connect(url)
+    database.execute("DROP TABLE IF EXISTS users")
+    database.execute(
         "CREATE TABLE users (id uuid PRIMARY KEY, name text NOT NULL, email text NOT NULL)"
     )
-    line.commit()
-    return line
+    database.commit()
+    return database
 
 
 def many(rows: list[User]) -> tuple[str, list[str]]:
@@ -75,22 +75,22 @@ def many(rows: list[User]) -> tuple[str, list[str]]:
 
 
 def plain_insert(url: str, rows: list[User]) -> float:
-    with fresh(url) as line:
+    with fresh(url) as database:
         began = time.perf_counter()
         for start in range(0, len(rows), BATCH):
-            line.execute(*many(rows[start : start + BATCH]))  # type: ignore[arg-type, unused-ignore]
-            line.commit()
+            database.execute(*many(rows[start : start + BATCH]))  # type: ignore[arg-type, unused-ignore]
+            database.commit()
         return len(rows) / (time.perf_counter() - began)
 
 
 def plain_copy(url: str, rows: list[User]) -> float:
-    with fresh(url) as line:
+    with fresh(url) as database:
         began = time.perf_counter()
         for start in range(0, len(rows), BATCH):
-            with line.cursor().copy("COPY users (id, name, email) FROM STDIN") as copy:
+            with database.cursor().copy("COPY users (id, name, email) FROM STDIN") as copy:
                 for row in rows[start : start + BATCH]:
                     copy.write_row((row.id, row.name, row.email))
-            line.commit()
+            database.commit()
         return len(rows) / (time.perf_counter() - began)
 
 
@@ -122,15 +122,15 @@ async def serve(broker: RabbitMQ, app: App, finished: asyncio.Event) -> float:
 
 async def batched(broker: RabbitMQ, url: str, rows: list[User]) -> float:
     app, done, finished = App("bench"), 0, asyncio.Event()
-    lines = [await psycopg.AsyncConnection.connect(url) for _ in range(2)]
+    databases = [await psycopg.AsyncConnection.connect(url) for _ in range(2)]
 
     @app.batch(QUEUE, size=BATCH, wait="1s", batchers=2, retry=["10s"])
     async def insert(payloads: list[User]) -> None:
         nonlocal done
-        line = lines.pop()
-        await line.execute(*many(payloads))  # type: ignore[arg-type, unused-ignore]
-        await line.commit()
-        lines.append(line)
+        database = databases.pop()
+        await database.execute(*many(payloads))  # type: ignore[arg-type, unused-ignore]
+        await database.commit()
+        databases.append(database)
         done += len(payloads)
         if done >= len(rows):
             finished.set()
@@ -138,23 +138,23 @@ async def batched(broker: RabbitMQ, url: str, rows: list[User]) -> float:
     fresh(url).close()
     await fill(broker, app, rows)
     took = await serve(broker, app, finished)
-    for line in lines:
-        await line.close()
+    for database in databases:
+        await database.close()
     return len(rows) / took
 
 
 async def copied(broker: RabbitMQ, url: str, rows: list[User]) -> float:
     app, done, finished = App("bench"), 0, asyncio.Event()
-    lines = [await psycopg.AsyncConnection.connect(url) for _ in range(2)]
+    databases = [await psycopg.AsyncConnection.connect(url) for _ in range(2)]
 
     @app.batch(QUEUE, size=BATCH, wait="1s", batchers=2, retry=["10s"])
     async def insert(payloads: list[User]) -> None:
         nonlocal done
-        line = lines.pop()
+        database = databases.pop()
         made = [(user.id, user.name, user.email) for user in payloads]
-        await copy_rows(line, "users", ("id", "name", "email"), made)
-        await line.commit()
-        lines.append(line)
+        await copy_rows(database, "users", ("id", "name", "email"), made)
+        await database.commit()
+        databases.append(database)
         done += len(payloads)
         if done >= len(rows):
             finished.set()
@@ -162,22 +162,22 @@ async def copied(broker: RabbitMQ, url: str, rows: list[User]) -> float:
     fresh(url).close()
     await fill(broker, app, rows)
     took = await serve(broker, app, finished)
-    for line in lines:
-        await line.close()
+    for database in databases:
+        await database.close()
     return len(rows) / took
 
 
 async def one_by_one(broker: RabbitMQ, url: str, rows: list[User]) -> float:
     app, done, finished = App("bench"), 0, asyncio.Event()
-    lines = [await psycopg.AsyncConnection.connect(url) for _ in range(10)]
+    databases = [await psycopg.AsyncConnection.connect(url) for _ in range(10)]
 
     @app.handler(QUEUE, concurrency=10, retry=["10s"])
     async def insert(row: User) -> None:
         nonlocal done
-        line = lines.pop()
-        await line.execute(*many([row]))  # type: ignore[arg-type, unused-ignore]
-        await line.commit()
-        lines.append(line)
+        database = databases.pop()
+        await database.execute(*many([row]))  # type: ignore[arg-type, unused-ignore]
+        await database.commit()
+        databases.append(database)
         done += 1
         if done >= len(rows):
             finished.set()
@@ -185,16 +185,16 @@ async def one_by_one(broker: RabbitMQ, url: str, rows: list[User]) -> float:
     fresh(url).close()
     await fill(broker, app, rows)
     took = await serve(broker, app, finished)
-    for line in lines:
-        await line.close()
+    for database in databases:
+        await database.close()
     return len(rows) / took
 
 
 def verified(url: str, rows: list[User], measure: Callable[[], float]) -> float:
     """A rate counts only if every row is there."""
     rate = measure()
-    with psycopg.connect(url) as line:
-        found = line.execute("SELECT count(*) FROM users").fetchone()
+    with psycopg.connect(url) as database:
+        found = database.execute("SELECT count(*) FROM users").fetchone()
     if found is None or found[0] != len(rows):
         raise SystemExit(f"expected {len(rows)} rows, found {found}")
     return rate
@@ -296,7 +296,7 @@ def table(found: dict[str, list[float]], stamp: Stamp) -> Table:
     ours, insert = median["Hopback batch handler"], median["plain multi-row INSERT, no broker"]
     by_copy, plain = median["Hopback batch handler with COPY"], median["plain COPY, no broker"]
     single = median["one INSERT per message, ten at once"]
-    lines = [
+    databases = [
         f"{len(next(iter(found.values())))} interleaved rounds, {BATCH} rows a batch.",
         "",
         "| | rows or messages a second | spread |",
@@ -316,7 +316,7 @@ def table(found: dict[str, list[float]], stamp: Stamp) -> Table:
         _times("batches beside single inserts", ours / single, 10, "one INSERT per message"),
     )
     title = "Batches into PostgreSQL, and several processes"
-    return Table("batches", title, stamp, "\n".join(lines), goals)
+    return Table("batches", title, stamp, "\n".join(databases), goals)
 
 
 def _times(what: str, found: float, wanted: float, against: str) -> TableGoal:

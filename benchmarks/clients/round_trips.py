@@ -21,7 +21,7 @@ _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n42"
 
 
 class RoundTrips:
-    """Open lines to the server; whoever works takes one and gives it back."""
+    """Open connections to the server; a worker takes one and gives it back."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -29,25 +29,25 @@ class RoundTrips:
 
     async def make(self) -> None:
         """Ask ten times, one after the other, each answer awaited."""
-        line = self._free.pop() if self._free else await self._open()
-        reader, writer = line
+        connection = self._free.pop() if self._free else await self._open()
+        reader, writer = connection
         for _ in range(TRIPS):
             writer.write(_REQUEST)
             await reader.readexactly(len(_ANSWER))
-        self._free.append(line)
+        self._free.append(connection)
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self._port)
 
     def close(self) -> None:
-        """End the lines."""
+        """End the connections."""
         for _, writer in self._free:
             writer.close()
 
 
 @asynccontextmanager
 async def round_trips() -> AsyncIterator[RoundTrips]:
-    """A server of its own, and lines to it."""
+    """A server of its own, and connections to it."""
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, stdout=asyncio.subprocess.PIPE
     )

@@ -6,7 +6,7 @@
     ├── TopologyError             yours: the declared topology has to change
     │   ├── InvalidTopology       the declaration itself is wrong (all problems at once)
     │   └── TopologyConflict      the broker already has something else under that name
-    ├── BrokerError               theirs: the broker or the line to it
+    ├── BrokerError               theirs: the broker or the connection to it
     │   ├── ConnectionFailed      no connection could be made
     │   │   └── LoginRefused      the broker answers, and refuses user, password or virtual host
     │   ├── ConnectionLost        the connection ended while in use
@@ -143,7 +143,7 @@ class TopologyConflict(TopologyError):
 
 
 class BrokerError(HopbackError):
-    """The broker, or the line to it, failed or refused."""
+    """The broker, or the connection to it, failed or refused."""
 
     remedy: ClassVar[str] = "Look at the broker's log; nothing was settled that was not confirmed."
 

@@ -188,17 +188,17 @@ class _Side:
     def call(self, call: _Call) -> str:
         """What a call of the API comes to."""
         who, method, path, body = call
-        line = http.client.HTTPConnection(
+        connection = http.client.HTTPConnection(
             self._management.hostname or "", self._management.port, timeout=20
         )
         login = self._own(f"{who}:{'guest' if who == 'guest' else 'p'}").encode()
         headers = {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
-        line.request(
+        connection.request(
             method, f"/api{self._own(path)}", None if body is None else json.dumps(body), headers
         )
-        answer = line.getresponse()
+        answer = connection.getresponse()
         text = answer.read().decode()
-        line.close()
+        connection.close()
         said = f"{who} {method} {path} {body or ''}: {answer.status}"
         if answer.status >= 400:
             told = json.loads(text)

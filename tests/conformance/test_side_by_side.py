@@ -184,20 +184,20 @@ class SideBySide(RuleBasedStateMachine):
     def publish(self, pick: int, channel: int, priority: int | None) -> None:
         """Publish to a queue by its name."""
         message = self._message("", self._existing(pick), priority=priority)
-        self._do(lambda line: line.publish(message), channel)
+        self._do(lambda one: one.publish(message), channel)
 
     @rule(topic=st.booleans(), key=st.sampled_from(("a", "a.b", "b", "")), channel=channels)
     def publish_to_exchange(self, *, topic: bool, key: str, channel: int) -> None:
         """Publish to an exchange: stored, or returned."""
         message = self._message(self._exchanges[topic], key)
-        self._do(lambda line: line.publish(message), channel)
+        self._do(lambda one: one.publish(message), channel)
 
     @precondition(lambda self: self._queues)
     @rule(pick=picks)
     def publish_and_expire(self, pick: int) -> None:
         """Publish a message that soon expires, and let its time pass."""
         message = self._message("", self._existing(pick), expiration="40")
-        self._do(lambda line: line.publish(message), 0)
+        self._do(lambda one: one.publish(message), 0)
         self._runner.run(asyncio.sleep(0.15))
 
     @precondition(lambda self: self._queues)

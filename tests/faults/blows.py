@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from hopback import RabbitMQ
-from tests.faults.ledger.books import BROKER, LINE, PROCESS
+from tests.faults.ledger.books import BROKER, CONNECTION, PROCESS
 from tests.faults.ledger.entry import Kind
 from tests.harness.management import ManagementFailed
 
@@ -104,8 +104,8 @@ async def cut_off_node(
 
 
 async def cut(campaign: Campaign, proxy: Proxy, *, after: int | None = None) -> None:
-    """Every line is reset, at once or after so many more bytes: in the middle of a frame."""
-    async with campaign.fault("network: cut", LINE):
+    """Every connection is reset, at once or after so many more bytes: in the middle of a frame."""
+    async with campaign.fault("network: cut", CONNECTION):
         if after is None:
             proxy.cut()
         else:
@@ -121,7 +121,7 @@ async def cut(campaign: Campaign, proxy: Proxy, *, after: int | None = None) -> 
 
 async def stall(campaign: Campaign, proxy: Proxy, seconds: float) -> None:
     """Nothing gets through for a while; nobody is told."""
-    async with campaign.fault("network: stall", LINE):
+    async with campaign.fault("network: stall", CONNECTION):
         proxy.stall()
         await asyncio.sleep(seconds)
         proxy.resume()
@@ -131,7 +131,7 @@ async def close_connections(campaign: Campaign) -> int:
     """An operator closes every connection of the virtual host; how many there were."""
     names = await asyncio.to_thread(_connections, campaign)
     if names:
-        async with campaign.fault("operator: connections closed", LINE):
+        async with campaign.fault("operator: connections closed", CONNECTION):
             await asyncio.to_thread(_close, campaign, names)
     return len(names)
 
@@ -156,7 +156,7 @@ def _close(campaign: Campaign, names: list[str]) -> None:
 
 async def memory_alarm(campaign: Breakable, node: RabbitNode, seconds: float) -> None:
     """The broker says that it is out of memory, and reads no publisher until it is over."""
-    async with campaign.fault("broker: memory alarm", LINE):
+    async with campaign.fault("broker: memory alarm", CONNECTION):
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.0001")
         await asyncio.sleep(seconds)
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.4")
@@ -164,7 +164,7 @@ async def memory_alarm(campaign: Breakable, node: RabbitNode, seconds: float) ->
 
 async def delete_queue(campaign: Campaign, queue: str, kind: str = "main") -> int:
     """A queue is deleted under its consumer; how many messages went with it."""
-    async with campaign.fault(f"operator: {kind} queue deleted", LINE):
+    async with campaign.fault(f"operator: {kind} queue deleted", CONNECTION):
         connection = await RabbitMQ(campaign.url).connect("operator")
         channel = await connection.open_channel()
         gone = await channel.delete_queue(queue)
@@ -174,8 +174,8 @@ async def delete_queue(campaign: Campaign, queue: str, kind: str = "main") -> in
 
 
 async def rotate_password(campaign: Campaign) -> None:
-    """The password of its programs is changed, and every line that was opened with the old one closed."""
-    async with campaign.fault("operator: password changed", LINE):
+    """The password of its programs is changed, and what was opened with the old one is closed."""
+    async with campaign.fault("operator: password changed", CONNECTION):
         await asyncio.to_thread(campaign.change_password)
         names = await asyncio.to_thread(_connections, campaign)
         await asyncio.to_thread(_close, campaign, names)

@@ -13,7 +13,7 @@ from hopback.broker.supervise import Backoff
 from hopback.errors import ConnectionFailed
 from hopback.observe.events import Bus
 from tests.faults.ledger.application import Told, ledger_app
-from tests.faults.ledger.books import LINE, PROCESS
+from tests.faults.ledger.books import CONNECTION, PROCESS
 from tests.faults.ledger.entry import Kind, ListPen
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RecordedFaults(Faults):
         found = super().strikes(fault)
         if found:
             self._pen.who = "*"
-            self._pen.write(Kind.FAULT, queue=LINE, note=fault.value)
+            self._pen.write(Kind.FAULT, queue=CONNECTION, note=fault.value)
         return found
 
 

@@ -22,7 +22,7 @@ from hopback.deadletters.requests import FromHead, RedriveRequest
 from hopback.deadletters.service import Operations
 from hopback.errors import BrokerError
 from tests.faults.ledger.application import EXCHANGE, two_queues
-from tests.faults.ledger.books import BROKER, LINE, OPERATOR, keep_books
+from tests.faults.ledger.books import BROKER, CONNECTION, OPERATOR, keep_books
 from tests.faults.ledger.checks import check_books
 from tests.faults.ledger.entry import Entry, Kind, ListPen
 from tests.faults.ledger.order import Fate, Order
@@ -235,7 +235,7 @@ class _World:
             case "inject":
                 self.faults.inject(self.chance.choice(_INJECTED), self.chance.randint(1, 3))
             case "cut" if victim is not None:
-                self._write("cut", LINE, victim.name)
+                self._write("cut", CONNECTION, victim.name)
                 victim.socket.cut()
             case "kill" if victim is not None:
                 victim.kill()
@@ -259,10 +259,10 @@ class _World:
             case "slow":
                 self.faults.latency = self.chance.choice((0.0, 0.05, 0.2))
             case "forget":
-                self._write("forgotten consumer", LINE)
+                self._write("forgotten consumer", CONNECTION)
                 self._forget()
             case _:
-                self._write("cut all", LINE)
+                self._write("cut all", CONNECTION)
                 self.broker.cut()
 
     def _forget(self) -> None:

@@ -256,14 +256,14 @@ class Served:
         return None
 
     def _call(self, method: str, path: str, body: object) -> Any:
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             content = None if body is None else json.dumps(body)
-            line.request(method, path, content, {"Content-Type": "application/json"})
-            answer = line.getresponse()
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
             text = answer.read().decode()
         finally:
-            line.close()
+            connection.close()
         if answer.status >= 400:
             raise ManagementFailed(method, path, answer.status, text)
         return json.loads(text) if text else None

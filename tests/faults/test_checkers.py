@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.faults.ledger.application import two_queues
-from tests.faults.ledger.books import BROKER, LINE, OPERATOR, PROCESS, keep_books
+from tests.faults.ledger.books import BROKER, CONNECTION, OPERATOR, PROCESS, keep_books
 from tests.faults.ledger.checks import Promise, check_books
 from tests.faults.ledger.entry import Entry, FilePen, Kind, read_entries
 from tests.faults.ledger.order import Fate, Order, fates
@@ -244,8 +244,8 @@ def test_a_second_run_without_a_fault_is_a_duplicate() -> None:
     [
         (PROCESS, "c1", 0.0, True),
         (PROCESS, "c2", 0.0, False),
-        (LINE, "*", 0.0, True),
-        (LINE, "c1", 30.0, False),
+        (CONNECTION, "*", 0.0, True),
+        (CONNECTION, "c1", 30.0, False),
         (BROKER, "*", 0.0, True),
         (BROKER, "*", 90.0, False),
     ],
@@ -284,11 +284,11 @@ def test_a_fault_lasts_until_it_is_healed() -> None:
     """A cut of a minute explains what was delivered in its middle."""
     story = _Story()
     story.sent(1)
-    story.note(Kind.FAULT, queue=LINE, note="slow")
+    story.note(Kind.FAULT, queue=CONNECTION, note="slow")
     story.now += 30
     story.run(1)
     story.now += 30
-    story.note(Kind.HEALED, queue=LINE, note="slow")
+    story.note(Kind.HEALED, queue=CONNECTION, note="slow")
     story.run(1)
     assert _broken(story.entries) == set()
 

@@ -197,7 +197,7 @@ async def test_who_says_nothing_is_dropped(server: BrokerServer, good: Channel) 
 async def test_a_slow_reader_holds_up_nobody_and_takes_little_memory(
     server: BrokerServer, good: Channel
 ) -> None:
-    """Deliveries to it stop when its line is full, and go on when it reads."""
+    """Deliveries to it stop when its socket is full, and go on when it reads."""
     connection = await RabbitMQ(server.url).connect()
     filler = await connection.open_channel()
     await filler.declare_queue(Queue("much"))
@@ -238,12 +238,12 @@ async def test_a_flood_of_requests_that_nobody_reads_is_stopped(
                     await flood.writer.drain()
                     await _works(good)
         waiting = [client.socket for client in server.broker.clients]
-        assert max(_waiting(line) for line in waiting) < 12 * _MIB
+        assert max(map(_waiting, waiting)) < 12 * _MIB
         await _works(good)
 
 
-def _waiting(line: Any) -> int:
-    return int(line._socket.get_write_buffer_size())
+def _waiting(client: Any) -> int:
+    return int(client._socket.get_write_buffer_size())
 
 
 async def test_messages_that_are_never_finished_do_not_fill_the_memory() -> None:

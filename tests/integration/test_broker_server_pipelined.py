@@ -93,7 +93,7 @@ async def _answers(
 ) -> tuple[dict[object, list[object]], int]:
     """What a broker answers to one write, on each channel, until it is silent; and in how many bytes.
 
-    The line must still be open: it is the client that hangs up.
+    The connection must still be open: it is the client that hangs up.
     """
     async with RawClient(url) as client:
         client.writer.write(write)

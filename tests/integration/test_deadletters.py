@@ -46,7 +46,7 @@ DESIGN = DESIGNS["ratatoskr"].build({"queue": MAIN})
 
 
 class _Shop:
-    """Operations on a broker, and a line of our own to look behind them."""
+    """Operations on a broker, and a connection of our own to look behind them."""
 
     def __init__(self, connection: Connection, operations: Operations) -> None:
         self.connection = connection
@@ -238,7 +238,7 @@ async def test_a_full_target_stops_the_job(rabbitmq: SharedNode, vhost: str, amq
 async def test_a_job_goes_on_when_its_line_was_cut(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """The network ends in the middle; the job makes a new line, and everything arrives."""
+    """The network ends in the middle; the job makes a new connection, and everything arrives."""
     async with (
         Proxy(amqp_url) as proxy,
         _open_shop(amqp_url, rabbitmq.management_url, vhost, through=proxy.url) as shop,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _READY = """
 import pathlib, socket, time
-line = socket.socket(fileno={descriptor})
-line.send(b'{{"ready": true}}\\n')
+parent = socket.socket(fileno={descriptor})
+parent.send(b'{{"ready": true}}\\n')
 pathlib.Path({sign!r}).touch()
 time.sleep(60)
 """

@@ -108,7 +108,7 @@ async def test_something_that_is_not_amqp_is_named() -> None:
 
 
 async def test_a_dead_line_is_noticed_by_its_heartbeat(amqp_url: str) -> None:
-    """A line on which nothing moves ends by itself; no reset is needed."""
+    """A connection on which nothing moves ends by itself; no reset is needed."""
     async with Proxy(amqp_url) as proxy:
         connection = await RabbitMQ(proxy.url + "?heartbeat=1").connect()
         proxy.stall()

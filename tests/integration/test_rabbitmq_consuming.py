@@ -193,7 +193,7 @@ async def test_a_missing_queue_cannot_be_consumed(connection: RabbitConnection) 
 
 
 async def test_a_callback_that_raises_harms_only_itself(connection: RabbitConnection) -> None:
-    """The fault is reported; the message stays unsettled; the line goes on."""
+    """The fault is reported; the message stays unsettled; the connection goes on."""
     channel, inbox = await _filled(connection, 3), _Inbox()
     reported: list[dict[str, object]] = []
     loop = asyncio.get_running_loop()

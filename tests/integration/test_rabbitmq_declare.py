@@ -89,12 +89,14 @@ async def test_a_refusal_names_every_difference_and_leaves_nothing_behind(
     found = Topology("pika", queues=(Queue("orders", arguments={"x-max-length": 1000}),))
     wanted = App("shop")
     wanted.queue("orders", retry=["1s", "5m"])
-    line = await EmbeddedBroker().connect("test") if server == "embedded" else connection
-    await declare(line, found)
-    channel = await line.open_channel()
+    server_connection = (
+        await EmbeddedBroker().connect("test") if server == "embedded" else connection
+    )
+    await declare(server_connection, found)
+    channel = await server_connection.open_channel()
     await channel.publish(Message("", "orders", b"kept"))
     with pytest.raises(TopologyConflict) as caught:
-        await declare(line, wanted.topology)
+        await declare(server_connection, wanted.topology)
     said = str(caught.value).splitlines()
     named = [
         text.strip().split(":")[0] for text in said if "on the broker" in text and "desired" in text
@@ -112,7 +114,9 @@ async def test_a_refusal_names_every_difference_and_leaves_nothing_behind(
     assert any("x-max-length: nothing desired, 1000 on the broker" in text for text in said)
     names = [queue.name for queue in wanted.topology.queues]
     there = [
-        item.name for item, missing in await look_for(line, wanted.topology.queues) if not missing
+        item.name
+        for item, missing in await look_for(server_connection, wanted.topology.queues)
+        if not missing
     ]
     assert (len(names), there) == (4, ["orders"])
     assert (await channel.declare_queue(found.queues[0])).messages == 1

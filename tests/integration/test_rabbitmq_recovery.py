@@ -1,4 +1,4 @@
-"""A line that is cut again and again: nothing confirmed is lost, nothing is settled twice."""
+"""A connection that is cut again and again: nothing confirmed is lost, nothing is settled twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Consumer:
     def __init__(self, proxy: Proxy) -> None:
         self.seen: Counter[bytes] = Counter()
         self.channel_errors: list[str] = []
-        self.line = Supervised(RabbitMQ(proxy.url), "consumer", self._session, backoff=_QUICK)
+        self.supervised = Supervised(RabbitMQ(proxy.url), "consumer", self._session, backoff=_QUICK)
 
     async def _session(self, connection: Connection) -> None:
         await declare(connection, _TOPOLOGY)
@@ -102,20 +102,20 @@ async def test_cuts_at_random_points_lose_nothing(amqp_url: str) -> None:
     count = 10_000
     async with Proxy(amqp_url) as one, Proxy(amqp_url) as two:
         consumer = _Consumer(one)
-        running = asyncio.create_task(consumer.line.run())
+        running = asyncio.create_task(consumer.supervised.run())
         cutting = asyncio.create_task(_cut_at_random([one, two], 20))
         confirmed, repeated = await asyncio.wait_for(_publish_all(two, count), 120)
         cutting.cancel()
         await until(lambda: len(consumer.seen) == count)
         left = await _left_over(amqp_url)
-        consumer.line.stop()
+        consumer.supervised.stop()
         await running
     assert confirmed == {b"%d" % number for number in range(count)}
     assert consumer.seen.keys() == confirmed
     assert consumer.channel_errors == [], "expected no ack of an unknown tag (406)"
     assert left == 0
     assert min(one.accepted, two.accepted) > 3, "expected both lines to be cut and made again"
-    assert consumer.line.state is SupervisedState.CLOSED
+    assert consumer.supervised.state is SupervisedState.CLOSED
     assert len(repeated) < count
 
 

@@ -19,16 +19,16 @@ _COLUMNS = ("id", "Name")
 
 
 async def _table(url: str) -> psycopg.AsyncConnection[Any]:
-    line = await psycopg.AsyncConnection.connect(url)
-    await line.execute(
+    connection = await psycopg.AsyncConnection.connect(url)
+    await connection.execute(
         'CREATE TABLE people (number serial, id int PRIMARY KEY, "Name" text NOT NULL)'
     )
-    await line.commit()
-    return line
+    await connection.commit()
+    return connection
 
 
-async def _found(line: psycopg.AsyncConnection[Any]) -> list[tuple[Any, ...]]:
-    answer = await line.execute('SELECT id, "Name" FROM people ORDER BY id')
+async def _found(connection: psycopg.AsyncConnection[Any]) -> list[tuple[Any, ...]]:
+    answer = await connection.execute('SELECT id, "Name" FROM people ORDER BY id')
     return await answer.fetchall()
 
 
@@ -36,13 +36,17 @@ def test_rows_that_are_there_are_left_alone(postgres: SharedPostgres) -> None:
     """Also within one transaction, and with a schema before the name; new ones are counted."""
 
     async def run() -> tuple[list[int], list[tuple[Any, ...]]]:
-        async with await _table(postgres.create_database()) as line:
-            new = [await copy_rows(line, "people", _COLUMNS, [(1, "ann"), (2, "bob")])]
-            new.append(await copy_rows(line, "people", _COLUMNS, [(2, "eve"), (3, "tab\t\\N")]))
-            await line.commit()
-            new.append(await copy_rows(line, "public.people", _COLUMNS, [(3, "x"), (4, "dan")]))
-            await line.commit()
-            return new, await _found(line)
+        async with await _table(postgres.create_database()) as connection:
+            new = [await copy_rows(connection, "people", _COLUMNS, [(1, "ann"), (2, "bob")])]
+            new.append(
+                await copy_rows(connection, "people", _COLUMNS, [(2, "eve"), (3, "tab\t\\N")])
+            )
+            await connection.commit()
+            new.append(
+                await copy_rows(connection, "public.people", _COLUMNS, [(3, "x"), (4, "dan")])
+            )
+            await connection.commit()
+            return new, await _found(connection)
 
     new, found = asyncio.run(run())
     assert new == [2, 1, 1]
@@ -53,12 +57,12 @@ def test_a_row_that_is_refused_takes_its_batch_along(postgres: SharedPostgres) -
     """Nothing is stored after a rollback: bisection can call again with the halves."""
 
     async def run() -> list[tuple[Any, ...]]:
-        async with await _table(postgres.create_database()) as line:
+        async with await _table(postgres.create_database()) as connection:
             with pytest.raises(psycopg.errors.NotNullViolation):
-                await copy_rows(line, "people", _COLUMNS, [(1, "ann"), (2, None)])
-            await line.rollback()
-            assert await copy_rows(line, "people", _COLUMNS, [(1, "ann")]) == 1
-            await line.commit()
-            return await _found(line)
+                await copy_rows(connection, "people", _COLUMNS, [(1, "ann"), (2, None)])
+            await connection.rollback()
+            assert await copy_rows(connection, "people", _COLUMNS, [(1, "ann")]) == 1
+            await connection.commit()
+            return await _found(connection)
 
     assert asyncio.run(run()) == [(1, "ann")]

@@ -159,7 +159,7 @@ async def _published(app: App, number: int) -> None:
 
 
 async def test_a_cut_line_is_survived_and_nothing_stale_is_settled(amqp_url: str) -> None:
-    """Handlers are at work when the line breaks, again and again; every message is done at last."""
+    """Handlers are at work when the connection breaks, again and again; every message is done at last."""
     done: set[int] = set()
     app = App("shop")
 

@@ -1,4 +1,4 @@
-"""On uvloop, the quicker event loop of the extra `speed`: the wire, an application, and a cut line."""
+"""On uvloop, the quicker event loop of the extra `speed`: the wire, an application, and a cut connection."""
 
 from __future__ import annotations
 

@@ -487,7 +487,7 @@ class Shell:
                 answer = problem_response(refused or unexpected(), scope["path"], correlation)
                 await answer(scope, receive, sending)
             elif not sending.ended:
-                raise  # a cut answer must not look like a whole one: the server closes the line
+                raise  # a cut answer must not look like a whole one: the server closes the connection
 
     def _check(self, headers: Headers, most: int) -> None:
         if self._hosts is not None and host_of(headers) not in self._hosts:

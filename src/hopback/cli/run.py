@@ -219,7 +219,7 @@ class RunSettings:
     number: int = 0
     """Which of several processes this is."""
     parent: int | None = None
-    """The descriptor of the line to the parent, in a child."""
+    """The descriptor of the connection to the parent, in a child."""
 
     @property
     def embedded(self) -> bool:

@@ -103,10 +103,10 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
     metrics = _metrics(settings)
     if metrics is not None:
         bus.subscribe(metrics)
-    line = survivor = None
+    connection = survivor = None
     if settings.parent is not None:
         # The parent outlives us: it is told what we handle alone, and told us of what others died.
-        line = parent = ParentConnection(settings.parent)
+        connection = parent = ParentConnection(settings.parent)
         survivor = Survivor(lambda token: parent.say(alone=token), deaths_in(os.environ))
     tracing: dict[str, Any] = {}
     if settings.otel:
@@ -130,11 +130,11 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
         stopper = Stopper(service.stop)
         listen_to_signals(stopper)
         await _attend(service, settings, metrics, stack)
-        if line is not None:
-            await stack.enter_async_context(_beside(_follow(line, service, stopper)))
+        if connection is not None:
+            await stack.enter_async_context(_beside(_follow(connection, service, stopper)))
         report = await service.run()
-        if line is not None:
-            line.say(report=asdict(report))
+        if connection is not None:
+            connection.say(report=asdict(report))
         return report, stopper.forced
 
 
@@ -215,12 +215,12 @@ async def _attend(
         _LOG.info("listening on http://%s", url_host(host, port))
 
 
-async def _follow(line: ParentConnection, service: Service, stopper: Stopper) -> None:
+async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:
     """Tell the parent that we are ready; end when it is gone."""
-    async with _beside(line.broken()) as broken, _beside(service.ready.wait()) as ready:
+    async with _beside(parent.broken()) as broken, _beside(service.ready.wait()) as ready:
         await asyncio.wait({broken, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and not ready.exception():
-            line.say(ready=True)
+            parent.say(ready=True)
         await broken
     stopper()
 

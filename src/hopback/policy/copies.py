@@ -1,7 +1,7 @@
 """Second copies: which deliveries are copies of a message whose run has ended already.
 
-A retry is stored before the delivery that failed is acked. If the process, its line or the broker dies
-in between there are two copies of one message, and each would run all attempts that are left.
+A retry is stored before the delivery that failed is acked. If the process, its connection or the broker
+dies in between there are two copies of one message, and each would run all attempts that are left.
 """
 
 # A copy may be dropped only if the other one has ended: its handler was done with it, or the broker has

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BROKER",
-    "LINE",
+    "CONNECTION",
     "OPERATOR",
     "PROCESS",
     "Account",
@@ -28,7 +28,7 @@ __all__ = [
     "keep_books",
 ]
 
-PROCESS, LINE, BROKER, OPERATOR = "process", "line", "broker", "operator"
+PROCESS, CONNECTION, BROKER, OPERATOR = "process", "connection", "broker", "operator"
 """The scopes of a fault: whose deliveries may come twice because of it."""
 
 _FOREVER = float("inf")

@@ -157,12 +157,12 @@ async def test_events_may_overtake_each_other(tmp_path: Path) -> None:
 @_FORMS
 @in_virtual_time
 async def test_an_event_delivered_twice_has_one_effect(tmp_path: Path, hardened: bool) -> None:
-    """The line breaks before the ack, and the client sends it again: the inbox knows both."""
+    """The connection breaks before the ack, and the client sends it again: the inbox knows both."""
     async with _running(tmp_path, hardened=hardened) as shop:
         shop.test.faults.inject(Fault.CUT_BEFORE_SETTLE)
         placed = {"order": "o1", "sku": "acorn", "quantity": 2}
         await shop.publish("order.placed", key="event-1", **placed)
-        assert (await shop.test.drain()).done == 2  # the first ack was lost with the line
+        assert (await shop.test.drain()).done == 2  # the first ack was lost with the connection
         await shop.publish("order.placed", key="event-1", **placed)
         tally = await shop.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (1, 0, 0)

@@ -118,8 +118,8 @@ async def test_a_job_is_followed_on_the_page_until_it_ends() -> None:
     assert answer.text.endswith("event: end\ndata: {}\n\n")
 
 
-async def test_what_changed_before_the_line_stood_is_told() -> None:
-    """A page says when it was made; the line says at once that it is out of date, and nothing else."""
+async def test_what_changed_before_the_stream_stood_is_told() -> None:
+    """A page says when it was made; the stream says at once that it is out of date, and nothing else."""
     clock = ManualClock(NOW)
     read, _ = _reading(3, 3, 0)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
@@ -128,13 +128,13 @@ async def test_what_changed_before_the_line_stood_is_told() -> None:
     assert (await sweep.get()).queues[0].depth.ready == 3
     assert sweep.changed_at == shown_at
     clock.advance(1.0)
-    line = changes_of_board([sweep], shown_at)
-    assert await anext(line) == b"event: change\ndata: {}\n\n"
+    changes = changes_of_board([sweep], shown_at)
+    assert await anext(changes) == b"event: change\ndata: {}\n\n"
     assert sweep.changed_at == NOW + 2.0
 
 
 async def test_a_queue_refreshes_itself_as_the_list_does() -> None:
-    """Both follow the same line, from the moment of what they show."""
+    """Both follow the same stream, from the moment of what they show."""
     async with admin(dead_letter(1)) as service:
         for path in ("/", f"/queues/{DLQ}"):
             shown = (await service.client.get(path)).text

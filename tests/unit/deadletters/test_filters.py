@@ -10,7 +10,7 @@ from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter, 
 from hopback.deadletters.message import read_dead_letter
 from hopback.errors import BadFilter
 from hopback.message import Properties, Received
-from tests.unit.deadletters.test_letters import NOW, death
+from tests.unit.deadletters.test_message import NOW, death
 
 HEADERS: dict[str, Any] = {
     "x-death": [death("q.validator", "rejected", 3)],

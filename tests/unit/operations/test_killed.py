@@ -81,7 +81,7 @@ class _Steps(Faults):
         return True
 
     def strikes(self, fault: Fault) -> bool:
-        """Whether the line ends here, as all of them do."""
+        """Whether the connection ends here, as all of them do."""
         return fault in _STEPS and self.step()
 
 

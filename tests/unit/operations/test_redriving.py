@@ -399,7 +399,7 @@ async def test_a_job_that_waits_can_be_cancelled_and_ends_with_its_process() -> 
 @pytest.mark.parametrize(
     ("failed", "passes"),
     [
-        (ConnectionLost("the line ended"), True),
+        (ConnectionLost("the connection ended"), True),
         (ConnectionFailed("connection refused"), True),
         (ManagementError("the node is starting", status=503), True),
         (LoginRefused("403 ACCESS_REFUSED"), False),
@@ -416,7 +416,7 @@ def test_only_a_broker_that_is_away_is_waited_for(failed: BrokerError, passes: b
 @pytest.mark.parametrize("limit", [None, 200])
 @in_virtual_time
 async def test_what_arrived_before_an_interruption_is_counted(limit: int | None) -> None:
-    """A job that goes on after its line was lost tells of all that came while it ran."""
+    """A job that goes on after its connection was lost tells of all that came while it ran."""
     async with open_shop() as shop:
         await shop.park(300)
         selection = FromHead(limit=limit)

@@ -304,7 +304,7 @@ def test_a_channel_beyond_the_agreed_number_is_refused() -> None:
 
 
 def test_headers_beyond_one_frame_are_refused_by_the_sender() -> None:
-    """The broker would close the connection; the sender gets an error and the line stays."""
+    """The broker would close the connection; the sender gets an error and the connection stays."""
     pair = open_pair()
     method = _method("basic.publish", exchange="x")
     with pytest.raises(ProtocolError, match="one frame"):

@@ -327,12 +327,12 @@ async def recover(subject: Subject) -> None:
 @row("9.8j", "A lost connection gives back what it held, in order and marked as redelivered")
 async def connection_closed(subject: Subject) -> None:
     for kind in BOTH:
-        queue, line = await subject.queue(kind), await subject.connect()
+        queue, connection = await subject.queue(kind), await subject.connect()
         await subject.put(queue, *"123")
-        listener = _Listener(subject, await line.open_channel())
+        listener = _Listener(subject, await connection.open_channel())
         await listener.start(queue)
         await listener.has("123")
-        await line.close()
+        await connection.close()
         await subject.holds(queue, 3)
         found = [await subject.take(queue) for _ in range(3)]
         equal("order", "".join(each.body.decode() for each in found), "123")

@@ -130,8 +130,8 @@ async def changed_type(subject: Subject) -> None:
     name = await subject.quorum()
     await subject.put(name)
     equal("deleted", await subject.channel.delete_queue(name), 1)
-    line = await subject.connect()
-    channel = await line.open_channel()
+    connection = await subject.connect()
+    channel = await connection.open_channel()
     await channel.declare_queue(Queue(name))
     await subject.put(name, "fresh")
     equal("body", (await subject.take(name, channel=channel)).body, b"fresh")
@@ -144,8 +144,8 @@ async def changed_type_under_a_channel(subject: Subject) -> None:
         (QueueType.CLASSIC, QueueType.QUORUM),
     ):
         name = await subject.queue(before)
-        line = await subject.connect()
-        channel = await line.open_channel()
+        connection = await subject.connect()
+        channel = await connection.open_channel()
         await channel.get(name)
         await subject.channel.delete_queue(name)
         await subject.queue(after, name=name)
@@ -318,8 +318,8 @@ async def internal_exchange(subject: Subject) -> None:
     "An unknown exchange type ends the connection with 503, from 4.0 on the channel with 406",
 )
 async def unknown_exchange_type(subject: Subject) -> None:
-    line = await subject.connect()
-    channel = await line.open_channel()
+    connection = await subject.connect()
+    channel = await connection.open_channel()
     name = subject.name("exchange")
     try:
         await channel.declare_exchange(Exchange(name, "x-no-such-type"))

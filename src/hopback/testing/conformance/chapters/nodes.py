@@ -45,8 +45,8 @@ async def alarm(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
         await subject.put(queue, "before")
-        line = await subject.connect()
-        channel = await line.open_channel()
+        connection = await subject.connect()
+        channel = await connection.open_channel()
         await subject.node.raise_alarm()
         fate = channel.publish(Message("", queue, b"during", Properties(delivery_mode=2)))
         await subject.pause(1.0)

@@ -122,14 +122,14 @@ _GOODBYE = _method(0, "connection.close", reply_code=200)
 
 @row("W.1", "An error is told before the close that stands in the same write", Tag.SOCKET)
 async def error_before_close(subject: Subject) -> None:
-    async with _conversation(subject) as line:
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(
             _publish("key", exchange="no-such-exchange") + _CLOSE,
             "1 channel.close 404 NOT_FOUND - no exchange 'no-such-exchange' in vhost '/'",
             "1 channel.close-ok",
         )
-    async with _conversation(subject) as line:
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(
             _method(1, "basic.ack", delivery_tag=77) + _CLOSE,
             "1 channel.close 406 PRECONDITION_FAILED - unknown delivery tag 77",
             "1 channel.close-ok",
@@ -157,23 +157,23 @@ async def answers_before_close(subject: Subject) -> None:
         "1 tx.commit-ok",
         "1 channel.close-ok",
     )
-    async with _conversation(subject) as line:
-        await line.answers(write, *expected)
+    async with _conversation(subject) as connection:
+        await connection.answers(write, *expected)
 
 
 @row("W.3", "A return and its confirm come before the close in the same write", Tag.SOCKET)
 async def return_before_close(subject: Subject) -> None:
     nowhere = _method(1, "confirm.select") + _publish(subject.name(), mandatory=True)
-    async with _conversation(subject) as line:
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(
             nowhere + _CLOSE,
             "1 confirm.select-ok",
             "1 basic.return 312 NO_ROUTE",
             "1 basic.ack",
             "1 channel.close-ok",
         )
-    async with _conversation(subject) as line:
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(
             nowhere + _GOODBYE,
             "1 confirm.select-ok",
             "1 basic.return 312 NO_ROUTE",
@@ -184,13 +184,13 @@ async def return_before_close(subject: Subject) -> None:
 
 @row(
     "W.4",
-    "After connection.close-ok the line is open, and read, until the client ends it",
+    "After connection.close-ok the socket is open, and read, until the client ends it",
     Tag.SOCKET,
 )
 async def open_after_goodbye(subject: Subject) -> None:
-    async with _conversation(subject) as line:
-        await line.answers(_GOODBYE, "0 connection.close-ok")
-        await line.stays_open()
+    async with _conversation(subject) as connection:
+        await connection.answers(_GOODBYE, "0 connection.close-ok")
+        await connection.stays_open()
 
 
 @row(
@@ -200,12 +200,12 @@ async def open_after_goodbye(subject: Subject) -> None:
 )
 async def largest_body_frame(subject: Subject) -> None:
     nowhere = subject.name()
-    async with _conversation(subject) as line:
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(
             _publish(nowhere, size=_FRAME_MAX, mandatory=True), "1 basic.return 312 NO_ROUTE"
         )
-    async with _conversation(subject) as line:
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(
             _publish(nowhere, size=_FRAME_MAX + 1, mandatory=True),
             "0 connection.close 501 FRAME_ERROR - type 3, all octets = <<>>:"
             " {frame_too_large,131073,131064}",
@@ -214,14 +214,14 @@ async def largest_body_frame(subject: Subject) -> None:
 
 @row("W.6", "channel_max limits how many channels there are, not their numbers", Tag.SOCKET)
 async def channel_limit(subject: Subject) -> None:
-    async with _conversation(subject) as line:
-        await line.answers(_method(65_535, "channel.open"), "65535 channel.open-ok")
+    async with _conversation(subject) as connection:
+        await connection.answers(_method(65_535, "channel.open"), "65535 channel.open-ok")
         rest = range(2, _CHANNEL_MAX)
-        await line.answers(
+        await connection.answers(
             b"".join(_method(number, "channel.open") for number in rest),
             *(f"{number} channel.open-ok" for number in rest),
         )
-        await line.answers(
+        await connection.answers(
             _method(_CHANNEL_MAX, "channel.open"),
             "0 connection.close 530 NOT_ALLOWED - number of channels opened (2047) has reached"
             " the negotiated channel_max (2047)",
@@ -236,8 +236,8 @@ async def open_and_use(subject: Subject) -> None:
         + _method(2, "channel.close", reply_code=200)
     )
     expected = ("2 channel.open-ok", "2 queue.declare-ok", "2 channel.close-ok")
-    async with _conversation(subject) as line:
-        await line.answers(write, *expected)
+    async with _conversation(subject) as connection:
+        await connection.answers(write, *expected)
 
 
 @row(
@@ -246,9 +246,9 @@ async def open_and_use(subject: Subject) -> None:
     Tag.SOCKET,
 )
 async def flow(subject: Subject) -> None:
-    async with _conversation(subject) as line:
-        await line.answers(_method(1, "channel.flow", active=True), "1 channel.flow-ok")
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(_method(1, "channel.flow", active=True), "1 channel.flow-ok")
+        await connection.answers(
             _method(1, "channel.flow", active=False),
             "0 connection.close 540 NOT_IMPLEMENTED - active=false",
         )
@@ -259,15 +259,15 @@ async def flow(subject: Subject) -> None:
 )
 async def nonsense(subject: Subject) -> None:
     declare = _method(1, "queue.declare", queue=subject.name())
-    async with _conversation(subject) as line:
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(
             declare + b"garbagegarbage",
             "1 queue.declare-ok",
             "0 connection.close 501 FRAME_ERROR - type 103, all octets = <<>>:"
             " {frame_too_large,1650550629,131064}",
         )
-    async with _conversation(subject) as line:
-        await line.answers(
+    async with _conversation(subject) as connection:
+        await connection.answers(
             declare + _method(1, "queue.declare-ok", queue="q"),
             "1 queue.declare-ok",
             "0 connection.close 503 COMMAND_INVALID - unimplemented method",

@@ -95,8 +95,8 @@ async def headers_of_a_frame(subject: Subject) -> None:
     queue = await subject.classic()
     fits = Properties(headers={"h": "x" * (_FRAME_BYTES - 200)})
     equal("fits", (await _through(subject, queue, fits)).properties.headers["h"], fits.headers["h"])
-    line = await subject.connect()
-    channel = await line.open_channel()
+    connection = await subject.connect()
+    channel = await connection.open_channel()
     large = Message("", queue, b"", Properties(headers={"h": "x" * (_FRAME_BYTES + 1)}))
     error: BrokerError | None = None
     try:

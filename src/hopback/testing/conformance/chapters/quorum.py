@@ -240,8 +240,8 @@ async def recover_counts(subject: Subject) -> None:
 async def prefetched_count(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue, "1", "2", "3")
-    line = await subject.connect()
-    channel = await line.open_channel()
+    connection = await subject.connect()
+    channel = await connection.open_channel()
     got: list[bytes] = []
     await channel.consume(queue, lambda delivery: got.append(delivery.body))
 
@@ -249,7 +249,7 @@ async def prefetched_count(subject: Subject) -> None:
         return len(got) == 3
 
     await subject.eventually(all_there, "three deliveries")
-    await line.close()
+    await connection.close()
     await subject.holds(queue, 3)
     equal("counts", [_count(await subject.take(queue)) for _ in range(3)], [1, 1, 1])
 

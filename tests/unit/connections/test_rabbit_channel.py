@@ -22,7 +22,7 @@ from hopback.errors import (
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue
-from tests.unit.lines.memory import MemoryServer, connect
+from tests.unit.connections.memory import MemoryServer, connect
 
 if TYPE_CHECKING:
     from hopback.broker.rabbitmq import RabbitChannel
@@ -125,7 +125,7 @@ async def test_a_consumer_cancelled_by_the_broker_is_cancelled_by_us_too() -> No
 
 
 async def test_a_delivery_to_a_consumer_that_is_gone_goes_back() -> None:
-    """It is nobody's any more; it is released at once, and the line goes on."""
+    """It is nobody's any more; it is released at once, and the channel goes on."""
     server, channel = await _channel()
     seen: list[Delivery] = []
     await channel.consume("q", seen.append, tag="c")
@@ -228,7 +228,7 @@ async def test_no_time_runs_out_while_the_broker_blocks() -> None:
 
 
 async def test_room_waits_while_the_socket_is_full() -> None:
-    """Back-pressure of the line is back-pressure for senders."""
+    """Back-pressure of the connection is back-pressure for senders."""
     _, connection = await connect()
     channel = await connection.open_channel()
     connection.wire.pause_writing()

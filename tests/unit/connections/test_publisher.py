@@ -18,7 +18,7 @@ from hopback.errors import (
     TopologyError,
 )
 from hopback.message import Message, Properties
-from tests.unit.lines.memory import MemoryServer, connect
+from tests.unit.connections.memory import MemoryServer, connect
 
 if TYPE_CHECKING:
     from hopback.broker.rabbitmq import RabbitConnection
