@@ -410,7 +410,7 @@ def webhook_body(notice: AlertNotice, link: str) -> bytes:
 def slack_body(notice: AlertNotice, link: str) -> bytes:
     """The notice for a chat. What it says of others is escaped: it cannot make links or call people."""
     lines = [f"*{_escaped(summary_of_notice(notice))}*"]
-    for alert, word in _listed(notice):
+    for alert, word in _alerts_of(notice):
         where = _escaped(one_line(_where(alert)))
         where = f"<{link}{alert.url}|{where}>" if link else f"`{where}`"
         lines.append(f"• {word} {_escaped(one_line(alert.rule))}: {where} {_escaped(alert.text)}")
@@ -427,7 +427,7 @@ def mail_of(notice: AlertNotice, link: str, sender: str, to: Iterable[str]) -> E
     mail["Message-ID"] = f"<{notice.id}@{sender.rpartition('@')[2]}>"
     mail["Auto-Submitted"] = "auto-generated"
     lines = []
-    for alert, word in _listed(notice):
+    for alert, word in _alerts_of(notice):
         lines += [f"{word}: {one_line(alert.rule)}", f"  {one_line(_where(alert))}: {alert.text}"]
         lines += [f"  {link}{alert.url}", ""] if link else [""]
     lines += _left_out(notice)
@@ -435,7 +435,7 @@ def mail_of(notice: AlertNotice, link: str, sender: str, to: Iterable[str]) -> E
     return mail
 
 
-def _listed(notice: AlertNotice) -> Iterator[tuple[Alert, str]]:
+def _alerts_of(notice: AlertNotice) -> Iterator[tuple[Alert, str]]:
     for alert in notice.firing[:_LISTED]:
         yield alert, "Firing"
     for alert in notice.resolved[: max(_LISTED - len(notice.firing), 0)]:

@@ -311,12 +311,12 @@ def _gate(
 
 def _openapi(brokers: tuple[str, ...]) -> Callable[[Request], Awaitable[Response]]:
     @cache
-    def written() -> bytes:
+    def write() -> bytes:
         rows = (*ENDPOINTS, *BROKERS)
         return msgspec.json.encode(openapi_document(rows, DOCUMENTED_PATHS, brokers))
 
     async def answer(_request: Request) -> Response:
-        return Response(written(), media_type="application/json")
+        return Response(write(), media_type="application/json")
 
     return answer
 

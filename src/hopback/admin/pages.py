@@ -40,8 +40,8 @@ __all__ = [
     "Pages",
     "Visit",
     "broker_switch",
-    "chosen",
     "form_fields",
+    "form_target",
     "frame_values",
     "in_time",
     "own_page",
@@ -443,7 +443,7 @@ async def form_fields(request: Request) -> list[tuple[str, str]]:
         raise Refused(400, "bad-form", "The form: expected fields as a page sends them.") from error
 
 
-def chosen(kind: str, queue: str) -> Target:
+def form_target(kind: str, queue: str) -> Target:
     """The target that a form names; the design's where it names none."""
     if kind == TargetKind.QUEUE.value:
         return Target(TargetKind.QUEUE, "", queue)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from hopback.admin.auth import forbidden
 from hopback.admin.events import AT_ONCE_S, changes_of_board, page_search_events
 from hopback.admin.overview import Insight, read_all
-from hopback.admin.pages import Pages, chosen, in_time, see_other
+from hopback.admin.pages import Pages, form_target, in_time, see_other
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import Form, clock_words, diff_lines, payload_of, visible
 from hopback.admin.roles import Role
@@ -392,7 +392,7 @@ def _session_url(view: SessionView) -> str:
     return f"/sessions/{quote(view.id, safe='')}?queue={quote(view.queue, safe='')}"
 
 
-def _held(visit: Visit) -> SessionView:
+def _session_of(visit: Visit) -> SessionView:
     view = visit.operations.session(visit.path["session"])
     visit.need(Role.OPERATOR, view.queue)
     return view
@@ -408,7 +408,7 @@ async def _restore_limit(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.get("/sessions/{session}")
 async def _session(visit: Visit) -> Response:
-    view, operations = _held(visit), visit.operations
+    view, operations = _session_of(visit), visit.operations
     by = visit.field("by").strip() or GroupBy.FINGERPRINT.value
     text, cursor = visit.field("filter"), visit.number("cursor", 0)
     bad_filter, page = "", Page((), 0, None)
@@ -459,7 +459,7 @@ def group_filter(by: str, group: Group) -> str:
 
 @DEADLETTER_PAGES.post("/sessions/{session}/renew")
 async def _renew(visit: Visit) -> Response:
-    view = _held(visit)
+    view = _session_of(visit)
     await visit.operations.renew(view.id)
     await visit.operations.note("session.renew", queue=view.queue, details={"session": view.id})
     return see_other(_session_url(view))
@@ -467,7 +467,7 @@ async def _renew(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.post("/sessions/{session}/release")
 async def _release(visit: Visit) -> Response:
-    view = _held(visit)
+    view = _session_of(visit)
     await visit.operations.release(view.id)
     await visit.operations.note("session.release", queue=view.queue, details={"session": view.id})
     return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
@@ -475,7 +475,7 @@ async def _release(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}")
 async def _message(visit: Visit) -> Response:
-    view = _held(visit)
+    view = _session_of(visit)
     message = await visit.operations.message(view.id, visit.path["message"])
     form = visit.field("form", Form.PRETTY.value)
     if form not in set(Form):
@@ -504,7 +504,7 @@ async def _message(visit: Visit) -> Response:
         form=form,
         content_type=delivery.properties.content_type or "",
         properties=list(named.items()),
-        headers=[(name, amqp_type(value), _shown(value)) for name, value in sorted(headers)],
+        headers=[(name, amqp_type(value), _value_text(value)) for name, value in sorted(headers)],
         more_headers=more_headers,
         editing=visit.operations.settings.editing,
     )
@@ -512,14 +512,14 @@ async def _message(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}/edit")
 async def _edit(visit: Visit) -> Response:
-    view = _held(visit)
+    view = _session_of(visit)
     await visit.operations.message(view.id, visit.path["message"])  # that it is shown is audited
     return await _edit_page(visit, EditForm.of(visit))
 
 
 @DEADLETTER_PAGES.post("/sessions/{session}/messages/{message}/edit")
 async def _edit_step(visit: Visit) -> Response:
-    view, form, step = _held(visit), EditForm.of(visit), visit.field("step")
+    view, form, step = _session_of(visit), EditForm.of(visit), visit.field("step")
     if step not in ("review", "go"):
         return await _edit_page(visit, form)
     try:
@@ -542,7 +542,7 @@ async def _edit_step(visit: Visit) -> Response:
 async def _edit_page(visit: Visit, form: EditForm, **more: Any) -> Response:
     if not visit.operations.settings.editing:
         raise NotAllowed("editing messages is switched off here")
-    view = _held(visit)
+    view = _session_of(visit)
     detail = await visit.operations.queue(view.queue)
     return visit.page(
         "edit.html",
@@ -613,7 +613,7 @@ class EditForm:
         if edit == Edit():
             raise BadRequest("the copy", "something that differs from the message")
         return EditRequest(
-            edit=edit, reason=self.reason, target=chosen(self.target, self.target_queue)
+            edit=edit, reason=self.reason, target=form_target(self.target, self.target_queue)
         )
 
     def changes(self, edit: Edit) -> list[tuple[str, str]]:
@@ -621,11 +621,13 @@ class EditForm:
         properties = self.delivery.properties
         names = sorted({*edit.headers, *edit.without})
         old = [
-            f"{name}: {_shown(properties.headers[name])}"
+            f"{name}: {_value_text(properties.headers[name])}"
             for name in names
             if name in properties.headers
         ]
-        new = [f"{name}: {_shown(edit.headers[name])}" for name in names if name in edit.headers]
+        new = [
+            f"{name}: {_value_text(edit.headers[name])}" for name in names if name in edit.headers
+        ]
         if edit.content_type is not None:
             old.insert(0, f"content type: {properties.content_type or ''}")
             new.insert(0, f"content type: {edit.content_type}")
@@ -673,7 +675,7 @@ def _dated(value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A header's value as text: plain ones as they are, the rest as JSON."""
     plain = plain_value(_dated(value))
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, indent=1)

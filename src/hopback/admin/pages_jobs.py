@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job, page_search_events
-from hopback.admin.pages import Pages, chosen, in_time, see_other
+from hopback.admin.pages import Pages, form_target, in_time, see_other
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.rendering import visible
 from hopback.admin.roles import Role
@@ -69,7 +69,7 @@ async def _redrive(visit: Visit) -> Response:
     visit.need(Role.OPERATOR, visit.path["queue"])
     if visit.field("change").strip():
         visit.need(Role.ADMIN, visit.path["queue"])
-    target = chosen(visit.field("target"), visit.field("target_queue"))
+    target = form_target(visit.field("target"), visit.field("target_queue"))
     ramp = RAMP if _ticked(visit, "ramp") else ()
     pace = Pace(visit.rate(), ramp=ramp, watch_s=visit.seconds("watch", most=LONGEST_WATCH_S))
     return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
@@ -270,7 +270,7 @@ async def _jobs(visit: Visit) -> Response:
     return visit.page("jobs.html", jobs=seen, headline=words)
 
 
-async def _seen(visit: Visit) -> Job:
+async def _visible_job(visit: Visit) -> Job:
     job = await visit.operations.job(visit.path["job"])
     visit.need(Role.VIEWER, job.queue)
     return job
@@ -284,7 +284,7 @@ def _steers(visit: Visit, job: Job) -> bool:
 
 @JOB_PAGES.get("/jobs/{job}")
 async def _job(visit: Visit) -> Response:
-    job = await _seen(visit)
+    job = await _visible_job(visit)
     failures = await visit.operations.failures(job.id, limit=50)
     speed = visit.services.speeds.of(job, visit.services.clock.now())
     begins = job.counts.done <= sum(job.ramp)  # by its first stages nobody can tell when it ends
@@ -325,7 +325,7 @@ async def _target_words(visit: Visit, queue: str, target: str) -> str:
 
 @JOB_PAGES.get("/jobs/{job}/live")
 async def _live(visit: Visit) -> Response:
-    job = await _seen(visit)
+    job = await _visible_job(visit)
     changes = changes_of_job(visit.operations.events(job.id))
     return visit.services.streams.open(changes, visit.principal)
 
@@ -348,14 +348,14 @@ async def _what_came_back(visit: Visit, job: Job) -> Response:
 @JOB_PAGES.get("/jobs/{job}/came-back")
 async def _came_back(visit: Visit) -> Response:
     """What came back, as it is found."""
-    job = await _seen(visit)
+    job = await _visible_job(visit)
     visit.need(Role.OPERATOR, job.queue)
     return visit.page("search.html", job=job, find=f"job:{job.id}", queue=job.queue, trouble="")
 
 
 @JOB_PAGES.get("/jobs/{job}/came-back/events")
 async def _came_back_events(visit: Visit) -> Response:
-    job = await _seen(visit)
+    job = await _visible_job(visit)
     visit.need(Role.OPERATOR, job.queue)
     found = visit.operations.search(SearchRequest(job=job.id, by=GroupBy.FINGERPRINT.value))
     return visit.services.streams.open(page_search_events(found, job.queue), visit.principal)
@@ -363,7 +363,7 @@ async def _came_back_events(visit: Visit) -> Response:
 
 @JOB_PAGES.post("/jobs/{job}/{verb}")
 async def _steer(visit: Visit) -> Response:
-    job, verb = await _seen(visit), visit.path["verb"]
+    job, verb = await _visible_job(visit), visit.path["verb"]
     if not _steers(visit, job):
         raise forbidden("An operator steers own jobs only; an admin steers all.")
     operations = visit.operations

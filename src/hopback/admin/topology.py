@@ -305,7 +305,7 @@ async def _snapshot(visit: Visit) -> BrokerSnapshot:
     return replace(found, readings={name: found.readings[name] for name in visible})
 
 
-async def _listed(visit: Visit) -> frozenset[str]:
+async def _listed_queues(visit: Visit) -> frozenset[str]:
     """The dead-letter queues as the list has them, with what operators added and without what they ignore."""
     swept = await visit.services.sweep.get_or_last()
     return frozenset(each.queue for each in swept.queues)
@@ -315,7 +315,7 @@ async def _listed(visit: Visit) -> frozenset[str]:
 async def _topology(visit: Visit) -> Response:
     snapshot = await _snapshot(visit)
     exchange, key = visit.field("exchange"), visit.field("key")
-    queues, exchanges = queue_rows(snapshot, await _listed(visit)), exchange_rows(snapshot)
+    queues, exchanges = queue_rows(snapshot, await _listed_queues(visit)), exchange_rows(snapshot)
     reached = None
     if visit.field("ask"):
         try:
@@ -325,7 +325,7 @@ async def _topology(visit: Visit) -> Response:
     return visit.page(
         "topology.html",
         snapshot=snapshot,
-        headline=f"{_counted(len(exchanges), 'exchange')}, {_counted(len(queues), 'queue')}",
+        headline=f"{_number_of(len(exchanges), 'exchange')}, {_number_of(len(queues), 'queue')}",
         exchanges=[*(row.name for row in exchanges), ""],
         focus=visit.field("focus"),
         asked_exchange=exchange,
@@ -338,7 +338,7 @@ async def _topology(visit: Visit) -> Response:
     )
 
 
-def _counted(number: int, word: str) -> str:
+def _number_of(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
@@ -388,7 +388,7 @@ async def _rehearse(visit: Visit) -> Response:
             status, trouble = 400, str(error)  # what was said stays in the form, to be corrected
         else:
             # Some runs of the model: milliseconds each, but not of those who wait for other pages.
-            answer = await asyncio.to_thread(_rehearsed, snapshot, scenario)
+            answer = await asyncio.to_thread(_rehearsal_of, snapshot, scenario)
     return visit.page(
         "rehearse.html",
         status,
@@ -430,7 +430,7 @@ def _scenario(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> Sce
     )
 
 
-def _rehearsed(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any]:
+def _rehearsal_of(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any]:
     """Facts, findings and charts."""
     from hopback.rehearse import chart, engine, page
     from hopback.rehearse.findings import findings_of
@@ -443,7 +443,7 @@ def _rehearsed(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any]:
 
 @TOPOLOGY_PAGES.get("/topology/graph.json")
 async def _graph(visit: Visit) -> Response:
-    return JSONResponse(graph(await _snapshot(visit), await _listed(visit)))
+    return JSONResponse(graph(await _snapshot(visit), await _listed_queues(visit)))
 
 
 @TOPOLOGY_PAGES.get("/checks")
@@ -453,7 +453,7 @@ async def _checks(visit: Visit) -> Response:
     for finding in snapshot.findings:
         if finding.severity.value in counts:
             counts[finding.severity.value] += 1
-    words = [_counted(number, word) for word, number in counts.items()]
+    words = [_number_of(number, word) for word, number in counts.items()]
     # By severity, then by rule; they come sorted.
     groups = [
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])

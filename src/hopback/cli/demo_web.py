@@ -327,12 +327,16 @@ class DemoWeb:
         return Response(self._metrics.render(), media_type=self._metrics.content_type)
 
     async def _alive(self, _request: Request) -> Response:
-        return self._judged({one.app.name: health.alive() for one, health in self._running})
+        return self._health_response(
+            {one.app.name: health.alive() for one, health in self._running}
+        )
 
     async def _ready(self, _request: Request) -> Response:
-        return self._judged({one.app.name: health.ready() for one, health in self._running})
+        return self._health_response(
+            {one.app.name: health.ready() for one, health in self._running}
+        )
 
-    def _judged(self, conditions: dict[str, Condition]) -> Response:
+    def _health_response(self, conditions: dict[str, Condition]) -> Response:
         """No if any system says no."""
         reasons = [why for condition in conditions.values() for why in condition.reasons]
         told = {"systems": list(conditions), "reasons": reasons}

@@ -503,7 +503,9 @@ def edit(
     if change == Edit():
         raise click.UsageError("Say what to change: --body, --content-type, --header or --without.")
     look = Look(queue, within, "", forced, lift)
-    shown = with_dead_letters(where, lambda dead_letters: _found(dead_letters, look, message))
+    shown = with_dead_letters(
+        where, lambda dead_letters: _find_message(dead_letters, look, message)
+    )
     if dry_run:
         output(form, shown, lambda: details(_edit_lines(shown, change, target)))
         return Exit.OK
@@ -545,7 +547,7 @@ def _payload(path: Path) -> bytes:
     return body
 
 
-async def _found(dead_letters: DeadLetters, look: Look, name: str) -> MessageView:
+async def _find_message(dead_letters: DeadLetters, look: Look, name: str) -> MessageView:
     with refusals_explained(look.queue):
         async with hold_for(dead_letters, look, name) as (session, dead_letter):
             return await dead_letters.message(session, dead_letter.id)

@@ -328,14 +328,14 @@ def time_left(job: Job, rate: float | None) -> float | None:
     return job.counts.remaining / rate if rate and job.state is JobState.RUNNING else None
 
 
-def _settled(job: Job) -> int:
+def _settled_count(job: Job) -> int:
     return job.counts.done + job.counts.skipped + job.counts.failed
 
 
 def bar_line(job: Job, rate: float | None, columns: int) -> str:
     """The bar as one line that fits."""
     counts, running = job.counts, job.state is JobState.RUNNING
-    settled = _settled(job)
+    settled = _settled_count(job)
     share = min(settled / max(counts.selected, 1), 1.0)
     cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
     filled = int(share * cells)
@@ -384,7 +384,7 @@ class Bar:
 
     def show(self, job: Job) -> None:
         """Draw it."""
-        self._meter.add(self._now(), _settled(job))
+        self._meter.add(self._now(), _settled_count(job))
         columns = shutil.get_terminal_size().columns
         line = bar_line(job, self._meter.rate, columns)
         click.echo("\r" + line.ljust(min(self._drawn, columns - 1)), err=True, nl=False)
@@ -409,7 +409,7 @@ class _EveryFewSeconds:
     def show(self, job: Job) -> None:
         """Write it down if it is time."""
         now, known = self._now(), self._reason
-        self._meter.add(now, _settled(job))
+        self._meter.add(now, _settled_count(job))
         self._reason = job.reason
         if now >= self._next or self._reason != known:
             self._next = now + _BETWEEN_RECORDS_S

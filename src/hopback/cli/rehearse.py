@@ -104,7 +104,7 @@ class RehearseOptions:
         return [name for name, value in said.items() if value is not None]
 
 
-def _parsed(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def _parse_with(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """An option's text by a parser that says what it expected; of each, where it may be repeated."""
 
     def read(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -129,23 +129,26 @@ def _parse_outage(text: str) -> Outage:
 @click.option("--scenario", "file", metavar="TOML", help="Several queues, rates, outages: a file.")
 @click.option("--queue", metavar="Q", help="The queue; needed where there are several.")
 @click.option(
-    "--rate", callback=_parsed(lambda text: _LIVE if text == _LIVE else parse_rate(text)),
+    "--rate", callback=_parse_with(lambda text: _LIVE if text == _LIVE else parse_rate(text)),
     metavar="R", help="500/s, 30k/min, 2M/h; `live`: as the statistics of --broker have it.",
 )  # fmt: skip
 @click.option(
-    "--outage", "outages", multiple=True, callback=_parsed(_parse_outage), metavar="D[@START]",
+    "--outage", "outages", multiple=True, callback=_parse_with(_parse_outage), metavar="D[@START]",
     help="All runs fail for so long, from 5m on or from START; repeatable.",
 )  # fmt: skip
-@click.option("--fail", callback=_parsed(parse_share), metavar="P", help="Runs that fail: 5%.")
+@click.option("--fail", callback=_parse_with(parse_share), metavar="P", help="Runs that fail: 5%.")
 @click.option(
-    "--poison", callback=_parsed(parse_share), metavar="P", help="Messages that always fail: 1%."
+    "--poison",
+    callback=_parse_with(parse_share),
+    metavar="P",
+    help="Messages that always fail: 1%.",
 )
 @click.option(
-    "--handler", callback=_parsed(parse_spread), metavar="D[±D]",
+    "--handler", callback=_parse_with(parse_spread), metavar="D[±D]",
     help="How long a run takes: 40ms±20ms.",
 )  # fmt: skip
 @click.option(
-    "--consumers", callback=_parsed(parse_consumers), metavar="P×C",
+    "--consumers", callback=_parse_with(parse_consumers), metavar="P×C",
     help="Processes × handlers at once in each: 4×10 (or 4x10).",
 )  # fmt: skip
 @click.option("--breaker", is_flag=True, help="With a breaker of the usual settings.")
@@ -154,12 +157,16 @@ def _parse_outage(text: str) -> Outage:
     help="How messages come: evenly by default.",
 )  # fmt: skip
 @click.option(
-    "--burst-every", callback=_parsed(parse_seconds), metavar="D",
+    "--burst-every", callback=_parse_with(parse_seconds), metavar="D",
     help="With --arrivals bursts: the time between two; 1m by default.",
 )  # fmt: skip
 @click.option("--profile", metavar="CSV", help="Recorded rates: rows of seconds,rate.")
-@click.option("--size", callback=_parsed(parse_size), metavar="B", help="Bytes of a message: 1KiB.")
-@click.option("--for", "length", callback=_parsed(parse_seconds), metavar="D", help="How long: 2h.")
+@click.option(
+    "--size", callback=_parse_with(parse_size), metavar="B", help="Bytes of a message: 1KiB."
+)
+@click.option(
+    "--for", "length", callback=_parse_with(parse_seconds), metavar="D", help="How long: 2h."
+)
 @click.option("--seed", type=int, metavar="N", help="The same seed, the same result; 0 by default.")
 @click.option(
     "--engine", type=click.Choice([str(kind) for kind in EngineKind]), default="fluid",

@@ -115,7 +115,7 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
 
     link = new_secret() if choices.dev else None
     async with AsyncExitStack() as stack:
-        served = await _served(where, stack, choices.config, settings)
+        served = await _open_brokers(where, stack, choices.config, settings)
         first, others = served[0], served[1:]
         app = create_app(
             first.operations,
@@ -155,7 +155,7 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
             raise cannot_listen(choices.http, "see the line above") from ended
 
 
-async def _served(
+async def _open_brokers(
     where: Where, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
 ) -> list[AdminBroker]:
     """The brokers of the settings on one journal, or the one of the options; none is asked yet."""

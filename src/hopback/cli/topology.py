@@ -109,7 +109,7 @@ def diagram(
     form: str,
 ) -> None:
     """Draw a SYSTEM, FILE or application as Mermaid."""
-    document(_drawn(TopologySource(name, hardened, params).topology(), kind, queue))
+    document(_draw(TopologySource(name, hardened, params).topology(), kind, queue))
 
 
 def _discreet(topology: Topology, form: str, how: str) -> Topology:
@@ -145,7 +145,7 @@ def _print_form(
 
             document(write_toml(topology))
         case "mermaid":
-            document(_drawn(topology, "flow", None))
+            document(_draw(topology, "flow", None))
         case "asyncapi":
             from hopback.topology.asyncapi import write_asyncapi
 
@@ -165,7 +165,7 @@ def _print_form(
             document(json_text(definitions))
 
 
-def _drawn(topology: Topology, kind: str, queue: str | None) -> str:
+def _draw(topology: Topology, kind: str, queue: str | None) -> str:
     from hopback.topology import diagram as diagrams
 
     if kind == "flow":

@@ -443,12 +443,12 @@ def resume_command(job: str) -> str:
         if param.name in Where.__slots__
         and param.name != "token"
         and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
-        for word in _said(param.opts[0], ctx.params[param.name])
+        for word in _option_words(param.opts[0], ctx.params[param.name])
     ]
     return shlex.join(["hopback", "jobs", "resume", job, *said])
 
 
-def _said(option: str, value: object) -> list[str]:
+def _option_words(option: str, value: object) -> list[str]:
     match value:
         case True:
             return [option]

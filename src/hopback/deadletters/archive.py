@@ -170,7 +170,7 @@ def job_and_run(path: Path) -> tuple[str, int]:
 
 async def read_lines(path: Path) -> AsyncIterator[bytes]:
     """The lines of an archive, one after the other; OSError if the file cannot be read."""
-    source = await asyncio.to_thread(_opened, path)
+    source = await asyncio.to_thread(_open, path)
     try:
         while lines := await asyncio.to_thread(_some, source):
             for line in lines:
@@ -193,7 +193,7 @@ def lines_from(path: Path, position: int, most: int, most_bytes: int) -> tuple[l
     return lines, end
 
 
-def _opened(path: Path) -> io.BufferedReader:
+def _open(path: Path) -> io.BufferedReader:
     raw = path.open("rb")
     if path.suffix != _COMPRESSED:
         return raw

@@ -105,7 +105,7 @@ def change_sample(name: str, body: bytes, patch: Iterable[PatchOperation]) -> Ch
     if max(len(body), len(after)) > _DIFF_BYTES:
         return sizes
     try:
-        old, new = _laid_out(body), _laid_out(after)
+        old, new = _pretty_lines(body), _pretty_lines(after)
     except RecursionError:  # laying it out goes deeper than reading it
         return sizes
     lines = difflib.unified_diff(old, new, "before", "after", lineterm="", n=2)
@@ -118,7 +118,7 @@ def change_sample(name: str, body: bytes, patch: Iterable[PatchOperation]) -> Ch
     return ChangeSample(name, tuple(shown))
 
 
-def _laid_out(body: bytes) -> list[str]:
+def _pretty_lines(body: bytes) -> list[str]:
     return json.dumps(json.loads(body), indent=2, ensure_ascii=False).splitlines()
 
 

@@ -436,7 +436,7 @@ class Planner:
         warnings = [*await self._run_dry(dry_run, spec, look, held, on_progress)]
         warnings += _warnings(spec, cost)
         if dry_run.unread:
-            which = _counted(dry_run.unread, "has", "have")
+            which = _number_of(dry_run.unread, "has", "have")
             warnings.append(
                 f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the"
                 " handler does not see what they say"
@@ -547,14 +547,14 @@ class Planner:
 def _unread(count: int) -> list[str]:
     if not count:
         return []
-    which = _counted(count, "has a body", "have bodies")
+    which = _number_of(count, "has a body", "have bodies")
     return [
         f"{which} too large or too deeply nested for `payload.` terms to look into (the limit is"
         f" {PAYLOAD_BYTES // 1024} KiB): left out, whatever they hold"
     ]
 
 
-def _counted(count: int, one: str, many: str) -> str:
+def _number_of(count: int, one: str, many: str) -> str:
     return f"{count} messages {many}" if count > 1 else f"1 message {one}"
 
 
