@@ -21,7 +21,7 @@ from hopback.headers.failure import failure_text_in
 from hopback.headers.history import History, deaths_json
 from hopback.headers.raw import cut_properties
 from hopback.headers.rewrite import DEATHS_BYTES, is_harmful
-from hopback.headers.text import json_in
+from hopback.text import json_in
 from hopback.topology.plan import Fact
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Header(NamedTuple):
     fate: int
 
 
-class _Step(NamedTuple):
+class _ShapeStep(NamedTuple):
     """Bytes that are the same in all messages of a shape, and the value behind them that is not.
 
     `width` is how many bytes that has, 0 where its first four say it. `kept` is what goes on of the bytes
@@ -103,7 +103,7 @@ class _Shape:
     def __init__(self) -> None:
         self._differ: set[int] = set()
         self._last: tuple[bytes, list[_Header]] = b"", []
-        self._steps: list[_Step] = []
+        self._steps: list[_ShapeStep] = []
         self._tail = b""
         self._kept_tail = b""
         self._read: dict[bytes, bytes] = {}
@@ -128,7 +128,7 @@ class _Shape:
             if goes_on:
                 kept += entries[at:behind]
             of = name if fate == _READ else None
-            self._steps.append(_Step(entries[begin:behind], width, kept, of, goes_on))
+            self._steps.append(_ShapeStep(entries[begin:behind], width, kept, of, goes_on))
             kept, begin = b"", end
         self._tail, self._kept_tail = entries[begin:], kept
 
