@@ -8,9 +8,11 @@ What stands in a header is read within bounds: what makes no sense reads as abse
 from __future__ import annotations
 
 import json
+import math
 import re
 import unicodedata
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -173,10 +175,21 @@ def json_in(text: str) -> object:
 def timestamp(seconds: float) -> str:
     """RFC 3339 in UTC with milliseconds; the nearest that can be written for an impossible time."""
     try:
+        fraction, whole = math.modf(seconds)
+        # To the nearest microsecond first, as datetime has it: 0.1239999… of a second is 124 ms.
+        milliseconds = round(fraction * 1e6) // 1000
+        if 0 <= milliseconds < 1000:  # nearly always
+            return f"{_second(int(whole))}.{milliseconds:03d}Z"
         moment = datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):
         moment = datetime.fromtimestamp(0, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    """The moment without its fraction; many messages fail within one second."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 def seconds_in(value: object) -> float:

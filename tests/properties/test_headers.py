@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,7 @@ from hopback.headers import (
     remembered_deaths,
     retry_properties,
     rewrite,
+    timestamp,
     well_formed_deaths,
 )
 from hopback.message import Properties, Received
@@ -237,3 +239,14 @@ def test_identity_outlives_every_hop(
         if isinstance(step, Publish):
             moved = Received(plan.queue, "", "", step.message.body, step.message.properties)
             assert identity(moved) == identity(bare)
+
+
+@given(st.floats() | st.integers(-(10**12), 10**12) | st.floats(0, 4e9))
+def test_a_moment_is_written_as_datetime_writes_it(seconds: float) -> None:
+    """Rounded and cut alike, whatever the second is; an impossible one is the beginning of time."""
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        moment = datetime.fromtimestamp(0, UTC)
+    written = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert timestamp(seconds) == written

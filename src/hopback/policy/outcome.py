@@ -16,6 +16,7 @@ from hopback.topology.durations import duration_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hopback.headers import Failure
     from hopback.policy.decision import Decision
     from hopback.topology.durations import Duration
 
@@ -177,10 +178,15 @@ class Rule:
             duration_seconds(self.after)  # a text that is no duration is refused here
 
 
-def classify(exception: BaseException, rules: Sequence[Rule] = ()) -> Outcome:
-    """The outcome of an exception: the first rule that fits; without one it is retried."""
-    rule = next((rule for rule in rules if _fits(rule, exception)), None)
-    reason = reason_of(exception)
+def classify(
+    exception: BaseException, rules: Sequence[Rule] = (), failure: Failure | None = None
+) -> Outcome:
+    """The outcome of an exception: the first rule that fits; without one it is retried.
+
+    `failure` is its record, where somebody has made that already.
+    """
+    rule = next((rule for rule in rules if _fits(rule, exception)), None) if rules else None
+    reason = reason_of(exception) if failure is None else _reason(failure.type, failure.message)
     if rule is not None and rule.verdict is Verdict.PARK:
         return Park(reason)
     wanted = _wanted_wait(exception)
@@ -189,7 +195,10 @@ def classify(exception: BaseException, rules: Sequence[Rule] = ()) -> Outcome:
 
 def reason_of(exception: BaseException) -> str:
     """One line that says what was raised."""
-    kind, message = type_and_message(exception)
+    return _reason(*type_and_message(exception))
+
+
+def _reason(kind: str, message: str) -> str:
     name = kind.rpartition(".")[2]
     return f"{name}: {message}" if message else name
 
@@ -234,9 +243,12 @@ def _wanted_wait(exception: BaseException) -> float | None:
     """The wait in seconds that the exception itself asks for."""
     for name in ("after", "retry_after"):
         try:
-            wanted: object = duration_seconds(getattr(exception, name, None))  # type: ignore[arg-type]
+            wanted: object = getattr(exception, name, None)
+            if wanted is None:
+                continue
+            wanted = duration_seconds(wanted)  # type: ignore[arg-type]
         except Exception:
-            wanted = None  # it has none, or a text that is none, such as an HTTP date
+            wanted = None  # a text that is no duration, such as an HTTP date
         if _is_wait(wanted):
             return wanted
     return None

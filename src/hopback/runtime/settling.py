@@ -219,7 +219,10 @@ class Settling:
                         self._remember(taken)
                     _settle(taken, how)
                 case Publish(message=message):
-                    await self._publish_at_last(message, taken, answer)
+                    try:
+                        await self._publish(message)
+                    except BrokerError as error:
+                        await self._publish_at_last(message, error, taken, answer)
                 case Hold(delay=delay):
                     self._holding += 1
                     try:
@@ -229,25 +232,28 @@ class Settling:
                 case _:
                     assert_never(step)
 
-    async def _publish_at_last(self, message: Message, taken: HeldDelivery, answer: Answer) -> None:
-        """Publish until the broker has confirmed, or the delivery is no longer ours."""
+    async def _publish_at_last(
+        self, message: Message, error: BrokerError, taken: HeldDelivery, answer: Answer
+    ) -> None:
+        """What failed by `error`: publish until the broker has confirmed, or it is no longer ours."""
         failures = 0
+        self.held += 1
         try:
             while True:
+                failures += 1
+                self.trouble = f"{type(error).__name__}: {error}"
+                wait = self._world.backoff.delay(failures, self._world.chance())
+                failed = _failure_fields(answer, self.trouble)
+                self._world.bus.emit(
+                    "delivery.held", self._fields(taken, 0.0) | failed | {"retry_in": wait}
+                )
+                await _pause(taken, wait)
                 try:
                     return await self._publish(message)
-                except BrokerError as error:
-                    failures += 1
-                    self.held += failures == 1
-                    self.trouble = f"{type(error).__name__}: {error}"
-                    wait = self._world.backoff.delay(failures, self._world.chance())
-                    failed = _failure_fields(answer, f"{type(error).__name__}: {error}")
-                    self._world.bus.emit(
-                        "delivery.held", self._fields(taken, 0.0) | failed | {"retry_in": wait}
-                    )
-                    await _pause(taken, wait)
+                except BrokerError as again:
+                    error = again
         finally:
-            self.held -= failures > 0
+            self.held -= 1
             self.trouble = self.trouble if self.held else ""
 
     def _record(

@@ -48,7 +48,8 @@ __all__ = [
 
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
     """The answer of a run that raised: a retry or a park by the rules, with the failure's record."""
-    return Answer(classify(error, rules), failure_from_exception(error), error=error)
+    failure = failure_from_exception(error)
+    return Answer(classify(error, rules, failure), failure, error=error)
 
 
 def undecodable(error: Undecodable) -> Answer:
