@@ -21,6 +21,7 @@ __all__ = [
     "APPLICATION",
     "AWAITING",
     "BARE_LOOP",
+    "BARE_PUBLISH",
     "C50",
     "HARDENED",
     "HOPBACK",
@@ -54,6 +55,7 @@ RECORDED = "Hopback, application, traced, recorded"
 REDRIVE = "Hopback, re-drive job"
 SHOVEL = "shovel plugin"
 BARE_LOOP = "a loop without a broker"
+BARE_PUBLISH = "bare asyncio"
 C = "C client"
 C50 = "C client, multiple every 50"
 
@@ -200,7 +202,8 @@ def contestants(
         *c,
         PythonClient(REDRIVE, "redrive_client", python, (*moving, Scenario.MOVE_REAL)),
         PythonClient(SHOVEL, "shovel_client", python, moving, management),
-        PythonClient(HOPBACK, "hopback_client", python),
+        PythonClient(HOPBACK, "hopback_client", python, (*_ALL, Scenario.ROUND_TRIPS)),
+        PythonClient(BARE_PUBLISH, "hopback_client", python, (Scenario.PUBLISH_ONE,), "bare"),
         PythonClient(
             f"{HOPBACK}, a task per message", "hopback_client", python, (Scenario.CONSUME,), "task"
         ),

@@ -1,7 +1,8 @@
 """Hopback through its broker port: the wire with an async callback, settled one by one.
 
 Variants: "" drives the callback at once and makes a task only if it suspends; "task" makes a task
-for every message; "uvloop" is the first on another event loop.
+for every message; "uvloop" is the first on another event loop; "bare" publishes one by one with nothing but
+asyncio.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchmarks.clients.measuring import Stopwatch, linger, run_async
+from benchmarks.clients.round_trips import AT_ONCE
+from benchmarks.clients.round_trips import round_trips as open_round_trips
 from benchmarks.workload import Job
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.message import Message, Properties
+from hopback.wire.frames import METHOD, MIN_FRAME, content_frames, frame
+from hopback.wire.methods import METHODS, encode_arguments
+from hopback.wire.properties import encode_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -121,6 +127,66 @@ async def publish_one(job: Job, watch: Stopwatch) -> None:
     await connection.close()
 
 
+class _Bare(asyncio.Protocol):
+    """Takes whatever comes for the confirm that is waited for."""
+
+    def __init__(self) -> None:
+        self.confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.confirmed.set_result(None)
+
+
+async def publish_bare(job: Job, watch: Stopwatch) -> None:
+    """What asyncio itself takes: the frames are ready made, and a confirm is not even looked at."""
+    connection, _ = await _open(job)
+    loop, protocol, frames = asyncio.get_running_loop(), _Bare(), list[bytes]()
+    arguments = {"exchange": "", "routing_key": job.queue, "mandatory": True}
+    method = frame(METHOD, 1, encode_arguments(METHODS["basic.publish"], arguments))
+    content_frames(frames, 1, method, encode_properties(_PROPERTIES), job.bytes, MIN_FRAME)
+    message = b"".join(frames)
+    transport = connection.wire._transport  # type: ignore[attr-defined]  # noqa: SLF001
+    ours = transport.get_protocol()
+    transport.set_protocol(protocol)
+    watch.start()
+    for _ in range(job.count):
+        protocol.confirmed = loop.create_future()
+        transport.write(message)
+        await protocol.confirmed
+    watch.stop()
+    transport.set_protocol(ours)
+    await linger()
+    await connection.close()
+
+
+async def round_trips(job: Job, watch: Stopwatch) -> None:
+    """A hundred tasks that take a delivery, make the round trips and ack: a broker, and no application."""
+    connection, channel = await _open(job)
+    arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+    finished, done = asyncio.Event(), 0
+
+    async def work() -> None:
+        nonlocal done
+        while True:
+            delivery = await arrived.get()
+            await trips.make()
+            channel.ack(delivery.tag)
+            done += 1
+            if done == job.count:
+                finished.set()
+
+    async with open_round_trips() as trips:
+        tasks = [asyncio.create_task(work()) for _ in range(AT_ONCE)]
+        watch.start()
+        await channel.consume(job.queue, arrived.put_nowait)
+        await finished.wait()
+        watch.stop()
+        for task in tasks:
+            task.cancel()
+    await linger()
+    await connection.close()
+
+
 async def move(job: Job, watch: Stopwatch) -> None:
     connection, channel = await _open(job)
     finished = asyncio.Event()
@@ -212,7 +278,8 @@ async def flow(job: Job, watch: Stopwatch) -> None:
 
 
 if __name__ == "__main__":
-    if Job.from_json(sys.argv[1]).variant == "uvloop":
+    variant = Job.from_json(sys.argv[1]).variant
+    if variant == "uvloop":
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
@@ -220,7 +287,8 @@ if __name__ == "__main__":
         {
             "consume": consume,
             "publish": publish,
-            "publish-one": publish_one,
+            "publish-one": publish_bare if variant == "bare" else publish_one,
+            "round-trips": round_trips,
             "move": move,
             "retry": retry,
             "flow": flow,

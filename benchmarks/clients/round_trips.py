@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["TRIPS", "RoundTrips", "round_trips"]
+__all__ = ["AT_ONCE", "TRIPS", "RoundTrips", "round_trips"]
 
 TRIPS = 10
+AT_ONCE = 100  # as many as the application's handler runs
 _REQUEST = b"GET /stock/4711 HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n42"
 

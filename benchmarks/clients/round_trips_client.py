@@ -6,12 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from benchmarks.clients.measuring import Stopwatch, run_async
-from benchmarks.clients.round_trips import round_trips
+from benchmarks.clients.round_trips import AT_ONCE, round_trips
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job
-
-_AT_ONCE = 100  # as many as the application's handler runs
 
 
 async def ask(job: Job, watch: Stopwatch) -> None:
@@ -25,7 +23,7 @@ async def ask(job: Job, watch: Stopwatch) -> None:
 
     async with round_trips() as trips:
         watch.start()
-        await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
         watch.stop()
 
 
