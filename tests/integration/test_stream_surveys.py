@@ -22,12 +22,15 @@ from hopback.deadletters.service import Operations
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue, QueueType, Topology
+from tests.harness.versions import SUITES, installations
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from hopback.broker.port import Channel
     from hopback.deadletters.surveys import ErrorOverview
+    from tests.harness.rabbitmq import RabbitNode
     from tests.harness.shared import SharedNode
 
 pytestmark = pytest.mark.broker
@@ -60,6 +63,20 @@ async def test_a_stream_is_surveyed_searched_and_looked_at(
     rabbitmq: SharedNode, vhost: str, amqp_url: str, tmp_path: Path
 ) -> None:
     """Groups are added up from survey to survey, consumers are not minded, and nothing is taken out."""
+    await _surveyed(amqp_url, rabbitmq.management_url, vhost, tmp_path)
+
+
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("suite", sorted(SUITES))
+async def test_a_stream_is_surveyed_on_other_versions(
+    start_rabbitmq: Callable[..., RabbitNode], suite: str, tmp_path: Path
+) -> None:
+    """The same on RabbitMQ 4."""
+    node = start_rabbitmq(installation=installations()[suite])
+    await _surveyed(node.url, node.management_url, "/", tmp_path)
+
+
+async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Path) -> None:
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, _TOPOLOGY)
     channel = await connection.open_channel()
@@ -68,7 +85,7 @@ async def test_a_stream_is_surveyed_searched_and_looked_at(
     await consumer.consume("events.dlq", lambda _: None, arguments={"x-stream-offset": "first"})
     await _fail(channel, "TimeoutError", 300)
     async with (
-        Management(ManagementAddress.derive(None, rabbitmq.management_url)) as management,
+        Management(ManagementAddress.derive(None, management_url)) as management,
         open_journal(f"sqlite:///{tmp_path}/jobs.db", SystemClock()) as journal,
         Operations(
             RabbitMQ(amqp_url), management=management, vhost=vhost, journal=journal
