@@ -96,6 +96,32 @@ def _picture(page: Page, name: str, height: int = 860) -> None:
         page.set_viewport_size({"width": 1280, "height": 860})
 
 
+def test_a_look_that_takes_long_says_so_and_can_be_cancelled(
+    page: Page, server: PageServer
+) -> None:
+    """A page with its progress, which leads on to the messages by itself, or back to the queue."""
+    assert server.service is not None
+    _sign_in(page, _BOSS)
+    page.goto(f"/queues/{_ORDERS}")
+    faults, look = server.service.broker.faults, page.get_by_role("button", name="Look at messages")
+    faults.latency = 5.0  # seconds, for everything the broker says
+    look.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Looking into {_ORDERS}")
+    accessible(page)
+    _picture(page, "working")
+    faults.latency = 0.0  # what was said before is still on its way
+    page.get_by_role("button", name="Cancel").click()
+    page.wait_for_url(re.compile(rf"/queues/{_ORDERS}$"))
+    faults.latency = 5.0
+    look.click()
+    page.wait_for_url(re.compile(r"/working/"))
+    faults.latency = 0.0
+    page.wait_for_url(re.compile(r"/sessions/s-"))
+    expect(page.locator(".groups > li")).to_have_count(2)
+    page.get_by_role("button", name="Release").first.click()
+    page.wait_for_url(re.compile(rf"/queues/{_ORDERS}\?told=released"))
+
+
 def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServer) -> None:
     """From the list to an empty queue: errors are read, a group goes back by a ramp, the rest is gone."""
     assert server.service is not None

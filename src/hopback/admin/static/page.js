@@ -310,6 +310,8 @@ function wait() {
     told.textContent = `${seen.toLocaleString("en")} of ${total.toLocaleString("en")} messages read; now in ${queue}`;
   });
   source.addEventListener("end", onward);
+  // Cancelled, it is over as well, but there is nothing to lead on to.
+  place.querySelector("form").addEventListener("submit", () => source.close());
   // A line that broke is opened anew by the browser; one that was refused is over: the page says why.
   source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) onward(); });
 }
