@@ -238,9 +238,12 @@ class RawRedriver:
             if len(self._shapes) >= _SHAPES:
                 self._shapes.clear()
             shape = self._shapes[key] = _Shape()
-        shape.learn(entries, headers)
+        taken = shape.take(entries)
+        if taken is None:
+            shape.learn(entries, headers)
+            taken = shape.take(entries)
         self._shape = shape
-        return shape.take(entries)
+        return taken
 
     def _judge(self, name: bytes) -> int:
         """What becomes of a header of this name; asked once for each."""
