@@ -139,8 +139,11 @@ class BrowseSession:
 
     # --- holding
 
-    async def fill(self, on_progress: OnProgress | None = None) -> None:
-        """Take messages until the window is full or the queue is empty; then let time run."""
+    async def fill(self, longest_s: float, on_progress: OnProgress | None = None) -> None:
+        """Take messages until the window is full or the queue is empty; then let time run.
+
+        It ends `longest_s` after it was opened at the latest: a broker counts from the first message on.
+        """
         queue = Queue(self.source.name)
         ready = (await self._channel.declare_queue(queue, passive=True)).messages
         count = self.window.skip + self.window.limit
@@ -181,6 +184,8 @@ class BrowseSession:
         await head.finish()
         if self.source.queue is None or self.source.queue.type is not QueueType.CLASSIC:
             self.order_kept = await head.round_out(ready)
+        until = self._clock.now() + self.window.seconds
+        self.expires_at = min(until, self.opened_at + longest_s)
         self._set_timer()
         self._watching = asyncio.create_task(self._watch(), name=f"watch {self.id}")
 
@@ -444,7 +449,7 @@ class Sessions:
                 by=by,
                 forced=forced,
             )
-            await session.fill(on_progress)
+            await session.fill(self._settings.session_s, on_progress)
         except BaseException:
             await (connection.close() if session is None else session.release("it was not filled"))
             raise

@@ -40,6 +40,23 @@ async def test_what_the_broker_holds_back_is_told_with_its_dead_letter_queue() -
 
 
 @in_virtual_time
+async def test_the_time_of_a_session_runs_from_when_it_holds_its_messages() -> None:
+    """Taking them may take minutes; but no message is held longer than a session may be open."""
+    async with open_shop() as shop:
+        await shop.publish(Message("", DLQ, b"x", properties(f"m{n}")) for n in range(3))
+        shop.broker.faults.latency = 40.0
+        for seconds, left in ((60.0, 60.0), (1500.0, 1300.0)):
+            session = await shop.operations.open_session(DLQ, Window(limit=3, seconds=seconds))
+            now = shop.operations.clock.now()
+            assert now - session.opened_at > 60.0
+            assert session.expires_at - now <= left
+            await asyncio.sleep(50.0)
+            assert shop.operations.session(session.id).held == 3
+            await shop.operations.release(session.id)
+            await asyncio.sleep(300.0)  # until the broker has heard of it
+
+
+@in_virtual_time
 async def test_a_session_pages_filters_groups_and_releases() -> None:
     """Everything is seen while it is held, and stands as it stood when it is released."""
     async with open_shop() as shop:
