@@ -73,6 +73,8 @@ class JobRun:
         self.changed: asyncio.Event = asyncio.Event()
         """Set when there is news; a task that waits for it clears it first."""
         self.task: asyncio.Task[None] | None = None
+        self.was_cut_off = False
+        """Whether the broker went away meanwhile: it may have lost acks that it had taken."""
         self._journal = journal
 
     async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
@@ -379,6 +381,7 @@ class JobRunner:
         Its lease is kept: no other job begins on the queue. HopbackError if the broker does not come
         back in time, or refuses us when it does.
         """
+        run.was_cut_off = True
         patience = self._settings.patience_s
         reason = f"waiting for the broker, up to {format_duration(round(patience * 1000))}: {away}"
         await self._write_reason(run, reason)
