@@ -411,7 +411,10 @@ class StoreUnavailable(HopbackError):
 class ServerUnavailable(HopbackError):
     """The server that was asked does not answer, or cannot reach its broker or database."""
 
-    remedy: ClassVar[str] = "Check the address and that `hopback serve` runs there; then try again."
+    remedy: ClassVar[str] = (
+        "Check the address, that `hopback serve` runs there, and that it reaches its broker and database;"
+        " then try again."
+    )
 
 
 class ServerFailed(HopbackError):

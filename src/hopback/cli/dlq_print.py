@@ -265,7 +265,9 @@ def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
             one.type,
             one.reason,
             _clipped(_error(one)),
-            f"{one.attempts}" + (f" +{one.redrives} re-driven" if one.redrives else ""),
+            ("≥ " if one.attempts_at_least else "")
+            + f"{one.attempts:,}"
+            + (f" +{one.redrives} re-driven" if one.redrives else ""),
             ago(one.last_failed, now),
             size_text(one.size),
         )
@@ -551,7 +553,9 @@ def print_jobs(jobs: Sequence[Job], now: float) -> None:
             f"{one.counts.done:,}/{one.counts.selected:,}",
             f"{one.counts.skipped:,}" if one.counts.skipped else "",
             f"{one.counts.failed:,}" if one.counts.failed else "",
-            came_back_text(one.counts) if one.counts.came_back != 0 else "",
+            came_back_text(one.counts)
+            if one.counts.came_back != 0 and one.kind is JobKind.REDRIVE
+            else "",
             one.by,
             ago(one.created, now),
         )

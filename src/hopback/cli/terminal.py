@@ -154,7 +154,10 @@ def _draw(
             min_width=_longest(rows, place) if name in whole else None,
         )
     for row in rows:
-        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        # A word that means something, not a queue that is called so.
+        styles = (_STYLES if name == "severity" else {} for name in columns)
+        cells = zip(row, styles, strict=True)
+        drawn.add_row(*(Text(cell, style=known.get(cell, "")) for cell, known in cells))
     console.print(drawn)
 
 

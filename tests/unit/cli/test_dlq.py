@@ -18,7 +18,7 @@ from hopback.cli.dlq import (
 )
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.deadletters.requests import GroupBy
-from hopback.message import Message
+from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.unit.cli.raffle import DLQ, HOSTILE, MAIN, raffle
@@ -140,6 +140,19 @@ def test_a_message_is_found_by_whatever_names_it(ident: str, capsys: _Output) ->
             assert shown["payload"] == {"number": 1}
 
     finding()
+
+
+@in_virtual_time
+async def test_attempts_that_nobody_counted_are_at_least_so_many(capsys: _Output) -> None:
+    """In a list as in the story of a message."""
+    async with raffle() as found:
+        connection = await found.broker.connect("a framework")
+        channel = await connection.open_channel()
+        said = Properties(headers={"x-exception-message": "out of stock"})
+        await channel.publish(Message("", DLQ, b"{}", said))
+        await connection.close()
+        await list_messages(found.dead_letters, Look(DLQ, 1), "table")
+    assert "≥ 1" in capsys.readouterr().out
 
 
 @in_virtual_time

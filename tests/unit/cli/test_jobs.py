@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import structs
 
+from hopback.cli.dlq_print import print_jobs
 from hopback.cli.jobs import Bar, Meter, Records, bar_line, time_left
 from hopback.deadletters.codec import to_json
 from hopback.deadletters.contract import Counts, Job, JobState, Moment
@@ -121,3 +123,13 @@ def test_the_bar_is_drawn_in_place_and_left_standing(capsys: pytest.CaptureFixtu
     assert before == ""
     assert len(second.rstrip("\n")) >= len(first)
     assert second.endswith("\n")
+
+
+def test_what_is_discarded_cannot_come_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only of a re-drive it may be unknown how many did."""
+    unknown = structs.replace(_job(5), counts=Counts(selected=5, done=5))
+    print_jobs([structs.replace(unknown, kind=JobKind.DISCARD)], 0.0)
+    print_jobs([unknown], 0.0)
+    discard, redrive = capsys.readouterr().out.split("ID ")[1:]
+    assert "not known" not in discard
+    assert "not known" in redrive

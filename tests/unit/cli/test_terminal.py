@@ -48,6 +48,20 @@ def test_off_a_terminal_a_table_is_plain_columns(capsys: pytest.CaptureFixture[s
     assert lines == ["NAME  WHAT", "a     " + "x" * 300, "long  y\N{REPLACEMENT CHARACTER}[1m"]
 
 
+def test_a_queue_called_error_looks_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A severity is marked where it is one; the default queue of NServiceBus is a name."""
+    monkeypatch.setattr(terminal, "on_terminal", lambda *, err=False: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    terminal.table(("queue",), [("error",)])
+    terminal.table(("severity",), [("error",)])
+    name, severity = (line for line in capsys.readouterr().out.splitlines() if "error" in line)
+    assert "\x1b" not in name
+    assert "\x1b" in severity
+
+
 def test_a_document_reaches_a_file_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Off a terminal a document is not touched and ends with one line break."""
     terminal.document("a\u202eb")
