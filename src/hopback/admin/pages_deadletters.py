@@ -102,6 +102,11 @@ class BoardRow:
         return self.services.insights.known.get(self.summary.queue)
 
     @property
+    def is_held_here(self) -> bool:
+        """Whether somebody looks at it here: then its consumer may be that look's own."""
+        return any(view.queue == self.summary.queue for view in self.services.operations.sessions())
+
+    @property
     def is_full(self) -> bool:
         """Whether there is anything to be seen of it."""
         one = self.summary

@@ -95,7 +95,7 @@ def cost_of_looking(
             return Cost(
                 Price.FREE,
                 "free: what is held goes back by basic.nack, which this broker does not count; only a"
-                f" connection that is lost meanwhile costs each message one of {limit} deliveries",
+                f" connection that is lost meanwhile costs each message one of {limit:,} deliveries",
                 limit,
             )
     return _quorum(queue, limit, why_not_lifted)
@@ -134,7 +134,7 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
     if limit >= MANY_LOOKS:
         return Cost(
             Price.COUNTED,
-            f"one delivery count of {limit} for each message held, however many pages are read",
+            f"one delivery count of {limit:,} for each message held, however many pages are read",
             limit,
         )
     return Cost(

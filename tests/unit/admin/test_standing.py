@@ -115,6 +115,16 @@ async def test_the_notice_of_no_sign_in_is_read_once() -> None:
     assert foreign.headers["location"] == "/"
 
 
+async def test_a_look_of_our_own_is_no_consumer_to_be_warned_of() -> None:
+    """A quorum queue counts a cancelled consumer as long as it holds messages: that is the look's own."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        await service.operations.open_session(DLQ, Window(limit=3))
+        page = await service.client.get(f"/queues/{DLQ}")
+        await service.operations.release(service.operations.sessions()[0].id)
+    assert "Go on looking" in page.text
+    assert "they take messages away" not in page.text
+
+
 async def test_a_job_in_the_way_is_said_at_the_first_step() -> None:
     """With a link to it, and without a way on: nobody walks three steps for nothing."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
