@@ -116,6 +116,8 @@ def test_the_night_is_lived_through(
         page = context.new_page()
         page.set_default_timeout(20_000)
         _see_everything_at_once(page)
+        _find_out_what_broke(page, service)
+        _find_one_order(page, service)
         _tell_causes_apart(page, service)
         job = _redrive_too_early(page, service)
         _survive_a_crash(page, service)
@@ -158,6 +160,52 @@ def _see_everything_at_once(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= _PHONE["width"]
     page.set_viewport_size(_WIDE)
     page.emulate_media(color_scheme="light")
+
+
+def _find_out_what_broke(page: Page, service: _Service) -> None:
+    """One click: the errors of all queues on the first page, by HTTP and by the command."""
+    page.goto("/")
+    page.get_by_role("button", name="Find out what broke").click()
+    broke = page.locator(".broke li")
+    expect(broke.first).to_contain_text("orders.dlq", timeout=30_000)
+    expect(page.get_by_role("button", name="Survey again")).to_be_visible(timeout=30_000)
+    expect(page.locator("table.queues")).to_contain_text("OutOfStockException")
+    expect(page.locator("table.queues")).to_contain_text("left out of surveys")  # ledger.dlq
+    accessible(page)
+    causes = {one["error"] for one in service.get("/admin/dlq/errors")["items"]}
+    assert {
+        "shop.OutOfStockException",
+        "org.postgresql.util.PSQLException",
+        "Shop.Shipping.CarrierUnavailableException",
+        "System.Data.SqlClient.SqlException",
+    } <= causes
+    assert "CarrierUnavailableException" in service.command("dlq", "errors")
+    broke.filter(has_text="CarrierUnavailableException").get_by_role("link").first.click()
+    expect(page.locator("[data-told]")).to_contain_text(f"{OTHERS['shipping_error']} found.")
+
+
+def _find_one_order(page: Page, service: _Service) -> None:
+    """As people type it, in every queue, also in what is packed; what is found can be opened."""
+    page.goto("/")
+    page.get_by_label("Search in all").fill("C-00007")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-told]")).to_contain_text("1 found.", timeout=30_000)
+    expect(page.locator("[data-skipped]")).to_contain_text("ledger.dlq was left out")
+    accessible(page)
+    page.get_by_role("button", name="Open").click()
+    page.wait_for_url(re.compile("/sessions/"))
+    page.locator("table.letters tbody th a").first.click()
+    expect(page.locator(".story")).to_contain_text(
+        "after 3 attempts"
+    )  # one, and two by the retry queue
+    expect(page.locator("pre.payload")).to_contain_text("C-00007")
+    page.go_back()
+    page.get_by_role("button", name="Release").click()
+    page.goto("/search?find=C-99999")
+    expect(page.get_by_role("heading", name="No message has it")).to_be_visible(timeout=30_000)
+    packed = service.command("dlq", "search", "D-77")
+    assert f"{OTHERS['documents.dlq']} of" in packed
+    assert "documents.dlq" in packed
 
 
 def _tell_causes_apart(page: Page, service: _Service) -> None:
