@@ -134,7 +134,8 @@ class _Shape:
 
     def take(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
         """What goes on of these headers, and the values that are read; None if they are not of this shape."""
-        at, pieces, read = 0, [], self._read.copy()
+        at, read = 0, self._read.copy()
+        pieces: list[bytes] = []
         for run, width, kept, name, goes_on in self._steps:
             if not entries.startswith(run, at):
                 return None
