@@ -116,7 +116,7 @@ class Endpoint:
                 writer.write(await self._answer(reader, writer))
                 await writer.drain()
         except (TimeoutError, OSError):
-            pass  # whoever asked is gone or too slow
+            pass  # the client is gone or too slow
         finally:
             self._serving.discard(task)
             with suppress(OSError):

@@ -248,7 +248,7 @@ class NoReply(BrokerError):
 
 
 class PublishFailed(BrokerError):
-    """A message has no confirmed home; whoever sent it still owns it."""
+    """A message has no confirmed home; its sender still owns it."""
 
     remedy: ClassVar[str] = "Keep the message and try again, or hand the failure to its sender."
 

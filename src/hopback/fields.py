@@ -162,7 +162,7 @@ FurtherHeaders: TypeAlias = "tuple[tuple[bytes, FieldValue], ...]"
 
 
 class SharedHeaders(dict[str, FieldValue]):
-    """Headers that many messages carry; they never change. `encoded` is for whoever encodes them."""
+    """Headers that many messages carry; they never change. `encoded` is for the encoder."""
 
     __slots__ = ("encoded",)
 

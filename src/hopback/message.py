@@ -44,7 +44,7 @@ class Properties:
 
     @classmethod
     def of(cls, present: dict[str, Any]) -> Properties:
-        """The same as `Properties(**present)`, for whoever reads thousands of them in a second.
+        """The same as `Properties(**present)`, for a reader of thousands in a second.
 
         A frozen class pays for each of its fields; here what is absent stays a default of the class.
         """

@@ -31,6 +31,6 @@ async def first_of(
         left = [wait for wait in ours if not wait.done()]
         for wait in left:
             wait.cancel()
-        # How they take their end is no news: whoever asked has its answer.
+        # How they take their end is no news: the caller has its answer.
         await asyncio.gather(*left, return_exceptions=True)
     return ended

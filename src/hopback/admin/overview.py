@@ -36,7 +36,7 @@ _BETWEEN_SAMPLES_S = 5.0
 _SAMPLES = 60
 BETWEEN_SWEEPS_S = 5.0
 """How often a broker is read when nobody asks (seconds): as often as a sample is kept."""
-_PATIENCE_S = 2.0  # for a broker that was never read: a list over many must not wait for one
+_LONGEST_WAIT_S = 2.0  # for a broker that was never read: a list over many must not wait for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ async def read_all(sweeps: Sequence[Sweep]) -> list[Swept | None]:
     unread = [each for each in sweeps if each.known is None]
     if unread:
         tasks = [asyncio.ensure_future(each.get_or_last()) for each in unread]
-        _, waiting = await asyncio.wait(tasks, timeout=_PATIENCE_S)
+        _, waiting = await asyncio.wait(tasks, timeout=_LONGEST_WAIT_S)
         for task in waiting:
             task.cancel()
     return [each.known for each in sweeps]

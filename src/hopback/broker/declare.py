@@ -2,7 +2,7 @@
 
 What a broker says when an object is there in another form is read once, with one advice. RabbitMQ's 406
 names the first argument that differs, and both values as text; `x-queue-type` is said as the type, which it
-is. What can be done about it is the same whoever asks: `hopback run` that declares, `topology plan` with
+is. What can be done about it is the same for all that ask: `hopback run` that declares, `topology plan` with
 and without a management API, `topology apply`.
 
 Over AMQP alone, a passive declare tells whether an object is there; declaring one that is there changes
@@ -154,7 +154,7 @@ async def _differences(
                 asked = further
             else:
                 asked = _exchange_as_the_broker_has_it(asked, named, told.actual)
-    # A queue of another type is another queue: whoever reads that first needs to read no further.
+    # A queue of another type is another queue: a reader of that needs to read no further.
     return tuple(sorted(found.values(), key=lambda one: one.field != "type"))
 
 

@@ -7,8 +7,8 @@ the management API count everything, but those of a quorum queue are as old as i
 
 So a queue is deleted in three steps. It is fenced: nothing is bound to it, nobody consumes, and
 whatever sends to it by name stands still. Then everything must read 0 for longer than the oldest
-total can be. Then it is deleted, at once after the last reading. Whoever holds something makes us
-wait, and after some patience refuse with his name.
+total can be. Then it is deleted, at once after the last reading. A client that holds something makes
+us wait, and after some time refuse with its name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The broker port: the one screen that a broker must fill, whoever it is.
+"""The broker port: the one screen that every broker must fill.
 
 RabbitMQ over our wire and the embedded broker both fill it and pass the same conformance suite.
 Names and semantics are AMQP 0-9-1's. All calls are made on the event loop's thread.

@@ -121,7 +121,7 @@ class Publisher:
             await asyncio.wait({self._task})
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """There will be no other channel: whoever waits for one, now or later, is told why."""
+        """There will be no other channel: callers that wait for one, now or later, are told why."""
         error = None if task.cancelled() else task.exception()
         self._refuse(str(error or "the publisher is closed"))
 

@@ -97,7 +97,7 @@ def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
 
 
 def failure_from_traceback(text: str) -> Failure:
-    """The record of a traceback as Python prints it, by whoever; the end of a very long one is read."""
+    """The record of a traceback as Python prints it; the end of a very long one is read."""
     lines = text[-_LONGEST_TRACE:].rstrip().splitlines()
     raised = next((line for line in reversed(lines) if _RAISED.match(line)), "")
     kind, _, message = raised.partition(":")

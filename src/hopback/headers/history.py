@@ -44,7 +44,7 @@ __all__ = [
 REMEMBERED_DEATHS = 10
 """How many deaths `hopback-deaths` remembers."""
 
-# Of the wire, of JSON, and of whoever writes headers in Python; a union of types is asked more slowly.
+# Of the wire, of JSON, and of programs that write headers in Python; a union of types is asked more slowly.
 _ARRAYS = (list, tuple)
 _NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _KEYS = 3  # the first is where it came from; CC brings the others, which only inform

@@ -77,8 +77,8 @@ class Mark(NamedTuple):
 
     `counters` holds the design's own counter, as indispensable as ours; `design` the other
     headers of the design, which are left out where there is no room; `without` names those of
-    them that are no longer true. `lineage` is written for a retry alone: whoever takes a message out
-    of a dead-letter queue, by whatever tool, begins a new life that must not be taken for a copy.
+    them that are no longer true. `lineage` is written for a retry alone: a message that is taken
+    out of a dead-letter queue, by whatever tool, begins a new life and must not be taken for a copy.
     """
 
     queue: str

@@ -52,7 +52,7 @@ __all__ = ["CELERY_RULES", "CeleryPlans", "ParkingRequest", "check_settings", "p
 
 _LOG = logging.getLogger("hopback.integrations")
 
-_PATIENCE_S = 10.0
+_LONGEST_WAIT_S = 10.0
 """How long a worker waits until a task is parked: below its heartbeat, which it cannot serve meanwhile.
 After that the message stays unacked, and is delivered again when the connection ends."""
 
@@ -136,11 +136,11 @@ class CeleryPlans:
         ended = asyncio.Event()
         parking = thread.submit(self._park(_received(queue, message), answer, ended))
         try:
-            return parking.result(_PATIENCE_S)
+            return parking.result(_LONGEST_WAIT_S)
         except TimeoutError:
             thread.set(ended)
             _LOG.error(
-                "a failed task could not be parked within %g s: it stays unacked", _PATIENCE_S
+                "a failed task could not be parked within %g s: it stays unacked", _LONGEST_WAIT_S
             )
             return False
 

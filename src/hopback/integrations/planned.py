@@ -471,5 +471,5 @@ class PlannedQueues:
         work = asyncio.ensure_future(taken.conclude(answer))
         self._concluding.add(work)
         work.add_done_callback(self._concluding.discard)
-        # Whoever waits may be cancelled; between publish and settlement nothing is.
+        # A caller that waits may be cancelled; between publish and settlement nothing is.
         return await asyncio.shield(work)

@@ -115,7 +115,7 @@ class EventLog:
             self.write(LEVELS.get(name, "info"), name, details)
 
     def write(self, level: str, event: str, details: Mapping[str, Any]) -> None:
-        """Write one line, whoever said it."""
+        """Write one line, of ours or of another library."""
         moment = datetime.fromtimestamp(self._clock.now(), UTC)
         shown = {key: _short(key, value) for key, value in (self._always | dict(details)).items()}
         line = self.line(moment, level, event, shown)

@@ -234,7 +234,7 @@ async def _database_failed(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": detail}, 503, _AGAIN)
 
 
-_PATIENCE_S = 5.0
+_LONGEST_WAIT_S = 5.0
 """How long a client waits for a broker that is away: shorter than most clients wait for an answer."""
 _AGAIN_S = 1.0
 """Between two attempts to declare: a broker that starts is served soon, one that is away costs little."""
@@ -253,7 +253,7 @@ class TopologyPublisher:
         topology: Topology,
         *,
         name: str,
-        timeout: float = _PATIENCE_S,
+        timeout: float = _LONGEST_WAIT_S,
         on_state: OnState | None = None,
     ) -> None:
         self._broker = broker

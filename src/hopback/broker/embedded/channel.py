@@ -385,7 +385,7 @@ class EmbeddedChannel:
         return await self._ask(lambda: self._state.get(queue), orphaned=self._give_back)
 
     def _give_back(self, taken: Taken | None) -> None:
-        """Whoever asked has gone away: the message must not stay in nobody's hands."""
+        """The caller has gone away: the message must not stay in nobody's hands."""
         if taken is not None and not self._over:
             self.nack(taken.tag, requeue=True)
 

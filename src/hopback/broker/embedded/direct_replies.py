@@ -1,4 +1,4 @@
-"""Direct reply-to: answers that pass no queue, from whoever replies to the channel that asked.
+"""Direct reply-to: answers that pass no queue, from a client that replies to the channel that asked.
 
 A client consumes from `amq.rabbitmq.reply-to`; the requests it publishes with that `reply_to` leave with a
 name that only its channel has, and what is published to that name is handed to it at once. The channels are

@@ -1,6 +1,6 @@
 """The broker itself: a synchronous state machine that a server, a client or a test can sit on.
 
-Nothing here waits, sleeps or reads a clock of its own: time is asked of `now`, and whoever owns
+Nothing here waits, sleeps or reads a clock of its own: time is asked of `now`, and the owner of
 the time calls `run_due` when `next_deadline` has come. A `PublishChecker` looks at every publish before the
 node takes it.
 """

@@ -204,7 +204,7 @@ class LiveQueue:
     # Handing out.
 
     def pump(self) -> None:
-        """Hand out what is ready to whoever has room."""
+        """Hand out what is ready to consumers with room."""
         if self.down:
             return
         if self._expiring:
@@ -340,7 +340,7 @@ class LiveQueue:
         if consumer is not None:
             consumer.holding -= 1
             if consumer.cancelled:
-                # A classic queue knows consumers by their tags alone: whoever has the tag now gets the room.
+                # A classic queue knows consumers by tag alone: the one that has the tag now gets the room.
                 if self.is_quorum:
                     if not consumer.holding and consumer in self.ring.leaving:
                         self.ring.leaving.remove(consumer)

@@ -124,7 +124,7 @@ def _refusable(
 
 
 class SessionChannel:
-    """One channel. A refusal closes it (or its connection) and is raised to whoever asked."""
+    """One channel. A refusal closes it (or its connection) and is raised to the caller."""
 
     __slots__ = (
         "_consumer_timeout",

@@ -1,5 +1,5 @@
 """What a node does by the clock: its deadlines in one heap, the expiry of a queue, delayed returns,
-and the totals that quorum queues tell at their ticks. Whoever owns the time advances it.
+and the totals that quorum queues tell at their ticks. The owner of the time advances it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TICK_S = 5.0
 
 
 class QueueExpiry:
-    """Runs while the queue has no consumers; whoever uses the queue renews it."""
+    """Runs while the queue has no consumers; every use of the queue renews it."""
 
     __slots__ = ("_alarm", "_born", "_last_used", "_queue")
 
@@ -140,7 +140,7 @@ class QueueTotals:
 class Ticks:
     """Remembers the tally of one queue at the last tick, without a timer of its own.
 
-    Whoever is about to change the queue calls `before_change`. What was there before the first
+    A caller that is about to change the queue calls `before_change`. What was there before the first
     change since a tick is what was there at that tick.
     """
 

@@ -30,7 +30,7 @@ Ts = TypeVarTuple("Ts")
 
 _START = 1_700_000_000.0
 """14 November 2023: a fixed moment, so that every run gives the same timestamps."""
-_PATIENCE = 400 * 24 * 3600.0
+_LONGEST_RUN_S = 400 * 24 * 3600.0
 """More than a year: no wait that anyone configures is longer, so the program is stuck."""
 _ANSWER_S = 10.0
 """Real seconds in which an answer is expected: far more than a database on this machine takes. A peer
@@ -38,7 +38,7 @@ that lets them pass is not waited for again before it has spoken: it may only li
 _REST_S = 0.05
 """Real seconds in which the next part of an answer is expected; loss on a local line is rarer."""
 _IN_THREADS = ("aiosqlite.core", "sqlalchemy.dialects.sqlite.aiosqlite")
-"""Whoever has threads of its own, and wakes the loop by a future when they are done."""
+"""Something with threads of its own that wakes the loop by a future when they are done."""
 
 
 class NothingCanHappen(RuntimeError):
@@ -52,7 +52,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     seconds ahead, the program is taken to wait for something that never comes.
     """
 
-    def __init__(self, start: float = _START, *, patience: float = _PATIENCE) -> None:
+    def __init__(self, start: float = _START, *, patience: float = _LONGEST_RUN_S) -> None:
         self._virtual_now = start
         self._until = start + patience
         self._threads = 0

@@ -222,7 +222,7 @@ def listeners(broker: ServedBroker) -> list[_Object]:
 
 
 def _contexts(broker: ServedBroker) -> list[_Object]:
-    """The management API itself: whoever asks has reached it."""
+    """The management API itself: a caller that asks has reached it."""
     port = str(broker.ports.get("http", 0))
     where = {"path": "/", "ip": broker.settings.host, "port": port}
     return [{"description": "RabbitMQ Management", **where}]

@@ -83,7 +83,7 @@ class _Nowhere:
         """There is no consumer."""
 
     def closed(self, refusal: Refusal) -> None:
-        """Whoever asked is told by the exception."""
+        """The caller is told by the exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +331,8 @@ def _check_both(broker: ServedBroker, place: str, name: str) -> None:
 def take_users(broker: ServedBroker, document: _Json, creator: str | None) -> None:
     """Take users, virtual hosts and permissions of definitions.
 
-    As at the start of a broker (`creator` None) users that are there stay as they are: whoever gave
-    them on the command line wants to log in.
+    As at the start of a broker (`creator` None) users that are there stay as they are: they were
+    given on the command line, to log in.
     """
     present = () if creator is not None else broker.users.names
     for entry in _entries(document, "vhosts"):

@@ -405,7 +405,7 @@ class ServerChannel:
                 self.send_confirms()
 
     def _reply(self, message: Message, properties: Properties, *, mandatory: bool) -> EventKind:
-        """Hand a direct reply to whoever asked."""
+        """Hand a direct reply to the client that asked."""
         self.state.check_write("")
         asker = self.client.broker.replies.asker(message.routing_key)
         if asker is not None:
@@ -478,7 +478,7 @@ class ServerChannel:
                 raw = client.envelopes.properties(taken.properties)
                 client.core.content(self.number, method, raw, body)
                 client.queued(len(body) + len(raw) + 100)
-            except (ProtocolError, ValueError):  # whoever published must not suffer from it
+            except (ProtocolError, ValueError):  # its publisher must not suffer from it
                 self.client.socket.abort()
 
     def forget_tag(self, tag: str) -> None:

@@ -390,7 +390,7 @@ class Client:
 
     @contextmanager
     def answer_first(self) -> Iterator[None]:
-        """Whoever deletes a queue is answered before its own consumers hear of it, as in RabbitMQ."""
+        """A client that deletes a queue is answered before its own consumers hear of it, as in RabbitMQ."""
         self._later = []
         try:
             yield

@@ -25,7 +25,7 @@ _QUIET = 3
 """So many glances without a word from anyone, and nobody is busy."""
 _STUBBORN = 50
 """So many, and who holds a delivery means to keep it for now."""
-_PATIENCE_S = 10.0
+_LONGEST_WAIT_S = 10.0
 """How long one advance waits for busy clients altogether."""
 _A_TURN = 100
 """So many deadlines, and others have their turn."""
@@ -139,11 +139,11 @@ class VirtualTime:
             raise ValueError(f"expected 0 to {_LONGEST_S:.0f} seconds, got {seconds!r}")
         async with self._turning:
             moment = self.clock.now() + seconds
-            deadlines, patience = 0, _PATIENCE_S
-            patience -= await self._settled(patience)
+            deadlines, left_s = 0, _LONGEST_WAIT_S
+            left_s -= await self._settled(left_s)
             while (due := self._next()) is not None and due <= moment:
                 if self._pass(due):
-                    patience -= await self._settled(patience)
+                    left_s -= await self._settled(left_s)
                 deadlines += 1
                 if deadlines % _A_TURN == 0:
                     await asyncio.sleep(0)
@@ -162,11 +162,11 @@ class VirtualTime:
         self._broker.node.run_due()
         return self._broker.spoken != before
 
-    async def _settled(self, patience: float) -> float:
+    async def _settled(self, left_s: float) -> float:
         """Wait until clients are done with what they heard; how long that took."""
         broker, loop = self._broker, asyncio.get_running_loop()
         begin, quiet = loop.time(), 0
-        while broker is not None and (loop.time() - begin) < patience:
+        while broker is not None and (loop.time() - begin) < left_s:
             seen = broker.stirred
             await asyncio.sleep(_GLANCE_S)
             quiet = quiet + 1 if seen == broker.stirred else 0

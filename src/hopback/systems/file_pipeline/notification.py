@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mailer", "add_notification", "app", "told"]
 
-_PATIENCE_S = 20.0
+_LONGEST_WAIT_S = 20.0
 """How long a mail server may take: what takes longer is retried by the queue, and others are not held up."""
 _PORTS = {"smtp": 25, "smtps": 465}
 """Where mail servers listen if nothing is said."""
@@ -71,7 +71,7 @@ class Mailer:
         host, port = where.hostname or "localhost", where.port or _PORTS[where.scheme]
         secure = where.scheme == "smtps"
         kind = smtplib.SMTP_SSL if secure else smtplib.SMTP
-        with kind(host, port, timeout=_PATIENCE_S) as server:
+        with kind(host, port, timeout=_LONGEST_WAIT_S) as server:
             if not secure and server.has_extn("starttls"):
                 server.starttls()
             if where.username:

@@ -33,7 +33,7 @@ __all__ = ["NotReady", "PartRuntime"]
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REST_S = 1.0
 """Between two tries: a database that starts needs seconds, and the log stays readable."""
-_PATIENCE_S = 20.0
+_LONGEST_WAIT_S = 20.0
 """Longer than PostgreSQL takes to start beside us; then the supervisor should know."""
 _REMEMBERED_S = 30 * 24 * 3600.0
 """Longer than any dead letter rests before it is re-driven or discarded."""
@@ -113,7 +113,7 @@ class PartRuntime:
                 await migrate(self.engine, self.clock)
                 return await create_tables(self.engine)
             except (SQLAlchemyError, OSError) as error:
-                if waited >= _PATIENCE_S:
+                if waited >= _LONGEST_WAIT_S:
                     what = f"the database does not answer: {type(error).__name__}"
                     raise NotReady(what) from error
                 _LOG.warning("the database does not answer yet: %s", type(error).__name__)

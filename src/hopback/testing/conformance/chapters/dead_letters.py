@@ -382,7 +382,7 @@ async def malformed_death(subject: Subject) -> None:
     await lap(subject, queue)
     if subject.version < V4_0:
         await subject.pause(1.0)
-        await subject.reconnect()  # whoever asks while the queue is down loses the connection
+        await subject.reconnect()  # a client that asks while the queue is down loses the connection
         equal("comes back", (await subject.take(queue)).body, b"poison")
         await subject.stays(dead, 0, 0.3)
     else:
