@@ -23,6 +23,7 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import log_format_option, rabbitmq
 from hopback.errors import StoreUnavailable
 from hopback.private_files import private_folder
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -471,16 +472,9 @@ async def _until_stopped(relaying: Relay, idle: float) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    waits = [
-        asyncio.ensure_future(_sweep_on(relaying, idle, stopping)),
-        asyncio.ensure_future(forced.wait()),
-    ]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in waits:
-            one.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+    swept, _ = await first_of(_sweep_on(relaying, idle, stopping), forced.wait())
+    if swept is not None:
+        swept.result()
 
 
 async def _sweep_on(relaying: Relay, idle: float, stopping: asyncio.Event) -> None:

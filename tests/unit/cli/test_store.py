@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import text
 
 from hopback.cli.app import run
-from hopback.store import LATEST
+from hopback.cli.store import _until_stopped
+from hopback.clock import SystemClock
+from hopback.message import Message, Properties
+from hopback.runtime.relay import Relay
+from hopback.store import LATEST, Outbox, migrate, open_database, transaction
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,3 +83,24 @@ def test_a_relay_needs_the_address_of_a_broker(capsys: pytest.CaptureFixture[str
     where = ["--database", "sqlite:///x.db", "--broker", "http://user:hunter2@localhost/"]
     assert run(["store", "relay", *where]) == 2
     assert "hunter2" not in capsys.readouterr().err
+
+
+async def test_a_relay_that_cannot_go_on_does_not_say_that_it_was_stopped(tmp_path: Path) -> None:
+    """A row that nobody can read ends it with the error; only a signal ends it in order."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    engine = open_database(url)
+    await migrate(engine)
+    async with transaction(engine) as tx:
+        await tx.publish(Message("", "orders", b"1", Properties(message_id="m-1")))
+    async with engine.begin() as connection:
+        await connection.execute(text("UPDATE hopback_outbox SET properties = 'no JSON'"))
+
+    async def publish(message: Message) -> None:
+        raise AssertionError(message)
+
+    relay = Relay(Outbox(engine, "test", SystemClock()), publish)
+    try:
+        with pytest.raises(ValueError, match="Expecting value"):
+            await _until_stopped(relay, 0.0)
+    finally:
+        await engine.dispose()
