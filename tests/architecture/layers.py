@@ -111,7 +111,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.runtime",
         "hopback.waiting",
     ),
-    "hopback.rehearse": (*_PURE, *_PORT, "hopback.broker.embedded", "hopback.runtime"),
+    "hopback.rehearse": (
+        *_PURE,
+        *_PORT,
+        "hopback.broker.embedded",
+        "hopback.runtime",
+        "hopback.waiting",
+    ),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
     # Rows about what one sees only on the wire write frames of their own.
     "hopback.testing.conformance": (*_PURE, *_PORT, "hopback.testing", "hopback.wire"),

@@ -14,6 +14,7 @@ from hopback.cli.options import EMBEDDED, HttpAddress, did_you_mean
 from hopback.cli.terminal import safe
 from hopback.extras import needs
 from hopback.systems import HOMES
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from hopback.cli.demo_run import DemoSettings
@@ -101,20 +102,13 @@ async def _run_until(stopping: asyncio.Event, settings: DemoSettings) -> None:
     from hopback.cli.demo_run import Demo
 
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(Demo(settings, stack).start())
-        asked = asyncio.create_task(stopping.wait())
-        try:
-            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                return
-            with needs("systems", "the demo"):
-                guide = starting.result()
-            for line in guide.lines():
-                click.echo(safe(line))
-            click.echo("\nCtrl-C ends it.")
-            await asked
-            click.echo("Stopping.")
-        finally:
-            starting.cancel()
-            asked.cancel()
-            await asyncio.gather(starting, asked, return_exceptions=True)
+        started, _ = await first_of(Demo(settings, stack).start(), stopping.wait())
+        if started is None:
+            return
+        with needs("systems", "the demo"):
+            guide = started.result()
+        for line in guide.lines():
+            click.echo(safe(line))
+        click.echo("\nCtrl-C ends it.")
+        await stopping.wait()
+        click.echo("Stopping.")

@@ -32,6 +32,7 @@ from hopback.cli.where import (
 )
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.requests import JobKind
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -546,17 +547,12 @@ async def follow(
         async for last in dead_letters.events(job.id):
             progress.show(last)
 
-    watching = asyncio.ensure_future(watch())
-    stopped = asyncio.ensure_future(signals.first.wait())
     try:
-        await asyncio.wait({watching, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if watching.done():
-            watching.result()
+        watched, _ = await first_of(watch(), signals.first.wait())
+        if watched is not None:
+            watched.result()
     finally:
         progress.finish()
-        watching.cancel()
-        stopped.cancel()
-        await asyncio.gather(watching, stopped, return_exceptions=True)
     return last
 
 

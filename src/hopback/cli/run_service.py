@@ -27,6 +27,7 @@ from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.runtime.watchdog import ThreadEndpoint, Watchdog
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -217,9 +218,9 @@ async def _attend(
 
 async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:
     """Tell the parent that we are ready; end when it is gone."""
-    async with _beside(parent.broken()) as broken, _beside(service.ready.wait()) as ready:
-        await asyncio.wait({broken, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done() and not ready.exception():
+    async with _beside(parent.broken()) as broken:
+        ready, _ = await first_of(service.ready.wait(), broken)
+        if ready is not None and not ready.exception():
             parent.say(ready=True)
         await broken
     stopper()

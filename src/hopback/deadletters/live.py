@@ -20,6 +20,7 @@ from hopback.broker.limits import (
     lifting,
     restore_limits,
 )
+from hopback.broker.port import count
 from hopback.deadletters.contract import Depth, Moment
 from hopback.deadletters.discovery import cost_of_looking, dead_letter_queues
 from hopback.designs import DESIGNS, Design
@@ -297,7 +298,7 @@ class LiveQueues:
         channel = await connection.open_channel()
         now = self._clock.now()
         try:
-            state = await channel.declare_queue(Queue(name), passive=True)
+            state = await count(channel, name)
         except NotFound:
             return None
         except AccessRefused:

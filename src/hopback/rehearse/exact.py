@@ -26,6 +26,7 @@ from hopback.runtime.context import Context  # noqa: TC001  read when the handle
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.topology.hazards import RULES
+from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -309,10 +310,8 @@ class _Run:
         service = Service(app, self._broker, options=options, world=world)
         running: asyncio.Task[object] = asyncio.create_task(service.run())
         self._services[number] = running
-        ready = asyncio.create_task(service.ready.wait())
-        await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(running, service.ready.wait())
         if running.done():
-            ready.cancel()
             await running
 
     def _lineage(self) -> str:
