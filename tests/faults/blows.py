@@ -93,9 +93,9 @@ async def kill_node(campaign: Breakable, cluster: Cluster, number: int, *, name:
 
 
 async def cut_off_node(
-    campaign: Breakable, cluster: Cluster, number: int, seconds: float = 14.0
+    campaign: Breakable, cluster: Cluster, number: int, seconds: float = 2.0
 ) -> None:
-    """One node of three is cut off from the others and from its clients, longer than they wait."""
+    """One node of three is cut off from the others and from its clients, until so long after they noticed."""
     async with campaign.fault(f"cluster: node cut off ({cluster.means})", BROKER):
         await asyncio.to_thread(cluster.cut_off, number)
         await asyncio.sleep(seconds)

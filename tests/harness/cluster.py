@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -26,9 +27,10 @@ from tests.harness.management import ManagementFailed
 from tests.harness.rabbitmq import NodeFailed, RabbitNode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "View", "to_start_again"]
 
 _CONF = """\
 cluster_formation.peer_discovery_backend = classic_config
@@ -39,7 +41,42 @@ net_ticktime = 10
 _GUARD = 'cat >/dev/null; for n in 1 2 3; do ip netns del "$0$n"; done; ip link del "$0"'
 _WHOLE_S = 300.0
 """Ten seconds on a quiet machine; beside five other workers on two cores 90 were not enough."""
+_BACK_S = 60.0
+"""A node that is still away after so long is started again; ten seconds are usual."""
+_NOTICED_S = 60.0
+"""A silent node is given up after 7.5 to 12.5 s (`net_ticktime`), later if nobody computes."""
 _NO_ANSWER = (OSError, http.client.HTTPException, ManagementFailed)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a node says of its cluster; a node that does not answer has none."""
+
+    running: frozenset[str]
+    partitions: frozenset[str] = frozenset()
+    """Those it has met again after both had gone on alone."""
+
+
+def to_start_again(views: Mapping[str, View | None], *, patient: bool) -> str | None:
+    """The node that will not join the others unless it is started again, if there is one.
+
+    Where a link comes back before a node has noticed that it was gone, the node does not pause: it meets
+    the others again after both had gone on alone, and they stay apart for good. Then the one that fewest
+    of them see is started again, as RabbitMQ's guide to partitions has it. Once patience is at its end
+    that is done with whatever keeps them from being one.
+    """
+    answered = {name: view for name, view in views.items() if view is not None}
+    # One side alone may tell of a node that has paused, and comes back by itself.
+    divided = [
+        name
+        for name, view in answered.items()
+        if any(name in answered[other].partitions for other in view.partitions & answered.keys())
+    ]
+    return min(
+        divided if patient else views,
+        key=lambda name: sum(name in view.running for view in answered.values()),
+        default=None,
+    )
 
 
 @dataclass(slots=True)
@@ -89,11 +126,18 @@ class Cluster:
         return tuple(node.url + vhost for node in self.nodes)
 
     def until_whole(self) -> None:
-        """Return when every node sees three running ones."""
+        """Return when every node sees three running ones; those that stay away are started again."""
         deadline = time.monotonic() + _WHOLE_S
-        while not all(map(_sees_three, self.nodes)):
-            if time.monotonic() > deadline:
-                raise NodeFailed(f"no cluster of three after {_WHOLE_S:g} s: {self.nodes[0].log}")
+        patience = time.monotonic() + _BACK_S
+        while not _is_whole(views := {node.name: _view(node) for node in self.nodes}):
+            now = time.monotonic()
+            if now > deadline:
+                logs = "\n".join(node.log[-4000:] for node in self.nodes)
+                raise NodeFailed(f"no cluster of three after {_WHOLE_S:g} s: {views}\n{logs}")
+            again = to_start_again(views, patient=now < patience)
+            if again is not None:
+                next(node for node in self.nodes if node.name == again).restart()
+                patience = time.monotonic() + _BACK_S
             time.sleep(0.5)
 
     def leader_of(self, vhost: str, queue: str) -> int:
@@ -105,12 +149,27 @@ class Cluster:
         raise NodeFailed("no node answers")
 
     def cut_off(self, number: int) -> None:
-        """Let nothing pass between this node and the others, nor its clients."""
+        """Let nothing pass between this node and the others, nor its clients.
+
+        Returns when they have given each other up: a link that comes back before one side has noticed
+        leaves a cluster that is divided for good.
+        """
+        cut = self.nodes[number]
+        others = [node for node in self.nodes if node is not cut]
+        losses = [(node, cut, len(node.log)) for node in others]
         if self.namespaces:
+            losses += [(cut, node, len(cut.log)) for node in others]
             _ip("link", "set", f"{self._name}{number + 1}", "down")
         else:
-            os.kill(self.nodes[number].pid, signal.SIGSTOP)
+            os.kill(cut.pid, signal.SIGSTOP)  # it notices nothing
             self._stopped.add(number)
+        deadline = time.monotonic() + _NOTICED_S
+        while not all(_has_given_up(*loss) for loss in losses):
+            if time.monotonic() > deadline:
+                raise NodeFailed(
+                    f"cut off for {_NOTICED_S:g} s, and not noticed: {cut.log[-4000:]}"
+                )
+            time.sleep(0.5)
 
     def reconnect(self, number: int) -> None:
         """Undo `cut_off`."""
@@ -224,9 +283,20 @@ def _can_separate() -> bool:
     return True
 
 
-def _sees_three(node: RabbitNode) -> bool:
+def _has_given_up(node: RabbitNode, gone: RabbitNode, since: int) -> bool:
+    """Whether it says, in what it logged since, that the other one is down."""
+    return re.search(rf"node '?{re.escape(gone.name)}'? down", node.log[since:]) is not None
+
+
+def _view(node: RabbitNode) -> View | None:
     try:
         found = node.management.call("GET", "/nodes")
     except _NO_ANSWER:
-        return False
-    return sum(bool(one.get("running")) for one in found) == 3
+        return None
+    own = next((one for one in found if one["name"] == node.name), {})
+    running = frozenset(one["name"] for one in found if one.get("running"))
+    return View(running, frozenset(own.get("partitions", ())))
+
+
+def _is_whole(views: Mapping[str, View | None]) -> bool:
+    return all(view is not None and view.running == views.keys() for view in views.values())
