@@ -148,9 +148,10 @@ def constants(files: Iterable[Source]) -> Iterator[tuple[str, str, bool]]:
     constants without a blank line holds for all of the run.
     """
     for each in files:
-        comments = _comment_lines(each.text)
         bodies = [each.tree.body]
         bodies += [node.body for node in ast.walk(each.tree) if isinstance(node, ast.ClassDef)]
+        bodies = [body for body in bodies if any(map(_constant_name, body))]
+        comments = _comment_lines(each.text) if bodies else {}
         for body in bodies:
             for name, has_reason in _constants_in(body, comments):
                 yield each.name, name, has_reason

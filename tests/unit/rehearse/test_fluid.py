@@ -159,7 +159,11 @@ def test_copies_of_returning_messages_reach_other_queues() -> None:
 def test_a_peak_between_two_samples_is_seen() -> None:
     """A breaker opens after some failures: they wait together for 30 s, and samples are a minute apart."""
     played = scenario(
-        rate=5.0, outage=(330.0, 1200.0), samples=120, breaker=BreakerPolicy(failures=10)
+        rate=5.0,
+        outage=(330.0, 300.0),
+        duration_s=1200.0,
+        samples=20,
+        breaker=BreakerPolicy(failures=10),
     )
     for engine in EngineKind:
         forecast = rehearse(_ORDERS, played, engine)
