@@ -101,6 +101,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         end_run()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _left_open() -> Iterator[None]:
+    """What the tests of a module leave open is told in that module, not in whichever test comes by later."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="session")
 def rabbitmq() -> SharedNode:
     """The run's RabbitMQ node, shared by all tests and all workers: never stop it."""
