@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import click
@@ -55,6 +58,24 @@ def test_the_image_is_built_from_known_steps_and_runs_as_nobody_special() -> Non
     assert "all" in extras
     users = [rest for word, rest in found if word == "USER"]
     assert users == ["hopback"]
+
+
+def test_the_package_can_be_built_from_what_the_image_copies(tmp_path: Path) -> None:
+    """Nothing that the build needs is left outside; its metadata are what reads the most of it."""
+    for word, rest in _instructions():
+        if word == "COPY" and not rest.startswith("--from"):
+            *names, target = rest.split()
+            for name in names:
+                copy = tmp_path / target
+                copy = copy / Path(name).name if target.endswith("/") else copy
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.symlink_to(ROOT / name)
+    program = "from hatchling.build import prepare_metadata_for_build_wheel as p; print(p('.'))"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Name: hopback" in (tmp_path / ran.stdout.strip() / "METADATA").read_text()
 
 
 def test_the_image_installs_what_is_pinned() -> None:
