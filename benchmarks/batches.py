@@ -2,8 +2,9 @@
 
 One private RabbitMQ and one private PostgreSQL. Rows of users (id, name, e-mail), 1000 a batch:
 what a plain loop reaches without a broker (multi-row INSERT, COPY), what a Hopback batch handler
-reaches from a queue by either, and what one insert per message reaches. Then the application row of the main
-benchmark in 1, 2 and 4 processes side by side. Interleaved, medians, written to RESULTS.md.
+reaches from a queue by either, and what one insert per message reaches, each with the CPU that the process
+itself, the broker and PostgreSQL spend on a row. Then the application row of the main benchmark in 1, 2 and 4
+processes side by side. Interleaved, medians, written to RESULTS.md.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -54,6 +56,53 @@ class User:
     email: str
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run: rows a second, and the microseconds of CPU that each took, by whom; empty if not looked at."""
+
+    rate: float
+    cpu_us: tuple[float, ...] = ()
+
+
+class Meter:
+    """The time and the CPU of this process, of the broker, and of PostgreSQL with all its backends."""
+
+    def __init__(self, broker: int, url: str) -> None:
+        self._broker = broker
+        with psycopg.connect(url) as database:
+            self._postmaster = int(_stat(database.info.backend_pid)[1])  # a backend is its child
+
+    def now(self) -> tuple[float, ...]:
+        """Seconds so far: of the clock, then of each."""
+        backends = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
+        spent = 0.0
+        for pid in backends:
+            try:
+                found = _stat(pid)
+            except OSError:
+                continue  # it has just ended, and its postmaster counts it
+            if pid == self._postmaster:
+                spent += _seconds(found, 11, 12, 13, 14)
+            elif int(found[1]) == self._postmaster:
+                spent += _seconds(found, 11, 12)
+        broker = _seconds(_stat(self._broker), 11, 12)
+        return time.perf_counter(), time.process_time(), broker, spent
+
+    def ran(self, began: tuple[float, ...], rows: int) -> Ran:
+        """What so many rows took since."""
+        took, *spent = (now - then for now, then in zip(self.now(), began, strict=True))
+        return Ran(rows / took, tuple(each / rows * 1e6 for each in spent))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process behind its name, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _seconds(found: list[str], *places: int) -> float:
+    return sum(int(found[place]) for place in places) / os.sysconf("SC_CLK_TCK")
+
+
 def users(count: int) -> list[User]:
     return [User(str(uuid.uuid4()), f"user {n}", f"user{n}@example.org") for n in range(count)]
 
@@ -74,24 +123,24 @@ def many(rows: list[User]) -> tuple[str, list[str]]:
     return INSERT.format(marks), [value for row in rows for value in (row.id, row.name, row.email)]
 
 
-def plain_insert(url: str, rows: list[User]) -> float:
+def plain_insert(meter: Meter, url: str, rows: list[User]) -> Ran:
     with fresh(url) as database:
-        began = time.perf_counter()
+        began = meter.now()
         for start in range(0, len(rows), BATCH):
             database.execute(*many(rows[start : start + BATCH]))  # type: ignore[arg-type, unused-ignore]
             database.commit()
-        return len(rows) / (time.perf_counter() - began)
+        return meter.ran(began, len(rows))
 
 
-def plain_copy(url: str, rows: list[User]) -> float:
+def plain_copy(meter: Meter, url: str, rows: list[User]) -> Ran:
     with fresh(url) as database:
-        began = time.perf_counter()
+        began = meter.now()
         for start in range(0, len(rows), BATCH):
             with database.cursor().copy("COPY users (id, name, email) FROM STDIN") as copy:
                 for row in rows[start : start + BATCH]:
                     copy.write_row((row.id, row.name, row.email))
             database.commit()
-        return len(rows) / (time.perf_counter() - began)
+        return meter.ran(began, len(rows))
 
 
 async def fill(broker: RabbitMQ, app: App, rows: list[User]) -> None:
@@ -108,19 +157,26 @@ async def fill(broker: RabbitMQ, app: App, rows: list[User]) -> None:
     await connection.close()
 
 
-async def serve(broker: RabbitMQ, app: App, finished: asyncio.Event) -> float:
+async def serve(
+    meter: Meter, broker: RabbitMQ, app: App, finished: asyncio.Event, rows: int
+) -> Ran:
     service = Service(app, broker)
-    began = time.perf_counter()
+    # As the plain loops: connected before the watch runs, and no message before.
+    (consumer,) = service.consumers
+    consumer.pause("until the watch runs")
     running = asyncio.create_task(service.run())
+    await service.ready.wait()
+    began = meter.now()
+    consumer.resume("the watch runs")
     await finished.wait()
-    took = time.perf_counter() - began
+    ran = meter.ran(began, rows)
     await asyncio.sleep(0.3)
     service.stop()
     await running
-    return took
+    return ran
 
 
-async def batched(broker: RabbitMQ, url: str, rows: list[User]) -> float:
+async def batched(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> Ran:
     app, done, finished = App("bench"), 0, asyncio.Event()
     databases = [await psycopg.AsyncConnection.connect(url) for _ in range(2)]
 
@@ -137,13 +193,13 @@ async def batched(broker: RabbitMQ, url: str, rows: list[User]) -> float:
 
     fresh(url).close()
     await fill(broker, app, rows)
-    took = await serve(broker, app, finished)
+    ran = await serve(meter, broker, app, finished, len(rows))
     for database in databases:
         await database.close()
-    return len(rows) / took
+    return ran
 
 
-async def copied(broker: RabbitMQ, url: str, rows: list[User]) -> float:
+async def copied(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> Ran:
     app, done, finished = App("bench"), 0, asyncio.Event()
     databases = [await psycopg.AsyncConnection.connect(url) for _ in range(2)]
 
@@ -161,13 +217,13 @@ async def copied(broker: RabbitMQ, url: str, rows: list[User]) -> float:
 
     fresh(url).close()
     await fill(broker, app, rows)
-    took = await serve(broker, app, finished)
+    ran = await serve(meter, broker, app, finished, len(rows))
     for database in databases:
         await database.close()
-    return len(rows) / took
+    return ran
 
 
-async def one_by_one(broker: RabbitMQ, url: str, rows: list[User]) -> float:
+async def one_by_one(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> Ran:
     app, done, finished = App("bench"), 0, asyncio.Event()
     databases = [await psycopg.AsyncConnection.connect(url) for _ in range(10)]
 
@@ -184,20 +240,20 @@ async def one_by_one(broker: RabbitMQ, url: str, rows: list[User]) -> float:
 
     fresh(url).close()
     await fill(broker, app, rows)
-    took = await serve(broker, app, finished)
+    ran = await serve(meter, broker, app, finished, len(rows))
     for database in databases:
         await database.close()
-    return len(rows) / took
+    return ran
 
 
-def verified(url: str, rows: list[User], measure: Callable[[], float]) -> float:
-    """A rate counts only if every row is there."""
-    rate = measure()
+def verified(url: str, rows: list[User], measure: Callable[[], Ran]) -> Ran:
+    """A run counts only if every row is there."""
+    ran = measure()
     with psycopg.connect(url) as database:
         found = database.execute("SELECT count(*) FROM users").fetchone()
     if found is None or found[0] != len(rows):
         raise SystemExit(f"expected {len(rows)} rows, found {found}")
-    return rate
+    return ran
 
 
 def scaled(node: RabbitNode, processes: int, count: int) -> float:
@@ -261,49 +317,55 @@ async def worker(url: str) -> None:
 
 def measure(
     node: RabbitNode, database: PostgresNode, rounds: int, size: int
-) -> dict[str, list[float]]:
+) -> dict[str, list[Ran]]:
     broker, url = RabbitMQ(node.url), database.url()
-    found: dict[str, list[float]] = {}
+    meter = Meter(node.pid, url)
+    found: dict[str, list[Ran]] = {}
     for _ in range(rounds):
         rows, few = users(size), users(max(BATCH, size // 10))
-        todo: dict[str, tuple[list[User], Callable[[], float]]] = {
-            "plain multi-row INSERT, no broker": (rows, lambda rows=rows: plain_insert(url, rows)),
-            "plain COPY, no broker": (rows, lambda rows=rows: plain_copy(url, rows)),
+        todo: dict[str, tuple[list[User], Callable[[], Ran]]] = {
+            "plain multi-row INSERT, no broker": (
+                rows,
+                lambda rows=rows: plain_insert(meter, url, rows),
+            ),
+            "plain COPY, no broker": (rows, lambda rows=rows: plain_copy(meter, url, rows)),
             "Hopback batch handler": (
                 rows,
-                lambda rows=rows: asyncio.run(batched(broker, url, rows)),
+                lambda rows=rows: asyncio.run(batched(meter, broker, url, rows)),
             ),
             "Hopback batch handler with COPY": (
                 rows,
-                lambda rows=rows: asyncio.run(copied(broker, url, rows)),
+                lambda rows=rows: asyncio.run(copied(meter, broker, url, rows)),
             ),
             "one INSERT per message, ten at once": (
                 few,
-                lambda few=few: asyncio.run(one_by_one(broker, url, few)),
+                lambda few=few: asyncio.run(one_by_one(meter, broker, url, few)),
             ),
         }
         for name, (wanted, run) in todo.items():
             found.setdefault(name, []).append(verified(url, wanted, run))
         for processes in (1, 2, 4):
             name = f"{processes} process{'es' if processes > 1 else ''}"
-            found.setdefault(name, []).append(scaled(node, processes, size))
+            found.setdefault(name, []).append(Ran(scaled(node, processes, size)))
     return found
 
 
-def table(found: dict[str, list[float]], stamp: Stamp) -> Table:
+def table(found: dict[str, list[Ran]], stamp: Stamp) -> Table:
     """Medians, spread, and the goals."""
-    median = {name: statistics.median(rates) for name, rates in found.items()}
+    rates = {name: [ran.rate for ran in runs] for name, runs in found.items()}
+    median = {name: statistics.median(each) for name, each in rates.items()}
     ours, insert = median["Hopback batch handler"], median["plain multi-row INSERT, no broker"]
     by_copy, plain = median["Hopback batch handler with COPY"], median["plain COPY, no broker"]
     single = median["one INSERT per message, ten at once"]
-    databases = [
+    lines = [
         f"{len(next(iter(found.values())))} interleaved rounds, {BATCH} rows a batch.",
         "",
-        "| | rows or messages a second | spread |",
-        "|---|---|---|",
+        "| | rows or messages a second | spread | CPU µs a row: process | broker | PostgreSQL |",
+        "|---|---|---|---|---|---|",
         *(
-            f"| {name} | {median[name]:,.0f} | {min(rates):,.0f}–{max(rates):,.0f} |"
-            for name, rates in found.items()
+            f"| {name} | {median[name]:,.0f} | {min(rates[name]):,.0f}–{max(rates[name]):,.0f}"
+            f" | {' | '.join(_medians(runs))} |"
+            for name, runs in found.items()
         ),
         "",
         f"With COPY the batch handler has {by_copy / insert:.2f} of the plain multi-row INSERT and"
@@ -316,7 +378,15 @@ def table(found: dict[str, list[float]], stamp: Stamp) -> Table:
         _times("batches beside single inserts", ours / single, 10, "one INSERT per message"),
     )
     title = "Batches into PostgreSQL, and several processes"
-    return Table("batches", title, stamp, "\n".join(databases), goals)
+    return Table("batches", title, stamp, "\n".join(lines), goals)
+
+
+def _medians(runs: list[Ran]) -> list[str]:
+    """The CPU of each, where it was looked at."""
+    if not runs[0].cpu_us:
+        return [""] * 3
+    columns = zip(*(ran.cpu_us for ran in runs), strict=True)
+    return [f"{statistics.median(column):.1f}" for column in columns]
 
 
 def _times(what: str, found: float, wanted: float, against: str) -> TableGoal:

@@ -171,8 +171,36 @@ class _Nowhere:
         """It is done with."""
 
 
-async def _failing(attempts: int) -> float:
-    """A handler that raises, from the delivery in hand to the frames of its publish and the ack."""
+_AWAITS = 10
+
+
+async def _fail(payload: dict[str, Any]) -> None:
+    raise ValueError("the warehouse does not know article 4711")
+
+
+async def _await(payload: dict[str, Any]) -> None:
+    for _ in range(_AWAITS):
+        await asyncio.sleep(0)
+
+
+async def _awaits_alone() -> float:
+    """What the awaits of `_await` take in a hundred tasks that do nothing else."""
+    passes = []
+    for _ in range(_PASSES):
+        left = iter(range(_MESSAGES))
+
+        async def work(left: Iterator[int] = left) -> None:
+            for _ in left:
+                await _await({})
+
+        began = time.process_time()
+        await asyncio.gather(*(work() for _ in range(100)))
+        passes.append((time.process_time() - began) / _MESSAGES * 1e6)
+    return min(passes)
+
+
+async def _running(handle: Callable[..., Any], attempts: int = 3) -> float:
+    """A handler's run, from the delivery in hand to the frames of its publish, if it fails, and the ack."""
     plan, world, loop = _plan(attempts), Environment(), asyncio.get_running_loop()
     waiting: list[asyncio.Future[None]] = []
 
@@ -188,9 +216,6 @@ async def _failing(attempts: int) -> float:
             loop.call_soon(confirm)
         waiting.append(loop.create_future())
         await waiting[-1]
-
-    async def handle(payload: dict[str, Any]) -> None:
-        raise ValueError("the warehouse does not know article 4711")
 
     options = HandlerOptions(concurrency=100)
     run = FunctionRunner(inspect_handler(_QUEUE, handle, options), plan, publish, world.bus)
@@ -222,9 +247,13 @@ def main() -> int:
     chosen = parser.parse_args()
     plain, real = dict(_parts(real=False)), dict(_parts(real=True))
     failing = {
-        "a failing run, retried: record, decide, write, publish, ack": asyncio.run(_failing(3)),
+        "a failing run, retried: record, decide, write, publish, ack": asyncio.run(_running(_fail)),
         **dict(_steps()),
-        "a failing run, parked": asyncio.run(_failing(1)),
+        "a failing run, parked": asyncio.run(_running(_fail, attempts=1)),
+        f"a run whose handler awaits {_AWAITS} times: decode, run, ack": asyncio.run(
+            _running(_await)
+        ),
+        "of that the awaits alone": asyncio.run(_awaits_alone()),
     }
     lines = [
         f"CPU in one process without any broker or socket, the best of {_PASSES} passes. 1 KiB of JSON.",
