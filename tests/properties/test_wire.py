@@ -100,7 +100,8 @@ def test_the_capture_shows_all_kinds_of_messages() -> None:
 _Call = tuple[str, int]
 _calls = st.lists(
     st.tuples(
-        st.sampled_from(["deliver", "ack", "nack", "reject", "through", "flush"]), st.integers(0, 9)
+        st.sampled_from(["deliver", "ack", "hold", "nack", "reject", "through", "flush"]),
+        st.integers(0, 9),
     ),
     max_size=60,
 )
@@ -120,12 +121,16 @@ def test_coalesced_acks_settle_exactly_what_was_asked(calls: list[_Call]) -> Non
             broker[tag] = ""
         elif name == "flush":
             _flush(settlements, broker, settled)
+        elif name == "hold" and held:
+            settlements.hold(held[pick % len(held)])
         elif held:
             chosen = held[pick % len(held)]
             wanted.update(_settle(settlements, name, chosen, held))
     _flush(settlements, broker, settled)
     assert settled == wanted
-    assert sorted(broker) == sorted(held) == sorted(settlements.unsettled)
+    kept = [tag for several in settlements.held for tag in several]
+    assert kept == sorted(kept)
+    assert sorted(broker) == sorted(held) == sorted([*settlements.unsettled, *kept])
 
 
 def _settle(settlements: Settlements, name: str, tag: int, held: list[int]) -> dict[int, str]:

@@ -29,7 +29,7 @@ from hopback.deadletters.stream import StreamHead
 from hopback.errors import BrokerError, UnsafeOperation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from hopback.broker.port import Broker, Channel
     from hopback.deadletters.contract import Cost
@@ -236,6 +236,8 @@ class Head:
         self._late_acks: list[int] = []
         self._lost: BrokerError | None = None
         self._last_tag = 0
+        self._hold: Callable[[int], None] | None = getattr(channel, "hold", None)
+        """How the channel is told of what stays, if it remembers that by less."""
         self._bytes = 0
         self.fresh: bool = False
         self.taken: int = 0
@@ -281,6 +283,12 @@ class Head:
 
     def keep(self, tag: int) -> None:
         """This message stays in our hands until the end."""
+        self._kept += 1
+        if self._hold is not None:
+            self._hold(tag)
+
+    def keep_for_now(self, tag: int) -> None:
+        """This message stays in our hands, and may be settled yet."""
         self._kept += 1
 
     async def pause(self) -> None:

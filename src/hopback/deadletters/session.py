@@ -161,10 +161,11 @@ class BrowseSession:
             delivery = await head.next()
             if delivery is None:
                 break
-            head.keep(delivery.tag)
             if self.skipped < self.window.skip:
+                head.keep(delivery.tag)
                 self.skipped += 1
             else:
+                head.keep_for_now(delivery.tag)  # a job may take it over
                 place = self.skipped + len(self._dead_letters) + 1
                 dead_letter = read_dead_letter(delivery, place, self.source)
                 self._dead_letters.append(dead_letter)

@@ -70,6 +70,8 @@ class StreamHead:
     def keep(self, tag: int) -> None:
         """A stream keeps everything by itself."""
 
+    keep_for_now = keep
+
     async def finish(self) -> None:
         """Let nothing more come."""
         if self._consumer and self._lost is None:

@@ -3,12 +3,17 @@
 `multiple` settles every tag up to its own. It is used only when no tag below is unsettled, so it
 never covers a delivery that somebody still holds. Nacks leave before acks, so a tag that was
 nacked in the same turn is settled already when the `multiple` ack arrives.
+
+Who reads through a queue holds all of it until the end. Such deliveries are remembered by the ranges of their
+tags: a million of them would take a hundred megabytes one by one.
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right, insort
 from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +25,7 @@ _FRAME = struct.Struct(">BHIIQBB")
 _pack = _FRAME.pack
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
 _MULTIPLE, _REQUEUE = 1, 2
+_start = attrgetter("start")
 
 
 class Settlements:
@@ -28,12 +34,14 @@ class Settlements:
     Tags that were never delivered here are passed on as they are: the broker answers them.
     """
 
-    __slots__ = ("_acks", "_frames", "channel", "unsettled")
+    __slots__ = ("_acks", "_frames", "channel", "held", "unsettled")
 
     def __init__(self, channel: int) -> None:
         self.channel: int = channel
         self.unsettled: dict[int, bool] = {}
-        """Tags in the order of delivery, which is ascending."""
+        """Tags in the order of delivery, which is ascending; without those that are held."""
+        self.held: list[range] = []
+        """Tags of deliveries that stay unsettled, ascending; no two ranges overlap."""
         self._acks: list[int] = []
         self._frames: list[bytes] = []
 
@@ -41,6 +49,16 @@ class Settlements:
     def pending(self) -> bool:
         """Whether `flush` has something to write."""
         return bool(self._acks or self._frames)
+
+    def hold(self, tag: int) -> None:
+        """This delivery stays unsettled until the channel ends, or until all up to it are settled at once."""
+        if not self.unsettled.pop(tag, False):
+            return
+        held = self.held
+        if held and held[-1].stop == tag:
+            held[-1] = range(held[-1].start, tag + 1)
+        else:
+            insort(held, range(tag, tag + 1), key=_start)
 
     def ack(self, tag: int) -> None:
         """Settle one delivery as done."""
@@ -56,24 +74,39 @@ class Settlements:
         if multiple:
             self._settle_through(tag)
         else:
-            self.unsettled.pop(tag, None)
+            self._settle(tag)
         bits = requeue * _REQUEUE | multiple * _MULTIPLE
         self._frames.append(_pack(1, self.channel, 13, _NACK, tag, bits, 0xCE))
 
     def reject(self, tag: int, *, requeue: bool) -> None:
         """Release or dead-letter one delivery by basic.reject."""
-        self.unsettled.pop(tag, None)
+        self._settle(tag)
         self._frames.append(_pack(1, self.channel, 13, _REJECT, tag, int(requeue), 0xCE))
 
     def forget(self) -> None:
         """Everything unsettled went back to its queues (basic.recover)."""
         self.unsettled.clear()
+        self.held.clear()
+
+    def _settle(self, tag: int) -> bool:
+        """Whether this delivery was unsettled; from now on it is not."""
+        if self.unsettled.pop(tag, False):
+            return True
+        at = bisect_right(self.held, tag, key=_start) - 1
+        if at < 0 or tag not in self.held[at]:
+            return False
+        held = self.held[at]
+        pieces = range(held.start, tag), range(tag + 1, held.stop)
+        self.held[at : at + 1] = [piece for piece in pieces if piece]
+        return True
 
     def _settle_through(self, tag: int) -> None:
         """Acks asked for before must leave before, or they would name tags already settled."""
         self._frames.extend(self._ack_frames())
         for known in [known for known in self.unsettled if known <= tag or not tag]:
             del self.unsettled[known]
+        rest = (range(max(held.start, tag + 1), held.stop) for held in self.held if tag)
+        self.held = [held for held in rest if held]
 
     def flush(self, out: list[bytes]) -> None:
         """Append all that is to be written."""
@@ -86,8 +119,13 @@ class Settlements:
     def _ack_frames(self) -> list[bytes]:
         acks, self._acks = self._acks, []
         pop = self.unsettled.pop
-        known = [tag for tag in acks if pop(tag, False)]
+        if self.held:
+            known = [tag for tag in acks if self._settle(tag)]
+        else:
+            known = [tag for tag in acks if pop(tag, False)]
         lowest = next(iter(self.unsettled), 1 << 64)
+        if self.held:
+            lowest = min(lowest, self.held[0].start)
         covered = [tag for tag in known if tag < lowest]
         if len(covered) > 1:
             frames = [_pack(1, self.channel, 13, _ACK, max(covered), _MULTIPLE, 0xCE)]

@@ -146,3 +146,19 @@ def test_recovered_deliveries_no_longer_hold_others_back() -> None:
     settlements.ack(4)
     _flush(settlements, ledger)
     assert (set(ledger.settled), ledger.frames) == ({3, 4}, 1)
+
+
+def test_deliveries_that_are_held_are_remembered_by_their_range() -> None:
+    """However many: nobody settles them one by one, and no `multiple` ack covers them."""
+    settlements, ledger = _channel(*range(1, 1001))
+    for tag in range(1, 1001):
+        if tag != 500:
+            settlements.hold(tag)
+    assert settlements.held == [range(1, 500), range(501, 1001)]
+    settlements.ack(500)
+    settlements.ack(7)
+    _flush(settlements, ledger)
+    assert ledger.settled == {500: "ack", 7: "ack"}
+    assert settlements.held == [range(1, 7), range(8, 500), range(501, 1001)]
+    settlements.nack(1000, requeue=True, multiple=True)
+    assert (settlements.held, settlements.unsettled) == ([], {})

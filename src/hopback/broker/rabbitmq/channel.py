@@ -297,7 +297,10 @@ class RabbitChannel:
             number, wire, window, confirm_timeout, self._give_up
         )
         self.lost: tuple[int, ...] = ()
-        """The tags that were unsettled when the channel ended; the broker has them back."""
+        """The tags that were unsettled when the channel ended; the broker has them back.
+
+        Those that were held until then are not named one by one.
+        """
         self._wire = wire
         self._core = wire.connection
         self._release = release
@@ -572,6 +575,13 @@ class RabbitChannel:
         """Whoever asked has gone away: the message must not stay in nobody's hands."""
         if isinstance(found, Delivered) and not self.closed:
             self.nack(found.tag, requeue=True)
+
+    def hold(self, tag: int) -> None:
+        """It stays unsettled until the channel ends, or until all up to it are settled at once.
+
+        Nothing is sent; so many can be held without remembering each of them.
+        """
+        self._settlements.hold(tag)
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         """Settle as done. Sent with the next write."""
