@@ -39,7 +39,10 @@ class RawClient:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.writer.close()
+        # At once: what the other side does not take would keep the socket open beyond the test.
+        self.writer.transport.abort()
+        with suppress(OSError):
+            await self.writer.wait_closed()
 
     async def connect(self) -> None:
         """Open the socket; nothing is said yet."""
