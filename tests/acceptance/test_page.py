@@ -171,6 +171,10 @@ def _redrive_too_early(page: Page) -> None:
     page.get_by_role("button", name="Release").click()
     page.goto("/")
     expect(page.locator("table.queues")).to_contain_text("LookupError")
+    page.get_by_role("button", name="Find out what broke").click()
+    expect(page.locator(".broke li")).to_have_count(3)
+    expect(page.get_by_role("button", name="Survey again")).to_be_visible()
+    page.goto("/")
     _picture(page, "dead-letters", 560)
     page.goto(job)
 
