@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.harness.configuration import Timings
 from tests.harness.installation import HOST, Installation
@@ -293,7 +293,7 @@ def _view(node: RabbitNode) -> View | None:
         found = node.management.call("GET", "/nodes")
     except _NO_ANSWER:
         return None
-    own = next((one for one in found if one["name"] == node.name), {})
+    own: dict[str, Any] = next((one for one in found if one["name"] == node.name), {})
     running = frozenset(one["name"] for one in found if one.get("running"))
     return View(running, frozenset(own.get("partitions", ())))
 
