@@ -203,7 +203,7 @@ class Operations:
         return (await self._live.snapshot()).one(name)
 
     def _held_of(self, queue: str) -> int:
-        return sum(each.held for each in self._sessions.opened() if each.source.name == queue)
+        return sum(each.taken for each in self._sessions.opened() if each.source.name == queue)
 
     async def candidates(self) -> CandidateList:
         """Queues that have messages and no consumer, which nobody has said to hold dead letters."""

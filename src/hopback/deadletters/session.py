@@ -210,6 +210,13 @@ class BrowseSession:
         return len(self._dead_letters)
 
     @property
+    def taken(self) -> int:
+        """How many nobody else gets meanwhile: with those passed over, and those held for their order."""
+        if self._over or self._head is None or self.cost.is_stream:
+            return 0
+        return self._head.taken
+
+    @property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Everything it holds, in the order of the queue."""
         self._check()

@@ -9,6 +9,7 @@ import pytest
 
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.deadletters.contract import HeldBack, Price
+from hopback.deadletters.head import walk
 from hopback.deadletters.requests import FromHead, FromSession, GroupBy, Settings, Window
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
@@ -364,3 +365,18 @@ async def test_what_was_released_is_counted_once() -> None:
     assert (held.counts.ready, held.counts.unacked) == (0, 3)
     assert (back.counts.ready, back.counts.unacked, back.counts.messages) == (3, 0, 3)
     await connection.close()
+
+
+@pytest.mark.parametrize("skip", [0, 20])
+@in_virtual_time
+async def test_a_queue_has_as_many_messages_while_some_are_looked_at(skip: int) -> None:
+    """Those that are passed over and those that are held only for their order are there, too."""
+    async with open_shop() as shop:
+        await shop.park(60)
+        cost = (await shop.operations.queue(DLQ)).cost
+        assert len([delivery async for delivery in walk(shop.broker, DLQ, 60, cost)]) == 60
+        session = await shop.operations.open_session(DLQ, Window(limit=10, skip=skip))
+        depth = (await shop.operations.queue(DLQ)).depth
+        assert (session.held, depth.total) == (10, 60)
+        await shop.operations.release(session.id)
+        assert (await shop.operations.queue(DLQ)).depth.total == 60
