@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.harness.configuration import Timings
 from tests.harness.installation import HOST, Installation
@@ -293,9 +293,9 @@ def _view(node: RabbitNode) -> View | None:
         found = node.management.call("GET", "/nodes")
     except _NO_ANSWER:
         return None
-    own: dict[str, Any] = next((one for one in found if one["name"] == node.name), {})
     running = frozenset(one["name"] for one in found if one.get("running"))
-    return View(running, frozenset(own.get("partitions", ())))
+    partitions = (one.get("partitions", ()) for one in found if one["name"] == node.name)
+    return View(running, frozenset(next(partitions, ())))
 
 
 def _is_whole(views: Mapping[str, View | None]) -> bool:
