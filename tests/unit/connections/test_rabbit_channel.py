@@ -69,8 +69,23 @@ async def test_a_lone_publish_leaves_at_once_and_further_ones_at_the_end_of_the_
     assert all(found.mandatory for found in server.published())
     server.send(1, "basic.ack", delivery_tag=0, multiple=True)
     await asyncio.gather(*fates)
-    fates = [channel.publish(Message("", "q", b"101"))]
-    assert len(server.published()) == 101
+
+
+async def test_the_first_publish_after_many_waits_for_others_of_its_turn() -> None:
+    """It may be the first of many again; the one after it, alone as well, leaves at once."""
+    server, channel = await _channel()
+    fates = [channel.publish(Message("", "q", b"%d" % number)) for number in range(1, 11)]
+    await _turn()
+    server.send(1, "basic.ack", delivery_tag=0, multiple=True)
+    await asyncio.gather(*fates)
+    first = channel.publish(Message("", "q", b"11"))
+    assert len(server.published()) == 10
+    await _turn()
+    assert len(server.published()) == 11
+    server.send(1, "basic.ack", delivery_tag=11)
+    await first
+    _second = channel.publish(Message("", "q", b"12"))
+    assert len(server.published()) == 12
 
 
 async def test_a_publish_while_reading_leaves_with_the_answers_to_what_was_read() -> None:

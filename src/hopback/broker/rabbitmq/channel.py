@@ -82,6 +82,9 @@ class Publishing:
         self._plain: tuple[Properties | None, bytes] = (None, b"")
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._alone = True
+        """The last publish had nothing else in flight beside it. Where many are under way, the first of
+        the next ones would be alone too, if all had their confirm: it is better sent with the others."""
         self.blocked: bool = False
 
     @property
@@ -126,7 +129,8 @@ class Publishing:
         confirms.add(InFlight(fate, exchange, routing_key, properties, body, mandatory, deadline))
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._expire)
-        if confirms.live == 1:
+        alone, self._alone = self._alone, confirms.live == 1
+        if alone and self._alone:
             # Whoever publishes one by one waits for this alone: a turn of the loop less to wait for.
             wire.hurry()
         else:
