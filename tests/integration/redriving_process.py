@@ -1,13 +1,15 @@
 """A process that begins or resumes a re-drive job and runs until it is done, or killed.
 
-``python -m tests.integration.redriving_process AMQP_URL DATABASE_URL SOURCE TARGET IN_FLIGHT``
+``python -m tests.integration.redriving_process URL DATABASE_URL SOURCE TARGET IN_FLIGHT [MANAGEMENT_URL]``
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 
+from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
@@ -18,11 +20,21 @@ from hopback.deadletters.service import Operations
 LEASE_S = 0.6
 
 
-async def main(url: str, database: str, source: str, target: str, in_flight: int) -> None:
+async def main(
+    url: str, database: str, source: str, target: str, in_flight: int, management: str = ""
+) -> None:
     """One job; its last state goes to stdout."""
-    async with open_journal(database, SystemClock(), lease=LEASE_S) as journal:
+    async with AsyncExitStack() as stack:
+        journal = await stack.enter_async_context(
+            open_journal(database, SystemClock(), lease=LEASE_S)
+        )
+        view = None
+        if management:
+            address = ManagementAddress.derive(None, management)
+            view = await stack.enter_async_context(Management(address))
         operations = Operations(
             RabbitMQ(url),
+            management=view,
             overrides=[Override(source, main_queue=target)],
             journal=journal,
             settings=Settings(lease_s=LEASE_S),
@@ -51,5 +63,5 @@ async def main(url: str, database: str, source: str, target: str, in_flight: int
 
 
 if __name__ == "__main__":
-    _url, _database, _source, _target, _window = sys.argv[1:]
-    asyncio.run(main(_url, _database, _source, _target, int(_window)))
+    _url, _database, _source, _target, _window, *_management = sys.argv[1:]
+    asyncio.run(main(_url, _database, _source, _target, int(_window), *_management))

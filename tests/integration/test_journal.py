@@ -64,7 +64,11 @@ SPEC = JobSpec(
     key=None,
 )
 JOB = JobRecord(
-    "j-1", SPEC, counts=Counts(10, 3), checkpoint=Checkpoint(1, ("x", "y"), 6), created=1.0
+    "j-1",
+    SPEC,
+    counts=Counts(10, 3),
+    checkpoint=Checkpoint(1, ("x", "y"), 6, last="y"),
+    created=1.0,
 )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.message import Message
+from hopback.message import Message, Properties
 from hopback.topology.expand import NO_DELIVERY_LIMIT
 from hopback.topology.model import Queue, QueueType
 from tests.harness.versions import SUITES, installations
@@ -100,6 +100,46 @@ async def test_the_command_waits_for_a_broker_that_was_killed(
     await connection.close()
 
 
+@pytest.mark.waits(20)
+async def test_a_classic_queue_that_forgets_acks_is_emptied_all_the_same(
+    start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
+) -> None:
+    """Service and broker are killed; what came back is more than the job remembers: all of it is sent.
+
+    A classic queue that is only read from writes its acks down when it is idle, or after some thousands.
+    """
+    node, count, few = start_rabbitmq(), 6_000, 10
+    connection = await RabbitMQ(node.url).connect("test")
+    channel = await connection.open_channel()
+    for name in (DLQ, MAIN):
+        await channel.declare_queue(Queue(name, QueueType.CLASSIC))
+    kept = Properties(delivery_mode=2)
+    for start in range(0, count, 500):
+        numbers = range(start, start + 500)
+        await asyncio.gather(
+            *(channel.publish(Message("", DLQ, b"%d" % number, kept)) for number in numbers)
+        )
+    process = await _spawn(node.url, tmp_path, few, node.management_url)
+    assert await _killed_when(process, _reached(connection, 1_500))
+    await connection.close()
+    process = await _spawn(node.url, tmp_path, few, node.management_url)
+    await _arrived(node.url, 3_000)
+    await asyncio.to_thread(node.kill)
+    await asyncio.to_thread(node.start)
+    out, _ = await asyncio.wait_for(process.communicate(), 120)
+    assert out.startswith(b"completed"), out
+    assert b"done=%d," % count in out
+    connection = await RabbitMQ(node.url).connect("test")
+    channel = await connection.open_channel()
+    found = set[int]()
+    while delivery := await channel.get(MAIN):
+        found.add(int(delivery.body))
+        channel.ack(delivery.tag)
+    assert found == set(range(count))
+    assert await _depth(connection, DLQ) == 0
+    await connection.close()
+
+
 async def _arrived(url: str, count: int) -> None:
     """Return when so many were moved."""
     connection = await RabbitMQ(url).connect("test")
@@ -157,10 +197,12 @@ async def _fill(url: str, management: Management, vhost: str) -> dict[int, str]:
     return expected
 
 
-async def _spawn(url: str, folder: Path) -> asyncio.subprocess.Process:
+async def _spawn(
+    url: str, folder: Path, in_flight: int = IN_FLIGHT, *management: str
+) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.integration.redriving_process", url,
-        f"sqlite:///{folder / 'jobs.db'}", DLQ, MAIN, str(IN_FLIGHT),
+        f"sqlite:///{folder / 'jobs.db'}", DLQ, MAIN, str(in_flight), *management,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None

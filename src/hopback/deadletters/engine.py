@@ -217,16 +217,12 @@ class Engine:
                 f"{_messages(self._selected.unsought)} that came back when the job was interrupted"
                 f" may stand too far behind in {self._queue.name!r} to be found: start a new job"
             )
-        unseen, there = self._selected.missing, self._counts.arrived_meanwhile
-        self._count(done=unseen)
+        if self._run.doubt and self._counts.arrived_meanwhile:
+            return JobState.FAILED, self._run.doubt
+        self._count(done=self._selected.missing)
         failed, came_back = self._counts.failed, self._counts.came_back
         left = [
-            # A classic queue whose broker was killed hands out once more what it had no ack of on disk, more
-            # than we know again by its marks: what it has now may be done, new, or ours.
-            f"the broker was away: {_messages(unseen)} were not seen again and count as done, and"
-            f" {self._queue.name!r} has {_messages(there)}, which may be some of them: look at these"
-            if self._is_classic and self._run.was_cut_off and unseen and there
-            else "",
+            self._run.remark,
             f"{failed:,} could not be moved and are still in {self._queue.name!r}"
             if failed
             else "",

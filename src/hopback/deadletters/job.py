@@ -29,7 +29,7 @@ from hopback.deadletters.engine import Engine
 from hopback.deadletters.head import Head, Held
 from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.selection import SelectedMessages, Watch, WatchTimer
+from hopback.deadletters.selection import SelectedMessages, Watch, WatchTimer, forgotten_acks
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -73,8 +73,12 @@ class JobRun:
         self.changed: asyncio.Event = asyncio.Event()
         """Set when there is news; a task that waits for it clears it first."""
         self.task: asyncio.Task[None] | None = None
-        self.was_cut_off = False
-        """Whether the broker went away meanwhile: it may have lost acks that it had taken."""
+        self.sent_again = 0
+        """How many done messages went once more, besides those of its marks."""
+        self.remark = ""
+        """What people should know when it has ended well."""
+        self.doubt = ""
+        """Why nobody can tell whether it is through, if the queue has more than it should have."""
         self._journal = journal
 
     async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
@@ -156,6 +160,14 @@ _MOST_RUNS = (
 )
 _LOOK_AGAIN_S = 0.5
 """How often a job that another process runs is read from the journal while somebody waits for news."""
+
+_DOUBT = (
+    "when the job went on, {queue!r} had more messages than expected: new ones, or done ones that a killed"
+    " broker handed out again. Nobody can tell whether some of the selection are left, {why}: look at what is"
+    " there, then start a new job"
+)
+_EQUAL = "as messages are equal"
+_UNKNOWN_TYPE = "as the queue's type is not known without a management address"
 
 
 class _Cancelled(Exception):
@@ -346,6 +358,7 @@ class JobRunner:
         action = self._action(job, snapshot)
         try:
             channel = await connection.open_channel() if holding is None else holding.channel
+            job = await self._with_forgotten(run, snapshot)
             source = self._source(job, channel, holding)
             is_classic = snapshot.is_classic(job.queue)
             selected = SelectedMessages(
@@ -368,6 +381,10 @@ class JobRunner:
             )
             await engine.run()
             return engine.away
+        except BrokerError as failed:  # not the engine's, which keeps its own
+            if may_pass(failed):
+                return failed
+            raise
         finally:
             # A connection that is gone already has given everything back.
             with suppress(BrokerError):
@@ -375,13 +392,40 @@ class JobRunner:
             with suppress(BrokerError):
                 await connection.close()
 
+    async def _with_forgotten(self, run: JobRun, snapshot: BrokerSnapshot) -> JobRecord:
+        """The job, with the done messages that a classic queue hands out again besides those of the marks.
+
+        They stand before the rest, among what was kept, and go again. They are counted while the job is
+        connected: as long as that holds, the broker has not been killed once more.
+        """
+        job = run.job
+        is_classic = snapshot.is_classic(job.queue)
+        if job.run == 1 or not (is_classic or snapshot.effective(job.queue) is None):
+            return job
+        ready = (await self._look_again(job.spec)).ready
+        cost = snapshot.cost(job.queue) if is_classic else None
+        found = await forgotten_acks(self._broker, job, ready, cost)
+        run.doubt = ""
+        if found is None:
+            why = _EQUAL if is_classic else _UNKNOWN_TYPE
+            run.doubt = _DOUBT.format(queue=job.queue, why=why)
+        if found:
+            run.sent_again += found
+            run.remark = (
+                f"{run.sent_again:,} went again: the broker was killed and had forgotten their acks"
+            )
+            counts = job.certain or job.counts
+            certain = structs.replace(counts, done=max(counts.done - found, 0))
+            mark = replace(job.checkpoint, kept=job.checkpoint.kept + found)
+            run.tell(replace(job, checkpoint=mark, certain=certain))
+        return run.job
+
     async def _wait_for_broker(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
         """Wait until the broker answers, say so meanwhile, and begin the job's next run.
 
         Its lease is kept: no other job begins on the queue. HopbackError if the broker does not come
         back in time, or refuses us when it does.
         """
-        run.was_cut_off = True
         patience = self._settings.patience_s
         reason = f"waiting for the broker, up to {format_duration(round(patience * 1000))}: {away}"
         await self._write_reason(run, reason)

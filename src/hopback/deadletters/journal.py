@@ -122,7 +122,8 @@ class Checkpoint:
     That is sure only if `end_is_sure`: nothing behind the selection was handed out before. Otherwise
     a quorum queue may hand that out first, and only the marks tell what was selected. `saw_fresh` says
     that the job was given a message that had never been handed out: then nothing behind it was, either.
-    `has_twins` says that the marks of some messages are the same.
+    `has_twins` says that the marks of some messages are the same. `last` is the mark of the last message
+    before the untouched ones, whatever became of it; empty in a job of an earlier version.
     """
 
     kept: int = 0
@@ -131,6 +132,7 @@ class Checkpoint:
     end_is_sure: bool = False
     saw_fresh: bool = False
     has_twins: bool = False
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ def read_job(text: str) -> JobRecord:
         mark.get("end_is_sure", False),  # a job of an earlier version does not tell
         mark.get("saw_fresh", False),
         mark.get("has_twins", False),
+        mark.get("last", ""),
     )
     return JobRecord(**said)
 

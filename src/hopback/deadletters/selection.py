@@ -3,11 +3,16 @@
 Before messages are sent, the marks of all that are in our hands are written down. A crash leaves in
 the queue what was skipped, those of the marks that were not done, and the untouched rest.
 
-A classic queue puts back what was held to where it was. A quorum queue hands out what came back before
-what was never handed out, in the order in which it came back: if messages behind the selection had come
-back once, ours stand behind them after a crash. So the untouched rest is taken by counting only while it
-is sure that nothing behind the selection had been handed out: the queue has handed out a message for the
-first time, so nothing else had come back. Marks are looked for among everything that came back.
+A classic queue puts back what was held to where it was. If its broker is killed, it also hands out again
+what had an ack that was not on its disk: the last acks, which may be more than there are marks. What stands
+before the marks is the selection's all the same: `forgotten_acks` counts it before a job goes on.
+
+A quorum queue has an ack on its disk before it hands out another message for it: what it forgets is among
+the marks. It hands out what came back before what was never handed out, in the order in which it came
+back: if messages behind the selection had come back once, ours stand behind them after a crash. So the
+untouched rest is taken by counting only while it is sure that nothing behind the selection had been handed
+out: the queue has handed out a message for the first time, so nothing else had come back. Marks are looked
+for among everything that came back.
 
 Twins have the same mark. What was handed over after the marks were written down could be taken for its
 twin that is done: where there are twins, nothing is handed over while others are being sent.
@@ -21,6 +26,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
-    from hopback.deadletters.journal import SelectionSnapshot
+    from hopback.deadletters.journal import JobRecord, SelectionSnapshot
     from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.topology.plan import Plan
@@ -51,6 +57,7 @@ __all__ = [
     "Watch",
     "WatchTime",
     "WatchTimer",
+    "forgotten_acks",
     "mark_of",
     "planned_seconds",
 ]
@@ -139,6 +146,74 @@ def mark_of(delivery: Delivery) -> str:
     return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about):08x}"
 
 
+_HELD_BACK = 65_536
+"""So many forgotten acks are looked for: twice as many as RabbitMQ keeps off the disk
+(`queue_index_max_journal_entries`)."""
+
+
+async def forgotten_acks(
+    broker: Broker, job: JobRecord, ready: int, cost: Cost | None
+) -> int | None:
+    """How many done messages a classic queue hands out again besides those of the marks; None: not known.
+
+    `cost` is what it costs to look, None for a queue that may be no classic one and must not be looked at.
+
+    A broker that is killed forgets the last acks. If it forgot older ones than those of the marks, all that
+    have marks are there again, behind them, and the queue has so many more than it should have. Both are
+    looked for: what came in meanwhile may be equal to what is done, and may be what is too many.
+    """
+    mark, selection = job.checkpoint, job.spec.selection
+    expected = mark.kept + len(mark.window) + mark.rest + (selection.behind or 0)
+    if selection.digests is not None or ready <= expected:
+        return 0
+    if mark.has_twins or cost is None:
+        return None
+    if not mark.window:
+        return 0
+    head = _ReturnedHead(mark, most=min(ready - expected, _HELD_BACK))
+    async with aclosing(walk(broker, job.queue, ready, cost)) as messages:
+        async for delivery in messages:
+            came_back = delivery.properties.headers.get(REDRIVE_JOB) == job.id
+            if came_back or head.is_through(mark_of(delivery)):
+                break  # what this job has sent stands behind all that it has to send
+    return head.forgotten
+
+
+class _ReturnedHead:
+    """Reads the head of a classic queue by its marks, and counts what was not expected there."""
+
+    def __init__(self, checkpoint: Checkpoint, most: int) -> None:
+        self.forgotten: int | None = 0
+        """How many, once it is through; None where messages are equal."""
+        self._missing = set(checkpoint.window)
+        self._found: set[str] = set()
+        self._last = checkpoint.last
+        self._kept = checkpoint.kept
+        self._most = checkpoint.kept + most
+        self._unknown = 0
+        self._is_behind = False
+
+    def is_through(self, mark: str) -> bool:
+        """Whether nothing more has to be read after this one."""
+        is_marked = mark in self._missing
+        if mark in self._found or (is_marked and self._is_behind):
+            # What has marks stands before the last one, once: there are equal messages.
+            self.forgotten = None
+            return True
+        if is_marked:
+            self._missing.remove(mark)
+            self._found.add(mark)
+        else:
+            self._unknown += 1
+        is_last = mark == self._last or (not self._last and is_marked and not self._missing)
+        if is_last and not self._is_behind:
+            self._is_behind = True
+            if not self._missing:
+                self.forgotten = max(self._unknown - self._kept, 0)
+            # Otherwise some are done for good, and so is all that was acked before them.
+        return self._unknown > self._most
+
+
 class SelectedMessages:
     """Takes the messages of a selection from a source, and knows how to go on after a crash.
 
@@ -160,6 +235,8 @@ class SelectedMessages:
         self._unfound = Counter(checkpoint.window)
         self._gone = 0
         self._strangers = checkpoint.kept
+        self._last = checkpoint.last
+        self._is_ordered = bool(checkpoint.last) and not returned_first
         self._budget = checkpoint.kept + checkpoint.rest
         self._end_is_sure = checkpoint.end_is_sure
         self._saw_fresh = checkpoint.saw_fresh
@@ -167,7 +244,7 @@ class SelectedMessages:
         self._kept = 0
         self._noted: deque[Delivery] = deque()
         self._open: dict[int, str] = {}
-        self._acked: deque[str] = deque(maxlen=remembered)
+        self._acked: deque[tuple[int, str]] = deque(maxlen=remembered)
         self._beyond: set[int] = set()
         self._sought = 0
         self._seen = 0
@@ -263,17 +340,19 @@ class SelectedMessages:
                 self._take_found(delivery, mark)
                 self._source.more(1)
                 return
-            # Only what came back before stands among those that were being sent; then the rest begins.
+            # Only what was skipped stands among those that were being sent; then the rest begins.
             # There a message may be the twin of one that is done: it must not be taken for it.
             if self._strangers:
                 self._strangers -= 1
-            elif not delivery.redelivered:
+            elif not self._returned_first:
                 self._give_up_finding()
         if self._taken >= self._budget:
             self._beyond.add(delivery.tag)
             return
         self._taken += 1
         self._open[delivery.tag] = mark
+        if not self._unfound:
+            self._last = mark
 
     def _note_behind(self, delivery: Delivery, *, is_new: bool) -> None:
         """One from behind the selection: ours only if we had it in our hands."""
@@ -287,6 +366,8 @@ class SelectedMessages:
         # Where nothing from behind can have come before ours, the first stranger ends it.
         near = self._end_is_sure or not self._returned_first
         self._is_over = self._is_over or is_new or near
+        if not self._returned_first:
+            self._give_up_finding()
         self._beyond.add(delivery.tag)
 
     def _give_up_finding(self) -> None:
@@ -294,9 +375,15 @@ class SelectedMessages:
         self._unfound.clear()
 
     def _take_found(self, delivery: Delivery, mark: str) -> None:
+        if self._is_ordered and not self.has_twins:
+            # In their order: those that stood before it are done, and must not be waited for.
+            for gone in list(takewhile(mark.__ne__, self._unfound)):
+                self._gone += self._unfound.pop(gone)
         self._unfound[mark] -= 1
         self._unfound += Counter()
         self._open[delivery.tag] = mark
+        if not self._unfound:
+            self._last = mark
 
     def belongs(self, delivery: Delivery) -> bool:
         """Whether it is one of the selection; without digests every one of the first is."""
@@ -324,11 +411,15 @@ class SelectedMessages:
         self._source.ack(tag)
         mark = self._open.pop(tag, None)
         if mark is not None:
-            self._acked.append(mark)
+            self._acked.append((tag, mark))
 
     def acks_were_read(self) -> None:
-        """All of them have reached the queue: what is acked does not come back."""
-        self._acked.clear()
+        """All of them have reached the queue: what is acked does not come back, unless the broker is killed.
+
+        What a classic queue then hands out again is told from the rest by the marks behind it.
+        """
+        if self._returned_first or self.has_twins or self._taken >= self._budget:
+            self._acked.clear()
 
     def checkpoint(self) -> Checkpoint:
         """How to go on if the process dies from here on.
@@ -341,11 +432,17 @@ class SelectedMessages:
         while (delivery := self._source.at_hand()) is not None:
             self._note(delivery)
             self._noted.append(delivery)
-        window = (*self._acked, *self._open.values(), *self._unfound.elements())
+        if self._returned_first:
+            marks = [mark for _, mark in self._acked]
+            marks += self._open.values()
+        else:  # as they stand in the queue
+            marks = [mark for _, mark in sorted((*self._acked, *self._open.items()))]
+        window = (*marks, *self._unfound.elements())
         self.has_twins = self.has_twins or len(set(window)) < len(window)
         waiting = self._strangers if self._unfound else 0
         rest = max(self._budget - self._taken - waiting, 0)
-        if self._went_beyond and self._is_through:
+        went_beyond = self._went_beyond and self._returned_first
+        if went_beyond and self._is_through:
             # What stays was decided on, and could not be told from what lies behind any more.
             return Checkpoint(window=window, has_twins=self.has_twins)
         fresh = self._saw_fresh or self._source.fresh
@@ -354,8 +451,10 @@ class SelectedMessages:
             # Where all had come back before, those in our hands end up behind the twins of the rest;
             # what is handed over from now on may be a twin of one that is done.
             sure = fresh and not (self.is_taking and window)
-        sure = sure and not self._went_beyond
-        return Checkpoint(self._kept + waiting, window, rest, sure, fresh, self.has_twins)
+        sure = sure and not went_beyond
+        return Checkpoint(
+            self._kept + waiting, window, rest, sure, fresh, self.has_twins, self._last
+        )
 
     def go_beyond(self) -> None:
         """Messages behind the selection will be held; that has to be written down before."""

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.declare import declare
-from hopback.broker.embedded import EmbeddedManagement, Fault, Faults, run_virtual
-from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.broker.embedded import Fault, Faults, run_virtual
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.head import walk
 from hopback.deadletters.journal import MemoryJournal
 from hopback.deadletters.requests import FromHead, FromSession, Pace, Settings, Window
-from hopback.deadletters.service import Operations
 from hopback.message import Message
 from hopback.testing import in_virtual_time
-from hopback.topology.model import Queue, QueueType, Topology
-from hopback.version import BrokerVersion
 from tests.unit.operations.shop import (
     ANN,
     DLQ,
     MAIN,
-    CountingBroker,
     Shop,
     discard,
     open_shop,
@@ -34,8 +27,6 @@ from tests.unit.operations.shop import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.deadletters.contract import Job
     from hopback.deadletters.journal import JobRecord
@@ -291,49 +282,3 @@ async def _filtered(step: int, limit: int | None) -> None:
             assert left == others
             skipped = len(numbers[:limit]) - len(selected)
             assert (done.counts.done, done.counts.skipped) == (len(selected), skipped)
-
-
-@asynccontextmanager
-async def _classic_shop() -> AsyncIterator[Shop]:
-    """A classic queue with a classic dead-letter queue, which nobody has declared to us."""
-    broker = CountingBroker(version=BrokerVersion(3, 10))
-    rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DLQ}
-    topology = Topology(
-        "foreign",
-        queues=(
-            Queue(MAIN, type=QueueType.CLASSIC, arguments=rests),
-            Queue(DLQ, type=QueueType.CLASSIC),
-        ),
-    )
-    connection = await broker.connect("test")
-    await declare(connection, topology)
-    await connection.close()
-    async with Operations(
-        broker, management=EmbeddedManagement(broker), clock=LoopClock(time.time)
-    ) as operations:
-        yield Shop(broker, topology, operations)
-
-
-@in_virtual_time
-async def test_a_classic_queue_that_lost_acks_with_its_broker_is_looked_at() -> None:
-    """It hands out once more what was done: a job that cannot tell that from the rest says so at its end."""
-    async with _classic_shop() as shop:
-        parked = _parked(twins=False)
-        await shop.publish(parked)
-        asked = redrive(pace=Pace(20.0, in_flight=_IN_FLIGHT))
-        job = await shop.operations.start(asked)
-        async for told in shop.operations.events(job.id):
-            if told.counts.done >= _COUNT // 2:
-                break
-        # The node dies, and comes up with the queue as its disk had it: before the acks.
-        shop.broker.cut(buffered=False)
-        connection = await shop.broker.connect("the node")
-        await (await connection.open_channel()).purge_queue(DLQ)
-        await shop.publish(parked)
-        await connection.close()
-        done = await shop.operations.wait(job.id)
-        assert done.state is JobState.COMPLETED
-        left = len(shop.bodies(DLQ))
-        assert left
-        assert "the broker was away" in done.reason
-        assert f"'orders.dlq' has {left} messages, which may be some of them" in done.reason
