@@ -300,6 +300,22 @@ def test_shapes_and_ways_in_beyond_what_is_remembered() -> None:
         assert _agree(_PLAN, encode_properties(Properties(headers=headers)), quick) is not None
 
 
+def test_messages_of_one_shape_are_made_as_if_each_were_the_first() -> None:
+    """Values that go on, are read or are left out differ from message to message, and shapes take turns."""
+    quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)
+    for number in range(12):
+        headers = _SOUND | {
+            "tenant": "x" * (number % 4),
+            "n": number,
+            "hopback-attempts": number % 3,
+            "hopback-origin-routing-key": f"orders.{number}",
+            "last": "the same" if number < 8 else "another",
+        }
+        assert _agree(_PLAN, encode_properties(Properties(headers=headers)), quick) is not None
+        other = encode_properties(Properties(headers={"n": number, "tenant": "acme"}))
+        assert _agree(_PLAN, other, quick) is not None
+
+
 def test_a_way_that_keeps_counts_or_deaths_needs_care() -> None:
     """Only where attempts begin anew, deaths go and nothing is stamped are all messages alike."""
     raw = encode_properties(Properties(headers=_SOUND))
