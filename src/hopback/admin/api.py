@@ -526,12 +526,14 @@ def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
                 success["content"][media] = {"schema": {"type": "object"}}
             elif media == EVENTS:
                 success["content"][media] = {"schema": _EVENT}
-    if row.takes_long:
-        success.setdefault("content", {})[EVENTS] = {"schema": _EVENT}
     found = {str(row.status): success}
     for status, kind in row.further:
         content = {JSON: {"schema": schemas[id(kind)]}}
         found[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    if row.takes_long:
+        # The status of events is always 200; that of the answer stands in the last of them.
+        events = found.setdefault("200", {"description": HTTPStatus.OK.phrase, "content": {}})
+        events["content"][EVENTS] = {"schema": _EVENT}
     always = _PUBLIC if row.public else _ALWAYS
     own = (404,) if "{" in row.path else ()
     asked = (413, 415, 422) if row.body is not None else ()
