@@ -250,8 +250,9 @@ class Engine:
             await self._may_go_on()
             batch = await self._take_batch()
             if batch:
-                await self._save()
-                if self._selected.has_twins:
+                if not self._selected.has_twins:
+                    await self._save()
+                if self._selected.has_twins:  # perhaps only now: nothing of it has been sent
                     await self._source.pause()
                     self._selected.is_taking = False
                     await self._save()

@@ -29,7 +29,13 @@ from hopback.deadletters.engine import Engine
 from hopback.deadletters.head import Head, Held
 from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.selection import SelectedMessages, Watch, WatchTimer, forgotten_acks
+from hopback.deadletters.selection import (
+    SelectedMessages,
+    Watch,
+    WatchTimer,
+    forgotten_acks,
+    returned_twins,
+)
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
     from hopback.deadletters.actions import Action
-    from hopback.deadletters.contract import FailedMessage, Job
+    from hopback.deadletters.contract import Cost, FailedMessage, Job
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
@@ -418,7 +424,20 @@ class JobRunner:
             certain = structs.replace(counts, done=max(counts.done - found, 0))
             mark = replace(job.checkpoint, kept=job.checkpoint.kept + found)
             run.tell(replace(job, checkpoint=mark, certain=certain))
+        if is_classic and job.checkpoint.has_twins and job.checkpoint.window:
+            await self._count_twins(run, ready, snapshot.cost(job.queue))
         return run.job
+
+    async def _count_twins(self, run: JobRun, ready: int, cost: Cost) -> None:
+        """Where marks are the same, go on by the number of what came back; if it is not known, not at all."""
+        job, mark = run.job, run.job.checkpoint
+        await run.write(replace(job, checkpoint=replace(mark, end_is_sure=False)))
+        found = await returned_twins(self._broker, job, ready, cost)
+        if found is not None:
+            counts = job.certain or job.counts
+            certain = structs.replace(counts, done=counts.done + len(mark.window) - found)
+            mark = replace(mark, kept=mark.kept + found, window=(), end_is_sure=True)
+            run.tell(replace(run.job, checkpoint=mark, certain=certain))
 
     async def _wait_for_broker(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
         """Wait until the broker answers, say so meanwhile, and begin the job's next run.

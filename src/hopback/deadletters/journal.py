@@ -120,10 +120,11 @@ class Checkpoint:
     At the head of the queue then stand, in order: what is left of `kept` messages that were skipped
     and the messages whose marks are in `window`, unless they are done; then `rest` untouched ones.
     That is sure only if `end_is_sure`: nothing behind the selection was handed out before. Otherwise
-    a quorum queue may hand that out first, and only the marks tell what was selected. `saw_fresh` says
-    that the job was given a message that had never been handed out: then nothing behind it was, either.
-    `has_twins` says that the marks of some messages are the same. `last` is the mark of the last message
-    before the untouched ones, whatever became of it; empty in a job of an earlier version.
+    a quorum queue may hand that out first, and only the marks tell what was selected. Of a classic queue
+    with twins it says that no message of `rest` was handed out before, or that there are no marks.
+    `saw_fresh` says that the job was given a message that had never been handed out: then nothing behind
+    it was, either. `has_twins` says that the marks of some messages are the same. `last` is the mark of
+    the last message before the untouched ones, whatever became of it; empty in a job of an earlier version.
     """
 
     kept: int = 0

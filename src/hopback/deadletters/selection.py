@@ -15,7 +15,8 @@ out: the queue has handed out a message for the first time, so nothing else had 
 for among everything that came back.
 
 Twins have the same mark. What was handed over after the marks were written down could be taken for its
-twin that is done: where there are twins, nothing is handed over while others are being sent.
+twin that is done: where there are twins, nothing is handed over while others are being sent. A classic queue
+puts what came back right before the twins of the rest: `returned_twins` counts it, and marks are not used.
 
 What comes into the queue while a job empties it is told apart from the selection, and whether the job itself
 had sent it.
@@ -60,6 +61,7 @@ __all__ = [
     "forgotten_acks",
     "mark_of",
     "planned_seconds",
+    "returned_twins",
 ]
 
 _LOOKED_AT = 1000  # of those that arrived: each look costs them a delivery count
@@ -164,6 +166,8 @@ async def forgotten_acks(
     """
     mark, selection = job.checkpoint, job.spec.selection
     expected = mark.kept + len(mark.window) + mark.rest + (selection.behind or 0)
+    if mark.has_twins and cost is not None:
+        expected -= len(mark.window)  # what of them is there again may be new ones as well
     if selection.digests is not None or ready <= expected:
         return 0
     if mark.has_twins or cost is None:
@@ -177,6 +181,30 @@ async def forgotten_acks(
             if came_back or head.is_through(mark_of(delivery)):
                 break  # what this job has sent stands behind all that it has to send
     return head.forgotten
+
+
+async def returned_twins(broker: Broker, job: JobRecord, ready: int, cost: Cost) -> int | None:
+    """How many messages of the marks a classic queue has again, where marks are the same; None: not known.
+
+    A mark could be that of a done message, or of its twin in the rest. But a queue marks what it hands out,
+    in order: if nothing of the rest had been handed out (`end_is_sure`), what is marked at its head is what
+    was kept and what came back. It cannot be more than the queue has beyond the rest. The look itself hands
+    some out: that the end is not sure has to be written down before.
+    """
+    mark = job.checkpoint
+    beyond = ready - mark.kept - mark.rest - (job.spec.selection.behind or 0)
+    most = min(len(mark.window), beyond)
+    if most <= 0:
+        return 0
+    if not mark.end_is_sure:
+        return None
+    seen = 0
+    async with aclosing(walk(broker, job.queue, mark.kept + most + 1, cost)) as messages:
+        async for delivery in messages:
+            if not delivery.redelivered:
+                break
+            seen += 1
+    return seen - mark.kept if mark.kept <= seen <= mark.kept + most else None
 
 
 class _ReturnedHead:
@@ -451,6 +479,9 @@ class SelectedMessages:
             # Where all had come back before, those in our hands end up behind the twins of the rest;
             # what is handed over from now on may be a twin of one that is done.
             sure = fresh and not (self.is_taking and window)
+        elif self.has_twins:
+            # Nothing of the rest was handed out: by that it is told from its twins (`returned_twins`).
+            sure = not window or (self._source.fresh and not self.is_taking)
         sure = sure and not went_beyond
         return Checkpoint(
             self._kept + waiting, window, rest, sure, fresh, self.has_twins, self._last

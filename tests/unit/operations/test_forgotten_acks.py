@@ -439,6 +439,27 @@ async def test_a_batch_that_was_published_twice_and_forgotten(forgotten: int, la
         assert left == others or job.state is JobState.FAILED
 
 
+@pytest.mark.parametrize(("count", "limit", "done"), [(65, None, 20), (97, 93, 40)])
+@in_virtual_time
+async def test_a_batch_that_was_published_twice_and_a_killed_service(
+    count: int, limit: int | None, done: int
+) -> None:
+    """What is left of it has the marks of what is done: it is not taken for that, nor is more taken."""
+    parked = (_parked(count // 2) * 3)[:count]
+    async with _life(parked) as life:
+        await life.start(redrive(selection=FromHead(limit=limit), pace=Pace(20.0, in_flight=5)))
+        await life.reach(done)
+        await life.kill_service()
+        job = await life.end()
+        left = Counter(life.shop.bodies(DLQ))
+        others = Counter(message.body for message in parked[len(parked[:limit]) :])
+        assert not others - left
+        if job.state is JobState.COMPLETED:
+            assert (left, job.counts.done) == (others, len(parked[:limit]))
+        else:
+            assert "nobody can tell where the selection ends" in job.reason
+
+
 @in_virtual_time
 async def test_what_comes_back_is_no_forgotten_ack() -> None:
     """Whatever is sent is dead again and stands at the end, as many as were done: none of it goes again."""

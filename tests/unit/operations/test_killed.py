@@ -85,13 +85,15 @@ class _Steps(Faults):
         return fault in _STEPS and self.step()
 
 
-async def _killed_and_resumed(shop: Shop, steps: _Steps, ident: str, kills: list[int]) -> Job:
+async def _killed_and_resumed(
+    shop: Shop, steps: _Steps, ident: str, kills: list[int], late: int = 1
+) -> Job:
     """The job when it ends by itself, after it was killed at these steps of its runs."""
     while True:
         job = await shop.operations.wait(ident)
         if job.state is not JobState.INTERRUPTED:
             return job
-        await shop.publish([Message("", DLQ, b"late")])
+        await shop.publish([Message("", DLQ, b"late")] * late)
         steps.kill_at(kills.pop() if kills else 0)
         await shop.operations.resume(ident)
 
@@ -156,6 +158,47 @@ async def _redriven(
             assert done.counts.done == selected.total()
         else:
             assert "nobody can tell where the selection ends" in done.reason
+        assert shop.held() == 0
+
+
+@pytest.mark.parametrize("late", [0, 4], ids=["nothing new", "new ones"])
+@pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
+@pytest.mark.parametrize("apart", [7, 20])
+def test_twins_in_a_classic_queue_killed_at_each_step(
+    apart: int, limit: int | None, late: int
+) -> None:
+    """The twin of a done message goes once and counts once, or the job says that it cannot tell."""
+    ends = Counter[JobState]()
+    for step in range(1, 150, 9):
+        run_virtual(_twins_redriven(step, apart, limit, late, ends))
+    assert ends[JobState.COMPLETED] > ends[JobState.FAILED] or late
+
+
+async def _twins_redriven(
+    step: int, apart: int, limit: int | None, late: int, ends: Counter[JobState]
+) -> None:
+    steps = _Steps()
+    classic = {"queue": MAIN, "queue_type": "classic"}
+    async with open_shop("ratatoskr", classic, journal=steps.journal) as shop:
+        bodies = [b"%d" % (n % apart) for n in range(_COUNT)]
+        await shop.publish(Message("", DLQ, body, properties("m")) for body in bodies)
+        steps.broker, shop.broker.faults = shop.broker, steps
+        steps.kill_at(step)
+        asked = redrive(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
+        job = await shop.operations.start(asked)
+        done = await _killed_and_resumed(shop, steps, job.id, [step // 2 + 1], late)
+        ends[done.state] += 1
+        selected = Counter(bodies[:limit])
+        others = Counter(bodies) - selected
+        others[b"late"] = late * (done.run - 1)
+        left, moved = Counter(shop.bodies(DLQ)), Counter(shop.bodies(MAIN))
+        assert not (selected + others) - (left + moved)
+        assert not others - left
+        if done.state is JobState.COMPLETED:
+            assert not left - others
+            assert done.counts.done == selected.total()
+        else:
+            assert "obody can tell" in done.reason
         assert shop.held() == 0
 
 
