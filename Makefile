@@ -17,7 +17,7 @@ PURE := tests/unit/topology tests/unit/topology_check tests/unit/policy tests/un
 	tests/unit/deadletters/test_discovery.py \
 	$(wildcard tests/properties/test_topology_*.py) \
 	$(patsubst %,tests/properties/test_%.py,backoff check copies decide effects policy_patterns raw_redrive redriver routing)
-FAST := tests/unit tests/properties tests/scenarios tests/architecture tests/conformance
+FAST := tests/unit tests/properties tests/scenarios tests/conformance
 CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help

@@ -89,6 +89,7 @@ _SETTINGS = settings(
 _LIVES = given(steps=_STEPS, failures=st.sampled_from([1, 2, 3]), takes=st.sampled_from([0.0, 3.0]))
 
 
+@pytest.mark.slow
 @_SETTINGS
 @_LIVES
 def test_as_many_messages_end_as_were_sent(

@@ -146,6 +146,7 @@ def test_findings_can_decide_the_exit_code() -> None:
     assert run(calm) == 0
 
 
+@pytest.mark.slow
 def test_advice_is_a_table_and_a_line_to_copy(capsys: _Output) -> None:
     """Today's plan first; the best as a decorator and as TOML. A goal out of reach leaves with 1."""
     goal = ("--advise", "no dead letters up to 1h outage")

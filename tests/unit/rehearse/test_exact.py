@@ -56,6 +56,7 @@ def test_every_design_counts_as_its_plan_says(name: str) -> None:
     assert exact.first_dead_letter_s == pytest.approx(fluid.first_dead_letter_s, abs=22)
 
 
+@pytest.mark.slow
 def test_a_crash_gives_everything_back_and_a_redrive_brings_back_what_was_parked() -> None:
     """After both, the sums agree to the message."""
     played = scenario(

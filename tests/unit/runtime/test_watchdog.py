@@ -41,6 +41,7 @@ def _block(until: threading.Event) -> None:
     assert until.wait(30)
 
 
+@pytest.mark.slow
 async def test_a_loop_that_stands_still_is_told_with_its_line_and_stack() -> None:
     """Which task, which line of the application, and what to do; the stack stands below."""
     heard = _Heard()
@@ -83,6 +84,7 @@ def _get(address: tuple[str, int], path: str) -> tuple[int, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 async def test_probes_are_answered_while_the_loop_stands_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
