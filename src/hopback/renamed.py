@@ -152,6 +152,7 @@ RENAMED = {
     "hopback.patterns": "hopback.designs",
     "hopback.policy.attempts": "hopback.policy.reading",
     "hopback.policy.marking": "hopback.policy.effects",
+    "hopback.policy.raw_redrive": "hopback.policy.redrive",
     "hopback.policy.rules": "hopback.policy.outcome",
     "hopback.policy.status": "hopback.policy.outcome",
     "hopback.runtime.assembly": "hopback.runtime.service",

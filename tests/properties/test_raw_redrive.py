@@ -22,7 +22,7 @@ from hopback.wire.properties import decode_properties, encode_properties
 from tests.properties.field_values import field_values, properties
 
 if TYPE_CHECKING:
-    from hopback.policy.raw_redrive import RawMessage
+    from hopback.policy.redrive import RawMessage
     from hopback.topology.plan import Plan
 
 _PLANS = [

@@ -39,8 +39,13 @@ from hopback.headers import moved_properties
 from hopback.headers.names import REDRIVE_JOB, is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
 from hopback.message import Message, Received
-from hopback.policy.raw_redrive import RawMessage
-from hopback.policy.redrive import RedriveOccasion, Redriver, loop_guard, redrive_message
+from hopback.policy.redrive import (
+    RawMessage,
+    RedriveOccasion,
+    Redriver,
+    loop_guard,
+    redrive_message,
+)
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Queue
 

@@ -1,11 +1,23 @@
-"""Re-driving as pure functions: whose dead letter it is, whether it may go back, and as what."""
+"""Re-driving as pure functions: whose dead letter it is, whether it may go back, and as what.
+
+Most messages that go back are made from the bytes they came as: what nobody changes is copied, not read.
+A real dead letter has twenty headers, of which a re-drive reads six and writes eight. Reading all of them
+into values and writing them again costs several times as much as cutting the table where it changes. What
+comes out says the same as the message of `redrive_message`; where that is not certain, nothing comes out, and
+that way is to be taken.
+
+The messages of one queue are alike: most of their headers are equal byte for byte. What is remembered of one
+message is compared with the next, which takes a tenth of walking through its headers again.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.errors import UnsafeOperation
-from hopback.fields import LayeredHeaders, SharedHeaders, table_size
+from hopback.fields import LayeredHeaders, SharedHeaders, table_size, value_end
 from hopback.headers import (
     Mark,
     clipped,
@@ -13,9 +25,12 @@ from hopback.headers import (
     deaths,
     last_death_queue,
     marked_queue,
+    names,
     redrive_properties,
     timestamp,
 )
+from hopback.headers.failure import failure_text_in
+from hopback.headers.history import History, deaths_json
 from hopback.headers.names import (
     ATTEMPTS,
     ORIGIN_EXCHANGE,
@@ -26,9 +41,11 @@ from hopback.headers.names import (
     REDRIVES,
     is_protected,
 )
+from hopback.headers.raw import cut_properties
+from hopback.headers.rewrite import DEATHS_BYTES, is_harmful
 from hopback.message import Message, Properties
-from hopback.policy.raw_redrive import RawRedriver
 from hopback.policy.reading import Reading
+from hopback.text import json_in
 from hopback.topology.plan import MAX_REDRIVES, Fact
 
 if TYPE_CHECKING:
@@ -36,11 +53,12 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue
     from hopback.message import Delivery
-    from hopback.policy.raw_redrive import RawMessage
     from hopback.topology.plan import Plan, Redrive
 
 __all__ = [
     "MAX_REDRIVES",
+    "RawMessage",
+    "RawRedriver",
     "RedriveOccasion",
     "Redriver",
     "loop_guard",
@@ -49,7 +67,7 @@ __all__ = [
     "redrive_refusal",
 ]
 
-_TEXT_BYTES = 255  # what every name in AMQP 0-9-1 is held to
+_NAME_BYTES = 255  # what every name in AMQP 0-9-1 is held to
 _SMALL_BYTES = 64 * 1024
 """With so little in its header frame a message has room for everything that is added."""
 # Producers with endless keys must not fill the memory; beyond that each is made anew.
@@ -140,7 +158,7 @@ class Redriver:
         self._plan = plan
         self._target = target
         self._occasion = occasion
-        self._job = clipped(occasion.job, _TEXT_BYTES)
+        self._job = clipped(occasion.job, _NAME_BYTES)
         # The counts begin anew: only then are they the same for every message.
         self._is_simple = target.reset and not occasion.stamped
         # Ours, the broker's and the design's: where one is present, the long way is taken.
@@ -241,4 +259,334 @@ def _stamps(
         "x-redrive-operation-correlation-id": occasion.operation,
         "x-original-routing-key": routing_key,
     }
-    return {name: clipped(text, _TEXT_BYTES) for name, text in said.items() if text}
+    return {name: clipped(text, _NAME_BYTES) for name, text in said.items() if text}
+
+
+# --- from the bytes it came as ---------------------------------------------------------------------
+
+_JUDGED_NAMES, _KNOWN_DEATHS, _KNOWN_ORIGINS, _KNOWN_RECORDS, _SHAPES = 1024, 256, 256, 256, 64
+"""What strangers write must not fill the memory: beyond that it is judged anew for each message."""
+_TEXT, _ZERO = ord("S"), ord("0")
+_DIGITS_AS_0 = bytes.maketrans(b"123456789", b"000000000")
+_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_NESTED = frozenset(b"AF")
+_SIZED = frozenset(b"SxAF")
+"""Types whose values begin with their length, in four bytes."""
+_KEEP, _DROP, _READ, _CARE = range(4)
+"""What becomes of a header: it is copied, left out, read and left out, or the careful way is taken."""
+_QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
+    name.encode()
+    for name in (
+        names.QUEUE, names.FAILURE, names.DEATHS, names.X_DEATH,
+        names.ORIGIN_ROUTING_KEY, names.ORIGIN_EXCHANGE,
+    )
+)  # fmt: skip
+_READ_NAMES = (_QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE)
+_LEFT_OUT = frozenset({names.ATTEMPTS, names.SNOOZES, names.LINEAGE})
+"""Ours that a re-drive writes anew or not at all, whatever they say."""
+_pack_u32 = struct.Struct(">I").pack
+_unpack_u32 = struct.Struct(">I").unpack_from
+
+
+class RawMessage(NamedTuple):
+    """A message on its way to an exchange, its properties as they stand on the wire."""
+
+    exchange: str
+    routing_key: str
+    body: bytes
+    raw_properties: bytes
+
+
+class _Known(NamedTuple):
+    """What the records of deaths of a message come to: the header that remembers them, and its way in."""
+
+    header: bytes
+    entered_by: tuple[str, str] | None
+
+
+class _Header(NamedTuple):
+    """Where a header stands among the entries of its table, and what becomes of it."""
+
+    at: int
+    value_at: int
+    end: int
+    name: bytes
+    fate: int
+
+
+class _ShapeStep(NamedTuple):
+    """Bytes that are the same in all messages of a shape, and the value behind them that is not.
+
+    `width` is how many bytes that has, 0 where its first four say it. `kept` is what goes on of the bytes
+    before it; `name` is of a value that is read, `goes_on` says that it is copied.
+    """
+
+    run: bytes
+    width: int
+    kept: bytes
+    name: bytes | None
+    goes_on: bool
+
+
+class _Shape:
+    """Headers of the same names and types, in the same order; which of their values differ is learnt."""
+
+    def __init__(self) -> None:
+        self._differ: set[int] = set()
+        self._last: tuple[bytes, list[_Header]] = b"", []
+        self._steps: list[_ShapeStep] = []
+        self._tail = b""
+        self._kept_tail = b""
+        self._read: dict[bytes, bytes] = {}
+
+    def learn(self, entries: bytes, headers: list[_Header]) -> None:
+        """Another message of this shape: values that are others are not expected to be the same."""
+        before, known = self._last
+        for number, (old, new) in enumerate(zip(known, headers, strict=False)):
+            if before[old.value_at : old.end] != entries[new.value_at : new.end]:
+                self._differ.add(number)
+        self._last = entries, headers
+        self._steps, self._read, kept, begin = [], {}, b"", 0
+        for number, (at, value_at, end, name, fate) in enumerate(headers):
+            if number not in self._differ:
+                if fate == _KEEP:
+                    kept += entries[at:end]
+                elif fate == _READ:
+                    self._read[name] = entries[value_at:end]
+                continue
+            goes_on, behind = fate == _KEEP, value_at + 1
+            width = 0 if entries[value_at] in _SIZED else end - behind
+            if goes_on:
+                kept += entries[at:behind]
+            of = name if fate == _READ else None
+            self._steps.append(_ShapeStep(entries[begin:behind], width, kept, of, goes_on))
+            kept, begin = b"", end
+        self._tail, self._kept_tail = entries[begin:], kept
+
+    def take(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
+        """What goes on of these headers, and the values that are read; None if they are not of this shape."""
+        at, read = 0, self._read.copy()
+        pieces: list[bytes] = []
+        for run, width, kept, name, goes_on in self._steps:
+            if not entries.startswith(run, at):
+                return None
+            at += len(run)
+            end = at + (width or 4 + _unpack_u32(entries, at)[0])
+            if goes_on:
+                pieces += (kept, entries[at:end])
+            elif name is not None:
+                read[name] = entries[at - 1 : end]  # with the octet of its type
+                pieces.append(kept)
+            else:
+                pieces.append(kept)
+            at = end
+        if at + len(self._tail) != len(entries) or not entries.endswith(self._tail):
+            return None
+        pieces.append(self._kept_tail)
+        return b"".join(pieces), read
+
+
+class RawRedriver:
+    """Makes the messages of one way back whose attempts begin anew and whose deaths are not kept."""
+
+    def __init__(self, plan: Plan, target: Redrive, job: str, without: frozenset[str]) -> None:
+        self._plan = plan
+        self._target = target
+        self._queue = _text(plan.queue)
+        self._counts = b"".join(
+            (
+                _header(names.QUEUE, self._queue),
+                _header(names.ATTEMPTS, _number(0)),
+                _header(names.REDRIVES, _number(1)),
+            )
+        )
+        self._job = _header(names.REDRIVE_JOB, _text(clipped(job, _NAME_BYTES)))
+        self._without = without | _LEFT_OUT
+        self._judged = dict.fromkeys(_READ_NAMES, _READ)
+        self._shapes: dict[tuple[tuple[bytes, int], ...], _Shape] = {}
+        self._shape = _Shape()
+        self._known: dict[tuple[bytes | None, bytes | None], _Known] = {}
+        self._records: dict[bytes, int] = {}
+        self._origins: dict[tuple[bytes | str, bytes | str], bytes] = {}
+        stamps = (*plan.retry_stamps, *plan.park_stamps)
+        self._design_tells = any(stamp.fact is Fact.ORIGIN_ROUTING_KEY for stamp in stamps)
+
+    def message(self, delivery: Delivery) -> RawMessage | None:
+        """The message that goes back; None if only the careful way can tell what it is."""
+        raw: bytes | None = getattr(delivery, "raw_properties", None)
+        if raw is None or len(raw) > _SMALL_BYTES:
+            return None
+        cut = cut_properties(raw)
+        if cut is None or cut.has_user:
+            return None
+        try:
+            taken = self._shape.take(cut.entries) or self._walk(cut.entries)
+        except (IndexError, struct.error):
+            return None
+        if taken is None:
+            return None
+        kept, read = taken
+        known = self._known.get((read.get(_X_DEATH), read.get(_DEATHS)))
+        if known is None:
+            known = self._deaths(read, delivery)
+        origin = None if known is None else self._origin(read, known, delivery)
+        failure = None if origin is None else self._failure(read)
+        if known is None or origin is None or failure is None:
+            return None
+        entries = b"".join((kept, self._counts, origin, self._job, known.header, failure))
+        target = self._target
+        return RawMessage(target.exchange, target.routing_key, delivery.body, cut.joined(entries))
+
+    def _walk(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
+        """The same for headers of another shape, one after the other; None if they need care."""
+        headers: list[_Header] = []
+        seen: set[bytes] = set()
+        judged, at, size = self._judged, 0, len(entries)
+        while at < size:
+            value_at = at + 1 + entries[at]
+            name = entries[at + 1 : value_at]
+            kind = entries[value_at]
+            if kind == _TEXT:  # as most are: read right here, a function costs as much again
+                end = value_at + 5 + _unpack_u32(entries, value_at + 1)[0]
+            else:
+                found = value_end(entries, value_at, size)
+                # What is nested may be broken inside, and only reading it tells.
+                if found is None or (kind in _NESTED and name != _X_DEATH):
+                    return None
+                end = found
+            fate = judged.get(name)
+            if fate is None:
+                fate = self._judge(name)
+            if fate == _CARE or name in seen:
+                return None
+            seen.add(name)
+            headers.append(_Header(at, value_at, end, name, fate))
+            at = end
+        if at != size:
+            return None
+        key = tuple([(header.name, entries[header.value_at]) for header in headers])
+        shape = self._shapes.get(key)
+        if shape is None:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
+            shape = self._shapes[key] = _Shape()
+        taken = shape.take(entries)
+        if taken is None:
+            shape.learn(entries, headers)
+            taken = shape.take(entries)
+        self._shape = shape
+        return taken
+
+    def _judge(self, name: bytes) -> int:
+        """What becomes of a header of this name; asked once for each."""
+        try:
+            text = name.decode()
+        except UnicodeDecodeError:
+            return _CARE
+        fate = _KEEP
+        if text in self._without or is_harmful(text):
+            fate = _DROP
+        elif text in names.OURS:
+            fate = _CARE  # it was re-driven before, or something of it could not be read
+        if len(self._judged) < _JUDGED_NAMES:
+            self._judged[name] = fate
+        return fate
+
+    def _deaths(self, read: dict[bytes, bytes], delivery: Delivery) -> _Known | None:
+        """The same for all that died in the same second and for the same reason: read once."""
+        properties = delivery.properties
+        if properties.further_headers or properties.opaque_headers:
+            return None
+        history = History(properties.headers, self._plan.queue)
+        text = deaths_json(history.deaths, DEATHS_BYTES)
+        header = b"" if text is None else _header(names.DEATHS, _text(text))
+        known = _Known(header, history.entered_by)
+        if len(self._known) >= _KNOWN_DEATHS:
+            self._known.clear()
+        self._known[read.get(_X_DEATH), read.get(_DEATHS)] = known
+        return known
+
+    def _origin(self, read: dict[bytes, bytes], known: _Known, delivery: Delivery) -> bytes | None:
+        """The headers that say where it first came from; None if that needs care."""
+        key = read.get(_ORIGIN_KEY)
+        said: tuple[bytes | str, bytes | str]
+        if key is not None:
+            said = read.get(_ORIGIN_EXCHANGE, _EMPTY), key
+        elif self._design_tells:
+            return None
+        else:
+            said = known.entered_by or (delivery.exchange, delivery.routing_key)
+        made = self._origins.get(said)
+        if made is None:
+            if not all(value.isascii() for value in said):
+                return None
+            values = [_text(value) if isinstance(value, str) else value for value in said]
+            if not all(map(_is_name, values)):
+                return None
+            exchange, key = values
+            made = b"".join((_ORIGIN_KEY_HEADER, key, _ORIGIN_EXCHANGE_HEADER, exchange))
+            if len(self._origins) >= _KNOWN_ORIGINS:
+                self._origins.clear()
+            self._origins[said] = made
+        return made
+
+    def _failure(self, read: dict[bytes, bytes]) -> bytes | None:
+        """The record of the failure as it stands, if it was written for this queue; None if it is odd."""
+        value = read.get(_FAILURE)
+        if value is None or read.get(_QUEUE) != self._queue:
+            return b""
+        # Records of one failure differ in their times: with every digit a 0 they are the same.
+        form = value.translate(_DIGITS_AS_0)
+        digits = self._records.get(form)
+        # A number that begins with 0 is none in JSON.
+        if digits is None or (digits > 1 and value[-1 - digits] == _ZERO):
+            try:
+                text = value[5:].decode() if value[0] == _TEXT else ""
+            except UnicodeDecodeError:
+                return None
+            if failure_text_in(text) is None:
+                return None
+            digits = _last_digits(text)
+            if digits and len(self._records) < _KNOWN_RECORDS:
+                self._records[form] = digits
+        return _FAILURE_HEADER + value
+
+
+def _last_digits(text: str) -> int:
+    """How many digits its last value has, if that is its only number and all else are texts; 0 if not.
+
+    Then any other digits in the same places make a record as well, but for a number that begins with 0.
+    """
+    found = json_in(text)
+    if (
+        not isinstance(found, dict) or _written(found) != text
+    ):  # odd spaces, a name that is there twice
+        return 0
+    *others, last = found.values()
+    is_number = isinstance(last, int) and not isinstance(last, bool) and last >= 0
+    return len(str(last)) if is_number and all(isinstance(one, str) for one in others) else 0
+
+
+def _is_name(value: bytes) -> bool:
+    """Whether the value is a text as names are: short, and without anything that needs care."""
+    return value[0] == _TEXT and len(value) <= 5 + _NAME_BYTES and value[5:].isascii()
+
+
+def _header(name: str, value: bytes) -> bytes:
+    raw = name.encode()
+    return bytes((len(raw),)) + raw + value
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return b"S" + _pack_u32(len(raw)) + raw
+
+
+def _number(number: int) -> bytes:
+    return b"l" + number.to_bytes(8, "big")
+
+
+_EMPTY = _text("")
+_ORIGIN_KEY_HEADER = _header(names.ORIGIN_ROUTING_KEY, b"")
+_ORIGIN_EXCHANGE_HEADER = _header(names.ORIGIN_EXCHANGE, b"")
+_FAILURE_HEADER = _header(names.FAILURE, b"")
