@@ -138,6 +138,7 @@ RENAMED = {
     "hopback.deadletters.showing": "hopback.deadletters.views",
     "hopback.deadletters.sql_journal": "hopback.deadletters.journal_sql",
     "hopback.deadletters.stories": "hopback.deadletters.message",
+    "hopback.deadletters.stream": "hopback.deadletters.head",
     "hopback.deadletters.taking": "hopback.deadletters.head",
     "hopback.deadletters.trouble": "hopback.deadletters.engine",
     "hopback.deadletters.walking": "hopback.deadletters.head",

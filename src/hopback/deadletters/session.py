@@ -24,14 +24,21 @@ from hopback.deadletters.contract import (
     SessionView,
 )
 from hopback.deadletters.filters import EVERYTHING, Judgement, value_in
-from hopback.deadletters.head import ROOM_BYTES, Head, Turns, check_spent, held_size, rough_size
+from hopback.deadletters.head import (
+    ROOM_BYTES,
+    Head,
+    StreamHead,
+    Turns,
+    check_spent,
+    held_size,
+    rough_size,
+)
 from hopback.deadletters.message import (
     last_failure,
     plain_text,
     read_dead_letter,
 )
 from hopback.deadletters.requests import NOBODY, GroupBy, Window
-from hopback.deadletters.stream import StreamHead
 from hopback.errors import BadFilter, BadRequest, BrokerError, NoSuch, SessionOver, UnsafeOperation
 from hopback.headers import clipped
 from hopback.renamed import OldNameLookup, old_names

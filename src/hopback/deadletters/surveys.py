@@ -22,10 +22,9 @@ from msgspec.structs import replace
 from hopback.deadletters.archive import discarded_files, job_and_run, lines_from, read_line
 from hopback.deadletters.codec import encode, from_json
 from hopback.deadletters.contract import LookProgress, Moment, Price
-from hopback.deadletters.head import walk
+from hopback.deadletters.head import offset_of, walk
 from hopback.deadletters.requests import GroupBy, JobKind
 from hopback.deadletters.session import Grouping
-from hopback.deadletters.stream import offset_of
 from hopback.errors import BadLine, BadRequest, HopbackError
 from hopback.message import Received
 
