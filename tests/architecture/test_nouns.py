@@ -100,6 +100,7 @@ _METAPHORS = {
     "mend": "repair, correct, reopen",
     "office": "system",
     "player": "runner",
+    "pulse": "heartbeat",
     "rota": "ring of consumers",
     "scene": "snapshot, analysis or scenario",
     "wish": "control request",

@@ -11,6 +11,7 @@ import ssl
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.errors import ConnectionFailed, ConnectionLost, ProtocolError
+from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.events import Violation
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from hopback.wire.events import Event
     from hopback.wire.url import TlsOptions
 
-__all__ = ["Owner", "Pulse", "Wire", "tls_context"]
+__all__ = ["Heartbeat", "Owner", "Wire", "tls_context"]
 
 
-class Pulse:
+class Heartbeat:
     """Both directions of one connection's heartbeat. An interval of 0 means no heartbeats.
 
     A peer must send something in each interval; after two silent ones it is taken for dead. We
@@ -236,27 +237,27 @@ class Wire(asyncio.BufferedProtocol):
 
     # --- heartbeats
 
-    def start_pulse(self, interval: float) -> None:
+    def start_heartbeat(self, interval: float) -> None:
         """Begin to send heartbeats, and to expect them."""
-        pulse = Pulse(interval, self._loop.time())
-        if pulse.tick is not None:
-            self._timer = self._loop.call_later(pulse.tick, self._beat, pulse)
+        heartbeat = Heartbeat(interval, self._loop.time())
+        if heartbeat.tick is not None:
+            self._timer = self._loop.call_later(heartbeat.tick, self._beat, heartbeat)
 
-    def _beat(self, pulse: Pulse) -> None:
+    def _beat(self, heartbeat: Heartbeat) -> None:
         now = self._loop.time()
         if self._heard or self._deaf:
-            pulse.received(now)
+            heartbeat.received(now)
         if self._spoke:
-            pulse.sent(now)
+            heartbeat.sent(now)
         self._heard = self._spoke = False
-        if pulse.dead(now):
+        if heartbeat.dead(now):
             self.fail(ConnectionLost("connection lost: the broker sent no heartbeat in time"))
             self.abort()
             return
-        if pulse.due(now):
+        if heartbeat.due(now):
             self.connection.heartbeat()
             self.flush()
-        self._timer = self._loop.call_later(pulse.tick or 0, self._beat, pulse)
+        self._timer = self._loop.call_later(heartbeat.tick or 0, self._beat, heartbeat)
 
 
 def tls_context(options: TlsOptions) -> ssl.SSLContext:
@@ -276,3 +277,6 @@ def tls_context(options: TlsOptions) -> ssl.SSLContext:
     elif options.server_name == "":
         context.check_hostname = False
     return context
+
+
+__getattr__: OldNameLookup = old_names(__name__, {"Pulse": "Heartbeat"})

@@ -162,7 +162,7 @@ class RabbitConnection:
             self._handshake = None
             self.server_properties = handshake.server_properties
             self._channel_max = handshake.tuning.channel_max
-            self.wire.start_pulse(handshake.tuning.heartbeat)
+            self.wire.start_heartbeat(handshake.tuning.heartbeat)
             self.opened.set_result(None)
 
     def _on_method(self, event: MethodReceived) -> None:

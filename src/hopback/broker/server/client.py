@@ -303,7 +303,7 @@ class Client:
                 handshake.user,
                 self.broker.rights(handshake.user, handshake.virtual_host),
             )
-            self.socket.start_pulse(handshake.tuning.heartbeat)
+            self.socket.start_heartbeat(handshake.tuning.heartbeat)
         elif self.core.state is ConnectionState.SERVER_CLOSING:
             _log.warning("login from %s refused", self.peer)
             self._await_farewell()

@@ -1,0 +1,32 @@
+"""Heartbeats, with the time given."""
+
+from __future__ import annotations
+
+from hopback.wire.transport import Heartbeat
+
+
+def test_we_speak_after_half_an_interval_of_silence() -> None:
+    """Traffic of our own puts it off."""
+    heartbeat = Heartbeat(60, now=0)
+    assert not heartbeat.due(29)
+    assert heartbeat.due(30)
+    heartbeat.sent(30)
+    assert not heartbeat.due(59)
+    assert heartbeat.due(60)
+
+
+def test_a_peer_silent_for_two_intervals_is_dead() -> None:
+    """Anything it sends keeps it alive."""
+    heartbeat = Heartbeat(60, now=0)
+    assert not heartbeat.dead(120)
+    assert heartbeat.dead(120.5)
+    heartbeat.received(100)
+    assert not heartbeat.dead(219)
+
+
+def test_an_interval_of_zero_switches_everything_off() -> None:
+    """Neither sends nor expects."""
+    heartbeat = Heartbeat(0, now=0)
+    assert heartbeat.tick is None
+    assert not heartbeat.due(1e9)
+    assert not heartbeat.dead(1e9)
