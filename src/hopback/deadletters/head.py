@@ -494,7 +494,7 @@ class StreamHead:
         """Nothing was taken."""
 
     async def round_out(self, ready: int | None = None) -> bool:
-        """A stream has one order, whoever reads it."""
+        """A stream has the same order for all of its readers."""
         return True
 
     async def _begin(self) -> None:

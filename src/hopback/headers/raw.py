@@ -1,6 +1,6 @@
 """Properties as they stand on the wire, cut open at the header table and put together again.
 
-For whoever copies most of a message: reading twenty headers into values costs more than all the rest of
+For code that copies most of a message: reading twenty headers into values costs more than all the rest of
 moving it. What these bytes say is read by `hopback.wire.properties`; here they are only cut.
 """
 

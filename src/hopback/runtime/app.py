@@ -512,7 +512,7 @@ class App(Router):
     ) -> None:
         """Declare the queues in which messages wait that are published with `delay` or `at`.
 
-        Whoever runs this application also sends on what is due; it waits in `hopback.delay.due` while
+        Every process of this application also sends on what is due; it waits in `hopback.delay.due` while
         nobody does. What cannot be delivered then is retried, and parked in `hopback.delay.due.dlq`.
         With `cancellations` (`hopback.store.DelayedMessages`) what waits can be cancelled by its message id;
         every application that sends on has to be given the same.

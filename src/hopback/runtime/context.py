@@ -139,13 +139,13 @@ class Context:
 
     @property
     def wants_reply(self) -> bool:
-        """Whether whoever sent the message waits for a reply."""
+        """Whether the sender of the message waits for a reply."""
         return bool(self.delivery.properties.reply_to)
 
     def reply(
         self, payload: object, **options: Unpack[PublishOptions]
     ) -> Coroutine[Any, Any, None]:
-        """Answer whoever asked, with the correlation id of the request. To be awaited.
+        """Answer the sender, with the correlation id of the request. To be awaited.
 
         It is fire and forget: one who has stopped waiting is no failure. ValueError if the message
         asks for no reply (`wants_reply`).

@@ -10,7 +10,7 @@ because a restart repairs nothing there. Ready: connected, and every consumer ta
     POST /queues/{queue}/pause     take no deliveries for now
     POST /queues/{queue}/resume    take them again
 
-Commands are for whoever is on this machine: they are taken from loopback addresses alone, and never
+Commands are for users of this machine: they are taken from loopback addresses alone, and never
 from a page in a browser.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Condition", "ControlEndpoint", "Health"]
 
-_LOOK_EVERY = 1.0  # whoever asks each second hears of a change at once
+_LOOK_EVERY = 1.0  # a client that asks each second hears of a change at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Periodic messages, sent by one of any number of processes.
 
 What was sent is written down in a queue with a single active consumer, as one message: "all that was due
-after `since` and up to `last` has been sent". Whoever holds that message sends what is due, each
+after `since` and up to `last` has been sent". The process that holds that message sends what is due, each
 confirmed, then publishes its successor, and then acknowledges it. So a crash at any moment sends
 something twice at worst, with the same message id, and never leaves anything out.
 

@@ -187,7 +187,7 @@ class Pool(Generic[T]):
             self._idle.pop().set_result(None)
         elif len(self._tasks) < self._size:
             self._called = True
-            # Whoever calls may be a worker that a handler has tainted: its context stays its own.
+            # The caller may be a worker that a handler has tainted: its context stays its own.
             context = self._context.copy()
             task = asyncio.get_running_loop().create_task(
                 self._work(), name=self._name, context=context

@@ -275,7 +275,7 @@ def _told(code: int) -> str:
 
 
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
-_LOOK_EVERY = 0.5  # short for whoever has just saved a file, and cheap: only times are read
+_LOOK_EVERY = 0.5  # short for a developer who has just saved a file, and cheap: only times are read
 
 
 def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:

@@ -41,7 +41,7 @@ class OutboxStore(Protocol):
     """An outbox as a relay sees it: `hopback.store.Outbox` in SQL, or one of your own.
 
     Messages lie in slots, those of one key in the same slot. `lease` is for how many seconds a slot
-    is claimed; whoever holds it is the only one to publish from it.
+    is claimed; the relay that holds it is the only one to publish from it.
     """
 
     lease: float

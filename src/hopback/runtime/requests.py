@@ -1,7 +1,7 @@
 """Questions with an answer: a request waits for its reply, by the broker's direct reply-to.
 
 Replies pass no queue: the broker hands them to the channel that asked, if it is still there. So nothing is
-left behind by whoever has stopped waiting, and an answer whose channel is gone is gone with it.
+left behind by a caller that has stopped waiting, and an answer whose channel is gone is gone with it.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class RequestClient:
         """Begin to connect."""
         if self._task is None:
             self._task = asyncio.create_task(self._line.run(), name="hopback-requests")
-            # What ended it is told to whoever asks.
+            # What ended it is told to every caller that asks.
             self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
-        """End the connection; whoever waits is told that no reply will come. Safe to repeat."""
+        """End the connection; callers that wait are told that no reply will come. Safe to repeat."""
         self._line.stop()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -210,7 +210,7 @@ class RequestClient:
             if not answer.done():
                 why = error or "the connection ended"
                 answer.set_exception(NoReply(f"no reply can come any more: {why}"))
-                answer.exception()  # whoever asked may have gone
+                answer.exception()  # the caller may have gone
 
     def _on_reply(self, delivery: Delivery) -> None:
         answer = self._waiting.get(delivery.properties.correlation_id or "")

@@ -107,7 +107,7 @@ class Settling:
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
         """Settle a delivery by its answer; False if it stays where it was, and that was said."""
         if answer.error is not None:
-            # Show the exception of a failed run to whoever wants to see it.
+            # Show the exception of a failed run to the witness, if there is one.
             if self._world.witness is not None:
                 self._world.witness(answer.error)
             if self._failed is not None:

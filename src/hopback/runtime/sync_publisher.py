@@ -1,6 +1,6 @@
 """Publishing from programs without an event loop: Django and Flask views, scripts, other threads.
 
-The connections live on a loop in a thread of their own. Whoever publishes waits for the confirm of
+The connections live on a loop in a thread of their own. Every caller waits for the confirm of
 its own message alone; messages of several threads are in flight at once.
 """
 

@@ -36,9 +36,7 @@ _LOOK_S = 0.25  # so that what is noticed is told soon after its second
 _DEAD_S = 60.0
 """A loop that has stood still for a minute is what a restart may repair: RabbitMQ has closed its
 connections for want of heartbeats, and delivers their messages to others."""
-_ANSWER_S = (
-    1.0  # a probe waits a second or more; whoever asks a loop that runs has the answer at once
-)
+_ANSWER_S = 1.0  # a probe waits a second or more; a loop that runs answers at once
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 

@@ -84,7 +84,7 @@ class Content:
 
 
 class Delivered(Content):
-    """basic.deliver with its message; `queue` is filled in by whoever knows the consumer."""
+    """basic.deliver with its message; `queue` is filled in by the channel, which knows the consumer."""
 
     __slots__ = ("consumer", "queue", "redelivered", "tag")
 

@@ -395,7 +395,7 @@ def _array(raw: bytes, depth: int) -> list[FieldValue]:
 
 
 # `x-death`, which nearly every message of a dead-letter queue has: what died in the same second, in the
-# same queue and for the same reason has it byte for byte. Whoever reads it gets a copy of its own.
+# same queue and for the same reason has it byte for byte. Every reader gets a copy of its own.
 @lru_cache(maxsize=256)
 def _kept_array(raw: bytes) -> list[FieldValue]:
     return _array(raw, 0)

@@ -127,7 +127,7 @@ class Wire(asyncio.BufferedProtocol):
                         self.fail(event.error)
                     else:
                         on_event(event)
-                # Whoever does not listen now reads the rest when it listens again.
+                # An owner that does not listen now reads the rest when it listens again.
                 if self._deaf or not connection.unread:
                     break
                 data = b""

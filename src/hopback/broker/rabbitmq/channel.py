@@ -131,7 +131,7 @@ class Publishing:
             self._timer = self._loop.call_at(deadline, self._expire)
         alone, self._alone = self._alone, confirms.live == 1
         if alone and self._alone:
-            # Whoever publishes one by one waits for this alone: a turn of the loop less to wait for.
+            # A caller that publishes one by one waits for this alone: a turn of the loop less to wait for.
             wire.hurry()
         else:
             wire.wake()
@@ -576,7 +576,7 @@ class RabbitChannel:
         return found
 
     def _give_back(self, found: object) -> None:
-        """Whoever asked has gone away: the message must not stay in nobody's hands."""
+        """The caller has gone away: the message must not stay in nobody's hands."""
         if isinstance(found, Delivered) and not self.closed:
             self.nack(found.tag, requeue=True)
 
