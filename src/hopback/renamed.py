@@ -156,6 +156,7 @@ RENAMED = {
     "hopback.policy.raw_redrive": "hopback.policy.redrive",
     "hopback.policy.rules": "hopback.policy.outcome",
     "hopback.policy.status": "hopback.policy.outcome",
+    "hopback.rehearse.scenario_file": "hopback.rehearse.scenario",
     "hopback.runtime.assembly": "hopback.runtime.service",
     "hopback.runtime.bare_numbers": "hopback.runtime.context",
     "hopback.runtime.batch": "hopback.runtime.handler",

@@ -39,7 +39,15 @@ from hopback.rehearse.quantities import (
     show_count,
     show_seconds,
 )
-from hopback.rehearse.scenario import ArrivalKind, Load, Outage, RateStep, Scenario
+from hopback.rehearse.scenario import (
+    ArrivalKind,
+    Load,
+    Outage,
+    RateStep,
+    Scenario,
+    read_profile,
+    read_scenario,
+)
 from hopback.rehearse.station import time_for
 from hopback.version import BrokerVersion
 
@@ -229,8 +237,6 @@ def rehearse(
 
 
 def _from_file(name: str, options: RehearseOptions) -> Scenario:
-    from hopback.rehearse.scenario_file import read_scenario
-
     given = options.given()
     if given:
         raise click.UsageError(f"{', '.join(given)}: the scenario file says that.")
@@ -313,8 +319,6 @@ def _as_handled(load: Load, app: App) -> Load:
 def _with_traffic(load: Load, options: RehearseOptions) -> Load:
     """With what comes in: a profile, a rate, or both the rate and the consumers of a live broker."""
     if options.profile is not None:
-        from hopback.rehearse.scenario_file import read_profile
-
         try:
             return replace(load, rates=read_profile(_text(Path(options.profile))))
         except ValueError as error:

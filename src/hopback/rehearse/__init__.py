@@ -17,8 +17,9 @@ from hopback.rehearse.scenario import (
     RedriveWave,
     Scenario,
     Slowdown,
+    read_profile,
+    read_scenario,
 )
-from hopback.rehearse.scenario_file import read_profile, read_scenario
 
 __all__ = [
     "ArrivalKind",

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from hopback.errors import InvalidTopology
-from hopback.rehearse import ArrivalKind, Load, Outage, RateStep, Scenario, read_profile
-from hopback.rehearse.scenario_file import read_scenario
+from hopback.rehearse import (
+    ArrivalKind,
+    Load,
+    Outage,
+    RateStep,
+    Scenario,
+    read_profile,
+    read_scenario,
+)
 
 _WHOLE = """
 for = "2h"
