@@ -162,6 +162,7 @@ RENAMED = {
     "hopback.runtime.batch": "hopback.runtime.handler",
     "hopback.runtime.braking": "hopback.runtime.consumer",
     "hopback.runtime.control": "hopback.runtime.health",
+    "hopback.runtime.discovery": "hopback.cli.run",
     "hopback.runtime.intake": "hopback.runtime.consumer",
     "hopback.runtime.isolating": "hopback.runtime.batches",
     "hopback.runtime.lanes": "hopback.runtime.pool",

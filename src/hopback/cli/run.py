@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pkgutil
+import re
 import sys
 import traceback
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,13 +27,22 @@ from hopback.errors import HopbackError, MissingExtra, TopologyConflict, UnsafeO
 from hopback.extras import needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import ModuleType
 
     from hopback.runtime.app import App
     from hopback.runtime.processes import Supervisor
 
-__all__ = ["RunSettings", "load_app", "load_module", "pause", "resume", "run"]
+__all__ = [
+    "RunSettings",
+    "discover",
+    "left_out",
+    "load_app",
+    "load_module",
+    "pause",
+    "resume",
+    "run",
+]
 
 
 @click.command(short_help="Run an application's handlers.")
@@ -265,7 +277,6 @@ _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 def load_app(target: str) -> App:
     """The application; the current directory is searched first. CommandFailed says what is missing."""
     from hopback.runtime.app import App
-    from hopback.runtime.discovery import discover, left_out
 
     module, said = load_module(target)
     attribute = said or "app"
@@ -337,6 +348,42 @@ def _broken(name: str, error: Exception) -> CommandFailed:
         f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
         do="Correct the module; `python -m` it to see the whole traceback.",
     )
+
+
+_DECLARES = re.compile(r"\.(?:handler|batch|push|middleware)\b|\bRouter\(")
+"""What a module says that declares something; others are not imported: they may be scripts."""
+
+
+def discover(package: ModuleType) -> tuple[ModuleType, ...]:
+    """Import the modules below a package that declare handlers; a plain module has none below it."""
+    return tuple(import_module(name) for name in _declaring(package))
+
+
+def left_out(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
+    """Where routers stand that no application has included: their handlers do not run."""
+    from hopback.runtime.app import App, Router
+
+    return tuple(
+        f"{module.__name__}.{name}"
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, Router) and not isinstance(value, App) and not value.is_included
+    )
+
+
+def _declaring(package: ModuleType) -> Iterator[str]:
+    folders = getattr(package, "__path__", ())
+    for found in pkgutil.iter_modules(folders, f"{package.__name__}."):
+        last = found.name.rpartition(".")[2]
+        if last.startswith(("_", "test")) or last in ("conftest", "tests"):
+            continue
+        spec = find_spec(found.name)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            continue
+        if _DECLARES.search(Path(spec.origin).read_text(encoding="utf-8", errors="replace")):
+            yield found.name
+        if found.ispkg and spec.submodule_search_locations is not None:
+            yield from _declaring(import_module(found.name))
 
 
 # --- pause and resume
