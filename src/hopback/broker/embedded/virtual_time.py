@@ -37,6 +37,8 @@ _ANSWER_S = 10.0
 that lets them pass is not waited for again before it has spoken: it may only listen, as a log does."""
 _REST_S = 0.05
 """Real seconds in which the next part of an answer is expected; loss on a local line is rarer."""
+_TURNS_WITHOUT_LOOK = 64
+"""Turns of the loop between two looks at its own pipe while there is work: asking costs as much as a turn."""
 _IN_THREADS = ("aiosqlite.core", "sqlalchemy.dialects.sqlite.aiosqlite")
 """Something with threads of its own that wakes the loop by a future when they are done."""
 
@@ -167,6 +169,7 @@ class _JumpingSelector(selectors.BaseSelector):
         self._asked: set[int] = set()
         self._silent: set[int] = set()
         self._read_at = float("-inf")
+        self._turns = 0
 
     def register(
         self, fileobj: FileDescriptorLike, events: int, data: Any = None
@@ -195,6 +198,11 @@ class _JumpingSelector(selectors.BaseSelector):
         return self._real.get_map()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout == 0 and len(self._real.get_map()) == 1:
+            # Only the loop's own pipe, which says that there is something to do, and there is already:
+            # a glance now and then lets signals in, and the kernel is not asked at every turn.
+            self._turns = (self._turns + 1) % _TURNS_WITHOUT_LOOK
+            return self._real.select(0) if self._turns == 0 else []
         if self._loop.threads_at_work and timeout != 0:
             return self._real.select(None)
         found = self._real.select(0)
