@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, ParamSpec
 from urllib.parse import quote
 
@@ -71,8 +72,9 @@ def _filter(function: Callable[_P, str]) -> Callable[_P, str]:
     return function
 
 
+@cache
 def renderer() -> Environment:
-    """The environment of all templates; what is not defined is an error, not an empty text."""
+    """The environment of all templates, compiled once; what is not defined is an error, not an empty text."""
     environment = Environment(
         loader=PackageLoader("hopback.admin"),
         autoescape=True,
