@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,30 @@ def write_files(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, s
     (node.folder / "advanced.config").write_text(_ADVANCED.format(**timings))
     (node.folder / "enabled_plugins").write_text(f"[{','.join(node.plugins)}].\n")
     (node.folder / "env.conf").write_text("")
+    _link_applications(node)
     return _environment(node, epmd_port, dist_port)
+
+
+def _link_applications(node: RabbitNode) -> None:
+    """A folder of plugins with what this node needs, and nothing else.
+
+    Erlang looks for each of a thousand modules in the folders of all seventy applications, one after
+    the other: with those that it needs, a node starts with a quarter less work.
+    """
+    (installed,) = node.installation.root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/plugins")
+    folders = {one.name.rpartition("-")[0]: one for one in installed.iterdir() if one.is_dir()}
+    needed, wanted = set[str](), {"rabbit", *node.plugins}
+    while wanted:
+        name = wanted.pop()
+        needed.add(name)
+        described = (folders[name] / "ebin" / f"{name}.app").read_text()
+        listed = re.findall(r"{(?:included_)?applications,\s*\[([^]]*)\]", described)
+        uses = {one.strip(" \n\t'") for text in listed for one in text.split(",")}
+        wanted |= (uses & folders.keys()) - needed
+    (node.folder / "plugins").mkdir()
+    for name in needed:
+        inside = "/" / folders[name].relative_to(node.installation.root)
+        (node.folder / "plugins" / folders[name].name).symlink_to(inside)
 
 
 def _write_cookie(path: Path, secret: str) -> None:
@@ -83,6 +107,7 @@ def _environment(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, 
         "RABBITMQ_MNESIA_BASE": str(inside / "mnesia"),
         "RABBITMQ_LOG_BASE": str(inside / "log"),
         "RABBITMQ_PID_FILE": str(inside / "pid"),
+        "RABBITMQ_PLUGINS_DIR": str(inside / "plugins"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(inside / "enabled_plugins"),
         "RABBITMQ_CONFIG_FILE": str(inside / "rabbitmq.conf"),
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(inside / "advanced.config"),
