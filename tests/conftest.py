@@ -103,9 +103,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _left_open() -> Iterator[None]:
-    """What the tests of a module leave open is told in that module, not in whichever test comes by later."""
+    """What the tests of a module leave open is told in that module, not in whichever test comes by later.
+
+    What is still alive then is mostly what was imported: frozen, it is not gone through after every module.
+    """
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
