@@ -22,6 +22,7 @@ from hopback.cli.where import (
     open_in_process,
     open_operations,
     operating,
+    quick_loop,
     said_of,
 )
 from hopback.clock import SystemClock
@@ -104,7 +105,8 @@ def serve(new_key: str | None, role: str, where: Where, **options: Any) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    asyncio.run(_serve(where, choices, settings))
+    with asyncio.Runner(loop_factory=quick_loop()) as runner:
+        runner.run(_serve(where, choices, settings))
     return Exit.OK
 
 
