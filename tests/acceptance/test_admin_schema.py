@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, settings
 
 from tests.acceptance.asking import SCHEMA, ask, asked_service, authorization
@@ -12,7 +13,7 @@ from tests.acceptance.asking import SCHEMA, ask, asked_service, authorization
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from schemathesis import Case
+    from schemathesis import BaseSchema, Case
 
     from tests.acceptance.page_server import PageServer
 
@@ -28,8 +29,14 @@ def server() -> Iterator[PageServer]:
         yield running
 
 
-# A stream stays open for as long as its job runs; it is tested by itself.
-schema = SCHEMA.exclude(path_regex="/events$")
+@pytest.fixture(scope="module")
+def document() -> BaseSchema:
+    """What is asked; a stream stays open for as long as its job runs, and is tested by itself."""
+    return SCHEMA.exclude(path_regex="/events$")
+
+
+# By fixture: given here, it would think of all questions while tests are collected, in every process.
+schema = schemathesis.pytest.from_fixture("document")
 
 
 @schema.parametrize()

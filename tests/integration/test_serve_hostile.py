@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue
 
+pytestmark = pytest.mark.xdist_group("serve-hostile")  # one service, and what is hostile published once
+
 _PATIENCE_S = 300.0
 _LONGEST_S = 5.0
 """What a health check may wait on a busy machine; without bounds it was 20 s, or forever."""
