@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue
 
-pytestmark = pytest.mark.xdist_group("serve-hostile")  # one service, and what is hostile published once
+pytestmark = pytest.mark.xdist_group("serve-hostile")  # what is hostile is published once
 
 _PATIENCE_S = 300.0
 _LONGEST_S = 5.0
