@@ -26,6 +26,7 @@ from hopback.deadletters.head import Turns, rough_size
 from hopback.deadletters.journal import PROCESS_ENDED
 from hopback.deadletters.message import delivery_count, read_dead_letter
 from hopback.deadletters.requests import JobKind
+from hopback.deadletters.selection import arrived_text, came_back_text, counted_messages
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -214,7 +215,7 @@ class Engine:
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}"
         if self._selected.unsought:
             return JobState.FAILED, (
-                f"{_messages(self._selected.unsought)} that came back when the job was interrupted"
+                f"{counted_messages(self._selected.unsought)} that came back when the job was interrupted"
                 f" may stand too far behind in {self._queue.name!r} to be found: start a new job"
             )
         if self._run.doubt and self._counts.arrived_meanwhile:
@@ -226,7 +227,7 @@ class Engine:
             f"{failed:,} could not be moved and are still in {self._queue.name!r}"
             if failed
             else "",
-            f"{_messages(came_back)} came back" if self._is_careful and came_back else "",
+            f"{counted_messages(came_back)} came back" if self._is_careful and came_back else "",
         ]
         return JobState.COMPLETED, "; ".join(filter(None, left))
 
@@ -540,9 +541,9 @@ class Engine:
         async for _ in self._moments_of_watching():
             found = await self._look(counts=True)
             if found.came_back:
-                raise _CameBack(_came_back_text(found.came_back, self._sent))
+                raise _CameBack(came_back_text(found.came_back, self._sent))
             if found.came_back is None and self._arrived_since_stage * 2 >= sent:
-                raise _CameBack(_arrived_text(sent, self._arrived_since_stage))
+                raise _CameBack(arrived_text(sent, self._arrived_since_stage))
         self._looked_at = asyncio.get_running_loop().time()
         self._arrived_at_stage = self._counts.arrived_meanwhile
 
@@ -561,7 +562,7 @@ class Engine:
         await self._look(counts=False)
         arrived = self._arrived_since_stage
         if had_time and arrived >= _MANY and arrived * 2 >= had_time:
-            raise _CameBack(_arrived_text(self._sent - last_stage, arrived))
+            raise _CameBack(arrived_text(self._sent - last_stage, arrived))
 
     async def _watch_end(self) -> None:
         """When all have gone: wait once more, and count what came back of them."""
@@ -570,9 +571,9 @@ class Engine:
         async for _ in self._moments_of_watching():
             found = await self._look(counts=True)
             if found.came_back and found.came_back * _FEW >= self._sent:
-                raise _CameBack(_came_back_text(found.came_back, self._sent))
+                raise _CameBack(came_back_text(found.came_back, self._sent))
             if found.came_back is None and self._arrived_since_stage * 2 >= sent:
-                raise _CameBack(_arrived_text(sent, self._arrived_since_stage))
+                raise _CameBack(arrived_text(sent, self._arrived_since_stage))
 
     async def _moments_of_watching(self) -> AsyncIterator[None]:
         """Some moments until the watch is over, and its end; people are heard meanwhile.
@@ -669,21 +670,6 @@ class Engine:
     async def _write(self, job: JobRecord) -> None:
         notes, self._notes = self._notes, []
         await self._run.write(job, notes)
-
-
-def _came_back_text(came_back: int, sent: int) -> str:
-    return f"{came_back:,} of {_messages(sent)} came back; the cause is not repaired"
-
-
-def _arrived_text(sent: int, arrived: int) -> str:
-    return (
-        f"while {_messages(sent)} went back, {_messages(arrived)} arrived: probably the same;"
-        " the cause is not repaired"
-    )
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"
 
 
 __getattr__: OldNameLookup = old_names(

@@ -58,6 +58,9 @@ __all__ = [
     "Watch",
     "WatchTime",
     "WatchTimer",
+    "arrived_text",
+    "came_back_text",
+    "counted_messages",
     "forgotten_acks",
     "mark_of",
     "planned_seconds",
@@ -130,6 +133,24 @@ class Watch:
                 seen += 1
                 found += delivery.properties.headers.get(REDRIVE_JOB) == self._job
         return Arrivals(arrived, found, state.messages, seen)
+
+
+def came_back_text(came_back: int, sent: int) -> str:
+    """Why a job stops that has seen its own messages again."""
+    return f"{came_back:,} of {counted_messages(sent)} came back; the cause is not repaired"
+
+
+def arrived_text(sent: int, arrived: int) -> str:
+    """Why a job stops that could not look at what arrived."""
+    return (
+        f"while {counted_messages(sent)} went back, {counted_messages(arrived)} arrived: probably the same;"
+        " the cause is not repaired"
+    )
+
+
+def counted_messages(count: int) -> str:
+    """So many messages, in words."""
+    return "1 message" if count == 1 else f"{count:,} messages"
 
 
 _MARKED_BYTES = (
