@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.embedded import Fault, Faults, run_virtual
+from hopback.broker.embedded import run_virtual
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.head import walk
-from hopback.deadletters.journal import MemoryJournal
 from hopback.deadletters.requests import FromHead, FromSession, Pace, Settings, Window
 from hopback.message import Message
 from hopback.testing import in_virtual_time
+from tests.unit.operations.kills import Steps
 from tests.unit.operations.shop import (
     ANN,
     DLQ,
@@ -27,66 +26,13 @@ from tests.unit.operations.shop import (
 )
 
 if TYPE_CHECKING:
-    from hopback.broker.embedded import EmbeddedBroker
     from hopback.deadletters.contract import Job
-    from hopback.deadletters.journal import JobRecord
 
 _COUNT, _LIMIT, _IN_FLIGHT = 60, 45, 3
-_STEPS = (Fault.CUT_BEFORE_PUBLISH, Fault.CUT_BEFORE_SETTLE, Fault.CUT_AFTER_SETTLE)
-
-
-class _Killed(MemoryJournal):
-    """A journal whose process can be killed: what it has written so far is all there is."""
-
-    def __init__(self, steps: _Steps) -> None:
-        super().__init__()
-        self._steps = steps
-        self.told_done: list[int] = []
-
-    def kill(self) -> None:
-        """The process is gone; another one sees that its lease has run out."""
-        for ident, job in self._jobs.items():
-            if job.is_active:
-                self._owners[ident] = ""
-                self._jobs[ident] = job.to(JobState.INTERRUPTED, time.time(), "killed")
-
-    async def save(self, job: JobRecord, owner: str) -> None:
-        """Write down, and be killed before or after."""
-        self._steps.step()
-        await super().save(job, owner)
-        self.told_done.append(job.counts.done)
-        self._steps.step()
-
-
-class _Steps(Faults):
-    """Kills the process at a step: before a publish, around a settlement or a line of the journal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.journal = _Killed(self)
-        self.broker: EmbeddedBroker | None = None
-        self._left = 0
-
-    def kill_at(self, step: int) -> None:
-        """Kill at this step, counted from now."""
-        self._left, self.active = step, True
-
-    def step(self) -> bool:
-        """One step more; whether it was the last one."""
-        self._left -= 1
-        if self._left or self.broker is None:
-            return False
-        self.journal.kill()
-        self.broker.cut(buffered=False)
-        return True
-
-    def strikes(self, fault: Fault) -> bool:
-        """Whether the connection ends here, as all of them do."""
-        return fault in _STEPS and self.step()
 
 
 async def _killed_and_resumed(
-    shop: Shop, steps: _Steps, ident: str, kills: list[int], late: int = 1
+    shop: Shop, steps: Steps, ident: str, kills: list[int], late: int = 1
 ) -> Job:
     """The job when it ends by itself, after it was killed at these steps of its runs."""
     while True:
@@ -135,7 +81,7 @@ async def _redriven(
     twins: bool,
     ends: Counter[JobState],
 ) -> None:
-    steps = _Steps()
+    steps = Steps()
     async with open_shop(journal=steps.journal, settings=Settings(per_turn=per_turn)) as shop:
         parked = _parked(twins=twins)
         await shop.publish(parked)
@@ -177,7 +123,7 @@ def test_twins_in_a_classic_queue_killed_at_each_step(
 async def _twins_redriven(
     step: int, apart: int, limit: int | None, late: int, ends: Counter[JobState]
 ) -> None:
-    steps = _Steps()
+    steps = Steps()
     classic = {"queue": MAIN, "queue_type": "classic"}
     async with open_shop("ratatoskr", classic, journal=steps.journal) as shop:
         bodies = [b"%d" % (n % apart) for n in range(_COUNT)]
@@ -210,7 +156,7 @@ def test_a_job_that_sees_messages_again_takes_none_back() -> None:
 
 async def _told_by_each_run(step: int) -> bool:
     """Whether the second run began with less than the first had told."""
-    steps = _Steps()
+    steps = Steps()
     async with open_shop(journal=steps.journal, settings=Settings(per_turn=3)) as shop:
         await shop.publish(_parked(twins=False))
         steps.broker, shop.broker.faults = shop.broker, steps
@@ -230,7 +176,7 @@ async def _told_by_each_run(step: int) -> bool:
 @in_virtual_time
 async def test_a_job_whose_messages_were_published_anew_takes_no_other(limit: int | None) -> None:
     """Those that were on their way count as done and stay in the queue; none is lost, no other is taken."""
-    steps = _Steps()
+    steps = Steps()
     async with open_shop(journal=steps.journal, settings=Settings(per_turn=3)) as shop:
         parked = _parked(twins=False)
         await shop.publish(parked)
@@ -260,7 +206,7 @@ def test_a_discard_killed_at_each_step(browsed: bool, limit: int | None) -> None
 
 
 async def _discarded(step: int, browsed: bool, limit: int | None) -> None:
-    steps = _Steps()
+    steps = Steps()
     async with open_shop(journal=steps.journal) as shop:
         await shop.publish(_parked(twins=False))
         if browsed:
@@ -279,7 +225,7 @@ async def _discarded(step: int, browsed: bool, limit: int | None) -> None:
 @in_virtual_time
 async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
     """Killed with some in its hands, a job finds them where a quorum queue has put them: at the end."""
-    steps = _Steps()
+    steps = Steps()
     async with open_shop(journal=steps.journal) as shop:
         await shop.publish(_parked(twins=False))
         await _browsed(shop)
@@ -304,7 +250,7 @@ def test_a_filter_killed_at_each_step(limit: int | None) -> None:
 
 
 async def _filtered(step: int, limit: int | None) -> None:
-    steps = _Steps()
+    steps = Steps()
     async with open_shop(journal=steps.journal) as shop:
         numbers = range(_COUNT)
         await shop.publish(

@@ -1,0 +1,68 @@
+"""A process that is killed at a step of its job: before a publish, around a settlement or a line written."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded import Fault, Faults
+from hopback.deadletters.contract import JobState
+from hopback.deadletters.journal import MemoryJournal
+
+if TYPE_CHECKING:
+    from hopback.broker.embedded import EmbeddedBroker
+    from hopback.deadletters.journal import JobRecord
+
+__all__ = ["KilledJournal", "Steps"]
+
+_STEPS = (Fault.CUT_BEFORE_PUBLISH, Fault.CUT_BEFORE_SETTLE, Fault.CUT_AFTER_SETTLE)
+
+
+class KilledJournal(MemoryJournal):
+    """A journal whose process can be killed: what it has written so far is all there is."""
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self._steps = steps
+        self.told_done: list[int] = []
+
+    def kill(self) -> None:
+        """The process is gone; another one sees that its lease has run out."""
+        for ident, job in self._jobs.items():
+            if job.is_active:
+                self._owners[ident] = ""
+                self._jobs[ident] = job.to(JobState.INTERRUPTED, time.time(), "killed")
+
+    async def save(self, job: JobRecord, owner: str) -> None:
+        """Write down, and be killed before or after."""
+        self._steps.step()
+        await super().save(job, owner)
+        self.told_done.append(job.counts.done)
+        self._steps.step()
+
+
+class Steps(Faults):
+    """Kills the process at a step: before a publish, around a settlement or a line of the journal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal = KilledJournal(self)
+        self.broker: EmbeddedBroker | None = None
+        self._left = 0
+
+    def kill_at(self, step: int) -> None:
+        """Kill at this step, counted from now."""
+        self._left, self.active = step, True
+
+    def step(self) -> bool:
+        """One step more; whether it was the last one."""
+        self._left -= 1
+        if self._left or self.broker is None:
+            return False
+        self.journal.kill()
+        self.broker.cut(buffered=False)
+        return True
+
+    def strikes(self, fault: Fault) -> bool:
+        """Whether the connection ends here, as all of them do."""
+        return fault in _STEPS and self.step()
