@@ -5,6 +5,9 @@ made ready just before it goes, and up to the window are in flight. A failure st
 flight comes to its end, then what failed is tried again, one at a time with growing pauses, and when that
 does not help the job stops. Nothing is ever given back one by one: the caller that started the job closes the
 channel, once, and everything unsettled returns to its place in the queue.
+
+Of a classic queue the last message of a batch is held back until the next batch is written down: by it a
+killed job finds where its rest begins (`resume_point`).
 """
 
 from __future__ import annotations
@@ -27,12 +30,7 @@ from hopback.deadletters.journal import PROCESS_ENDED
 from hopback.deadletters.message import delivery_count, read_dead_letter
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.selection import arrived_text, came_back_text, counted_messages
-from hopback.errors import (
-    BrokerError,
-    HopbackError,
-    LeaseLost,
-    StoreUnavailable,
-)
+from hopback.errors import BrokerError, HopbackError, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
 from hopback.renamed import OldNameLookup, old_names
 
@@ -160,6 +158,8 @@ class Engine:
         self._sent_at: deque[tuple[float, int]] = deque()
         self._in_flight: set[int] = set()
         self._troubled: list[_Item] = []
+        self._holds_back = self._is_classic and spec.selection.digests is None
+        self._held_back: list[_Item] = []
         self._notes: list[FailedMessage] = []
         self._lost: BrokerError | None = None
         self.away: BrokerError | None = None
@@ -177,6 +177,7 @@ class Engine:
         """Work until the selection is through, or something ends it; never raises a broker's fault."""
         try:
             state, reason = await self._outcome()
+            reason = "; ".join(filter(None, (reason, self._run.remark)))
             await self._let_go()
             if self.away is not None:
                 await self._save()
@@ -223,7 +224,6 @@ class Engine:
         self._count(done=self._selected.missing)
         failed, came_back = self._counts.failed, self._counts.came_back
         left = [
-            self._run.remark,
             f"{failed:,} could not be moved and are still in {self._queue.name!r}"
             if failed
             else "",
@@ -234,6 +234,7 @@ class Engine:
     async def _wind_up(self, *, for_good: bool) -> None:
         """See every ack read; a connection that ends now gives back what it held, as it would anyway."""
         await self._drain()
+        self._selected.sends_last = False  # what is not acked by now is still in the queue
         try:
             await self._finish(for_good=for_good)
         except BrokerError as lost:
@@ -251,12 +252,7 @@ class Engine:
             await self._may_go_on()
             batch = await self._take_batch()
             if batch:
-                if not self._selected.has_twins:
-                    await self._save()
-                if self._selected.has_twins:  # perhaps only now: nothing of it has been sent
-                    await self._source.pause()
-                    self._selected.is_taking = False
-                    await self._save()
+                await self._write_marks()
                 await self._send_all(batch)
             await self._action.flush()
             if self._exhausted:
@@ -265,6 +261,21 @@ class Engine:
         if self._is_careful and self._sent > self._stage_began:
             await self._watch_end()
         await self._finish(for_good=True)
+
+    async def _write_marks(self) -> None:
+        """Write down what is in our hands, before any of it is sent."""
+        if self._exhausted and self._holds_back:
+            # The very last one goes alone, when no other can come back: if it is gone, all are.
+            await self._drain()
+            await self._may_go_on()
+            await self._see_acks_read()
+            self._selected.sends_last = True
+        if not self._selected.has_twins:
+            await self._save()
+        if self._selected.has_twins:  # perhaps only now: nothing of it has been sent
+            await self._source.pause()
+            self._selected.is_taking = False
+            await self._save()
 
     async def _finish(self, *, for_good: bool) -> None:
         """See every ack read and what arrived; hold what must be held to give back in order.
@@ -331,7 +342,7 @@ class Engine:
         A client that is faster than the broker finds few messages at hand each time, and would spend more on
         writing down their marks than on the messages. It gathers while the broker still works on others.
         """
-        wanted: list[_Item] = []
+        wanted, self._held_back = self._held_back, []
         first = None if self._exhausted else await self._take_next()
         if first is not None:
             self._take(first, rough_size(first), wanted)
@@ -343,6 +354,8 @@ class Engine:
                 taken += more
                 if len(self._in_flight) * _BUSY < self._pace.in_flight:
                     break
+            if self._holds_back and wanted:
+                self._held_back.append(wanted.pop())
         return wanted
 
     async def _take_at_hand(self, wanted: list[_Item], most: int) -> int:

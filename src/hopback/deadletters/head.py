@@ -362,9 +362,9 @@ class Head:
         return True
 
     def _fitting(self) -> int:
-        """How many messages of this size there is room for."""
+        """How many messages of this size there is room for; a job holds one back until the next comes."""
         average = max(self._bytes // max(self.taken, 1), 1)
-        return max(min(self._room // average, _LARGEST_PREFETCH), 1)
+        return max(min(self._room // average, _LARGEST_PREFETCH), 2)
 
     def _next_prefetch(self) -> int:
         """More for each consumer that was filled with what stays: few consumers keep the order."""

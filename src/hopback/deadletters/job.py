@@ -29,13 +29,8 @@ from hopback.deadletters.engine import Engine
 from hopback.deadletters.head import Head, Held
 from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.selection import (
-    SelectedMessages,
-    Watch,
-    WatchTimer,
-    forgotten_acks,
-    returned_twins,
-)
+from hopback.deadletters.resume_point import head_length, head_limits, read_head
+from hopback.deadletters.selection import SelectedMessages, Watch, WatchTimer
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -57,7 +52,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
     from hopback.deadletters.actions import Action
-    from hopback.deadletters.contract import Cost, FailedMessage, Job
+    from hopback.deadletters.contract import FailedMessage, Job
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
@@ -82,7 +77,7 @@ class JobRun:
         self.sent_again = 0
         """How many done messages went once more, besides those of its marks."""
         self.remark = ""
-        """What people should know when it has ended well."""
+        """What people should know when it has ended."""
         self.doubt = ""
         """Why nobody can tell whether it is through, if the queue has more than it should have."""
         self._journal = journal
@@ -169,11 +164,9 @@ _LOOK_AGAIN_S = 0.5
 
 _DOUBT = (
     "when the job went on, {queue!r} had more messages than expected: new ones, or done ones that a killed"
-    " broker handed out again. Nobody can tell whether some of the selection are left, {why}: look at what is"
-    " there, then start a new job"
+    " broker handed out again. Nobody can tell whether some of the selection are left, as the queue's type is"
+    " not known without a management address: look at what is there, then start a new job"
 )
-_EQUAL = "as messages are equal"
-_UNKNOWN_TYPE = "as the queue's type is not known without a management address"
 
 
 class _Cancelled(Exception):
@@ -364,8 +357,9 @@ class JobRunner:
         action = self._action(job, snapshot)
         try:
             channel = await connection.open_channel() if holding is None else holding.channel
-            job = await self._with_forgotten(run, snapshot)
-            source = self._source(job, channel, holding)
+            head = await self._head(run, snapshot)
+            job = run.job
+            source = self._source(job, channel, holding, head)
             is_classic = snapshot.is_classic(job.queue)
             selected = SelectedMessages(
                 source,
@@ -373,6 +367,7 @@ class JobRunner:
                 job.checkpoint,
                 2 * _prefetch(job.spec),
                 returned_first=not is_classic and not isinstance(source, Held),
+                head=head,
             )
             engine = Engine(
                 run,
@@ -398,46 +393,46 @@ class JobRunner:
             with suppress(BrokerError):
                 await connection.close()
 
-    async def _with_forgotten(self, run: JobRun, snapshot: BrokerSnapshot) -> JobRecord:
-        """The job, with the done messages that a classic queue hands out again besides those of the marks.
+    async def _head(self, run: JobRun, snapshot: BrokerSnapshot) -> int | None:
+        """How many messages stand in a classic queue before the rest of the job; None if nobody can tell.
 
-        They stand before the rest, among what was kept, and go again. They are counted while the job is
-        connected: as long as that holds, the broker has not been killed once more.
+        They go through the job again. They are counted while it is connected: as long as that holds,
+        the broker has not been killed once more.
         """
-        job = run.job
-        is_classic = snapshot.is_classic(job.queue)
-        if job.run == 1 or not (is_classic or snapshot.effective(job.queue) is None):
-            return job
-        ready = (await self._look_again(job.spec)).ready
-        cost = snapshot.cost(job.queue) if is_classic else None
-        found = await forgotten_acks(self._broker, job, ready, cost)
-        run.doubt = ""
-        if found is None:
-            why = _EQUAL if is_classic else _UNKNOWN_TYPE
-            run.doubt = _DOUBT.format(queue=job.queue, why=why)
-        if found:
-            run.sent_again += found
-            run.remark = (
-                f"{run.sent_again:,} went again: the broker was killed and had forgotten their acks"
-            )
-            counts = job.certain or job.counts
-            certain = structs.replace(counts, done=max(counts.done - found, 0))
-            mark = replace(job.checkpoint, kept=job.checkpoint.kept + found)
-            run.tell(replace(job, checkpoint=mark, certain=certain))
-        if is_classic and job.checkpoint.has_twins and job.checkpoint.window:
-            await self._count_twins(run, ready, snapshot.cost(job.queue))
-        return run.job
-
-    async def _count_twins(self, run: JobRun, ready: int, cost: Cost) -> None:
-        """Where marks are the same, go on by the number of what came back; if it is not known, not at all."""
         job, mark = run.job, run.job.checkpoint
-        await run.write(replace(job, checkpoint=replace(mark, end_is_sure=False)))
-        found = await returned_twins(self._broker, job, ready, cost)
-        if found is not None:
+        is_classic = snapshot.is_classic(job.queue)
+        if job.run == 1 or job.spec.selection.digests is not None:
+            return mark.kept
+        run.doubt = ""
+        if not is_classic:
+            if snapshot.effective(job.queue) is None:
+                await self._count_unknown(run)
+            return mark.kept
+        limits = head_limits(job, (await self._look_again(job.spec)).ready)
+        if limits.most <= mark.kept:
+            head = head_length(mark, limits)
+        else:
+            if mark.has_twins:
+                await run.write(replace(job, checkpoint=replace(mark, end_is_sure=False)))
+            head = await read_head(self._broker, job, limits, snapshot.cost(job.queue))
+        if head is not None:
+            run.sent_again += max(head - mark.kept - len(mark.window), 0)
+            if (again := run.sent_again) > 0:
+                run.remark = (
+                    f"{again:,} went again: the broker was killed and had forgotten their acks"
+                )
             counts = job.certain or job.counts
-            certain = structs.replace(counts, done=counts.done + len(mark.window) - found)
-            mark = replace(mark, kept=mark.kept + found, window=(), end_is_sure=True)
-            run.tell(replace(run.job, checkpoint=mark, certain=certain))
+            done = max(counts.selected - head - mark.rest, 0)
+            certain = structs.replace(counts, done=done, skipped=0, failed=0)
+            run.tell(replace(run.job, certain=certain))
+        return head
+
+    async def _count_unknown(self, run: JobRun) -> None:
+        """A queue whose type nobody tells may have forgotten acks, and looking at it may cost."""
+        mark, selection = run.job.checkpoint, run.job.spec.selection
+        expected = mark.kept + len(mark.window) + mark.rest + (selection.behind or 0)
+        if (await self._look_again(run.job.spec)).ready > expected:
+            run.doubt = _DOUBT.format(queue=run.job.queue)
 
     async def _wait_for_broker(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
         """Wait until the broker answers, say so meanwhile, and begin the job's next run.
@@ -487,12 +482,15 @@ class JobRunner:
             in_order=snapshot.is_classic(job.queue),
         )
 
-    def _source(self, job: JobRecord, channel: Channel, holding: Holding | None) -> Source:
+    def _source(
+        self, job: JobRecord, channel: Channel, holding: Holding | None, head: int | None
+    ) -> Source:
         spec = job.spec
         if holding is not None:
             return Held(channel, spec.queue, holding.deliveries, holding.held)
-        mark = job.checkpoint
-        count = mark.kept + mark.rest if spec.selection.digests is None else spec.selection.count
+        count = spec.selection.count
+        if spec.selection.digests is None:
+            count = (job.checkpoint.kept if head is None else head) + job.checkpoint.rest
         return Head(channel, spec.queue, count, _prefetch(spec))
 
     def _action(self, job: JobRecord, snapshot: BrokerSnapshot) -> Action:

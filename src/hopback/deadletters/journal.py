@@ -121,10 +121,11 @@ class Checkpoint:
     and the messages whose marks are in `window`, unless they are done; then `rest` untouched ones.
     That is sure only if `end_is_sure`: nothing behind the selection was handed out before. Otherwise
     a quorum queue may hand that out first, and only the marks tell what was selected. Of a classic queue
-    with twins it says that no message of `rest` was handed out before, or that there are no marks.
+    with twins it says that no message of `rest` was handed out before.
     `saw_fresh` says that the job was given a message that had never been handed out: then nothing behind
     it was, either. `has_twins` says that the marks of some messages are the same. `last` is the mark of
-    the last message before the untouched ones, whatever became of it; empty in a job of an earlier version.
+    the last message before the untouched ones; empty in a job of an earlier version. `last_stays` says of a
+    classic queue that it is not being sent and not done; None where that is not known.
     """
 
     kept: int = 0
@@ -134,6 +135,7 @@ class Checkpoint:
     saw_fresh: bool = False
     has_twins: bool = False
     last: str = ""
+    last_stays: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ def read_job(text: str) -> JobRecord:
         mark.get("saw_fresh", False),
         mark.get("has_twins", False),
         mark.get("last", ""),
+        mark.get("last_stays"),
     )
     return JobRecord(**said)
 

@@ -3,9 +3,8 @@
 Before messages are sent, the marks of all that are in our hands are written down. A crash leaves in
 the queue what was skipped, those of the marks that were not done, and the untouched rest.
 
-A classic queue puts back what was held to where it was. If its broker is killed, it also hands out again
-what had an ack that was not on its disk: the last acks, which may be more than there are marks. What stands
-before the marks is the selection's all the same: `forgotten_acks` counts it before a job goes on.
+A classic queue puts back what was held to where it was: `resume_point` says how many stand before the
+rest, and the job goes on by that number.
 
 A quorum queue has an ack on its disk before it hands out another message for it: what it forgets is among
 the marks. It hands out what came back before what was never handed out, in the order in which it came
@@ -15,8 +14,7 @@ out: the queue has handed out a message for the first time, so nothing else had 
 for among everything that came back.
 
 Twins have the same mark. What was handed over after the marks were written down could be taken for its
-twin that is done: where there are twins, nothing is handed over while others are being sent. A classic queue
-puts what came back right before the twins of the rest: `returned_twins` counts it, and marks are not used.
+twin that is done: where there are twins, nothing is handed over while others are being sent.
 
 What comes into the queue while a job empties it is told apart from the selection, and whether the job itself
 had sent it.
@@ -27,7 +25,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -47,7 +44,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
-    from hopback.deadletters.journal import JobRecord, SelectionSnapshot
+    from hopback.deadletters.journal import SelectionSnapshot
     from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.topology.plan import Plan
@@ -61,10 +58,8 @@ __all__ = [
     "arrived_text",
     "came_back_text",
     "counted_messages",
-    "forgotten_acks",
     "mark_of",
     "planned_seconds",
-    "returned_twins",
 ]
 
 _LOOKED_AT = 1000  # of those that arrived: each look costs them a delivery count
@@ -169,104 +164,11 @@ def mark_of(delivery: Delivery) -> str:
     return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about):08x}"
 
 
-_HELD_BACK = 65_536
-"""So many forgotten acks are looked for: twice as many as RabbitMQ keeps off the disk
-(`queue_index_max_journal_entries`)."""
-
-
-async def forgotten_acks(
-    broker: Broker, job: JobRecord, ready: int, cost: Cost | None
-) -> int | None:
-    """How many done messages a classic queue hands out again besides those of the marks; None: not known.
-
-    `cost` is what it costs to look, None for a queue that may be no classic one and must not be looked at.
-
-    A broker that is killed forgets the last acks. If it forgot older ones than those of the marks, all that
-    have marks are there again, behind them, and the queue has so many more than it should have. Both are
-    looked for: what came in meanwhile may be equal to what is done, and may be what is too many.
-    """
-    mark, selection = job.checkpoint, job.spec.selection
-    expected = mark.kept + len(mark.window) + mark.rest + (selection.behind or 0)
-    if mark.has_twins and cost is not None:
-        expected -= len(mark.window)  # what of them is there again may be new ones as well
-    if selection.digests is not None or ready <= expected:
-        return 0
-    if mark.has_twins or cost is None:
-        return None
-    if not mark.window:
-        return 0
-    head = _ReturnedHead(mark, most=min(ready - expected, _HELD_BACK))
-    async with aclosing(walk(broker, job.queue, ready, cost)) as messages:
-        async for delivery in messages:
-            came_back = delivery.properties.headers.get(REDRIVE_JOB) == job.id
-            if came_back or head.is_through(mark_of(delivery)):
-                break  # what this job has sent stands behind all that it has to send
-    return head.forgotten
-
-
-async def returned_twins(broker: Broker, job: JobRecord, ready: int, cost: Cost) -> int | None:
-    """How many messages of the marks a classic queue has again, where marks are the same; None: not known.
-
-    A mark could be that of a done message, or of its twin in the rest. But a queue marks what it hands out,
-    in order: if nothing of the rest had been handed out (`end_is_sure`), what is marked at its head is what
-    was kept and what came back. It cannot be more than the queue has beyond the rest. The look itself hands
-    some out: that the end is not sure has to be written down before.
-    """
-    mark = job.checkpoint
-    beyond = ready - mark.kept - mark.rest - (job.spec.selection.behind or 0)
-    most = min(len(mark.window), beyond)
-    if most <= 0:
-        return 0
-    if not mark.end_is_sure:
-        return None
-    seen = 0
-    async with aclosing(walk(broker, job.queue, mark.kept + most + 1, cost)) as messages:
-        async for delivery in messages:
-            if not delivery.redelivered:
-                break
-            seen += 1
-    return seen - mark.kept if mark.kept <= seen <= mark.kept + most else None
-
-
-class _ReturnedHead:
-    """Reads the head of a classic queue by its marks, and counts what was not expected there."""
-
-    def __init__(self, checkpoint: Checkpoint, most: int) -> None:
-        self.forgotten: int | None = 0
-        """How many, once it is through; None where messages are equal."""
-        self._missing = set(checkpoint.window)
-        self._found: set[str] = set()
-        self._last = checkpoint.last
-        self._kept = checkpoint.kept
-        self._most = checkpoint.kept + most
-        self._unknown = 0
-        self._is_behind = False
-
-    def is_through(self, mark: str) -> bool:
-        """Whether nothing more has to be read after this one."""
-        is_marked = mark in self._missing
-        if mark in self._found or (is_marked and self._is_behind):
-            # What has marks stands before the last one, once: there are equal messages.
-            self.forgotten = None
-            return True
-        if is_marked:
-            self._missing.remove(mark)
-            self._found.add(mark)
-        else:
-            self._unknown += 1
-        is_last = mark == self._last or (not self._last and is_marked and not self._missing)
-        if is_last and not self._is_behind:
-            self._is_behind = True
-            if not self._missing:
-                self.forgotten = max(self._unknown - self._kept, 0)
-            # Otherwise some are done for good, and so is all that was acked before them.
-        return self._unknown > self._most
-
-
 class SelectedMessages:
     """Takes the messages of a selection from a source, and knows how to go on after a crash.
 
-    `returned_first` says that the queue hands out what came back before all else, and marks it.
+    `returned_first` says that the queue hands out what came back before all else, and marks it. Of any other
+    `head` says how many messages stand before the rest, and None that nobody can tell.
     """
 
     def __init__(
@@ -277,16 +179,20 @@ class SelectedMessages:
         remembered: int,
         *,
         returned_first: bool,
+        head: int | None = 0,
     ) -> None:
         self._source = source
         self._returned_first = returned_first
+        self._head = head
+        self._began_at = checkpoint
         self._wanted = None if selection.digests is None else Counter(selection.digests)
-        self._unfound = Counter(checkpoint.window)
+        self._unfound = Counter(checkpoint.window if returned_first else ())
         self._gone = 0
         self._strangers = checkpoint.kept
         self._last = checkpoint.last
-        self._is_ordered = bool(checkpoint.last) and not returned_first
-        self._budget = checkpoint.kept + checkpoint.rest
+        self._last_tag = 0
+        self._last_is_done = False
+        self._budget = (checkpoint.kept if returned_first else head or 0) + checkpoint.rest
         self._end_is_sure = checkpoint.end_is_sure
         self._saw_fresh = checkpoint.saw_fresh
         self._taken = 0
@@ -302,6 +208,8 @@ class SelectedMessages:
         """Whether messages with the same mark were ever in our hands at the same time."""
         self.is_taking = True
         """Whether the queue may hand over more at any time; said by the caller that pauses the source."""
+        self.sends_last = False
+        """Whether the last message that is in our hands is being sent; said by the caller that sends it."""
         self._is_through = False
         self._went_beyond = False
         self._is_over = False
@@ -319,8 +227,10 @@ class SelectedMessages:
     @property
     def can_go_on(self) -> bool:
         """Whether what is not known by its mark can still be told from what was never selected."""
+        if self._wanted is not None or not self._returned_first:
+            return self._wanted is not None or self._head is not None
         by_marks = not self._budget and not (self.has_twins and self._unfound)
-        return self._end_is_sure or self._wanted is not None or by_marks
+        return self._end_is_sure or by_marks
 
     def at_hand(self) -> Delivery | None:
         """The next message if it is here already."""
@@ -348,7 +258,7 @@ class SelectedMessages:
         From then on the others may come first after a crash: that has to be written down before.
         """
         lacking = (self._unfound if self._wanted is None else self._wanted).total()
-        if not lacking or self._is_over or (self._wanted is not None and not self._returned_first):
+        if not lacking or self._is_over or not self._returned_first:
             return False
         if self._seen == self._seen_before:
             self._is_over = True  # the queue has no more
@@ -390,18 +300,14 @@ class SelectedMessages:
                 self._source.more(1)
                 return
             # Only what was skipped stands among those that were being sent; then the rest begins.
-            # There a message may be the twin of one that is done: it must not be taken for it.
             if self._strangers:
                 self._strangers -= 1
-            elif not self._returned_first:
-                self._give_up_finding()
         if self._taken >= self._budget:
             self._beyond.add(delivery.tag)
             return
         self._taken += 1
         self._open[delivery.tag] = mark
-        if not self._unfound:
-            self._last = mark
+        self._last, self._last_tag, self._last_is_done = mark, delivery.tag, False
 
     def _note_behind(self, delivery: Delivery, *, is_new: bool) -> None:
         """One from behind the selection: ours only if we had it in our hands."""
@@ -413,10 +319,7 @@ class SelectedMessages:
                 self._take_found(delivery, mark)
                 return
         # Where nothing from behind can have come before ours, the first stranger ends it.
-        near = self._end_is_sure or not self._returned_first
-        self._is_over = self._is_over or is_new or near
-        if not self._returned_first:
-            self._give_up_finding()
+        self._is_over = self._is_over or is_new or self._end_is_sure
         self._beyond.add(delivery.tag)
 
     def _give_up_finding(self) -> None:
@@ -424,15 +327,9 @@ class SelectedMessages:
         self._unfound.clear()
 
     def _take_found(self, delivery: Delivery, mark: str) -> None:
-        if self._is_ordered and not self.has_twins:
-            # In their order: those that stood before it are done, and must not be waited for.
-            for gone in list(takewhile(mark.__ne__, self._unfound)):
-                self._gone += self._unfound.pop(gone)
         self._unfound[mark] -= 1
         self._unfound += Counter()
         self._open[delivery.tag] = mark
-        if not self._unfound:
-            self._last = mark
 
     def belongs(self, delivery: Delivery) -> bool:
         """Whether it is one of the selection; without digests every one of the first is."""
@@ -459,15 +356,16 @@ class SelectedMessages:
         """This message is done with for good."""
         self._source.ack(tag)
         mark = self._open.pop(tag, None)
+        self._last_is_done = self._last_is_done or tag == self._last_tag
         if mark is not None:
             self._acked.append((tag, mark))
 
     def acks_were_read(self) -> None:
         """All of them have reached the queue: what is acked does not come back, unless the broker is killed.
 
-        What a classic queue then hands out again is told from the rest by the marks behind it.
+        What a classic queue then hands out again is recognised by the marks of the last ones.
         """
-        if self._returned_first or self.has_twins or self._taken >= self._budget:
+        if self._returned_first or self.has_twins:
             self._acked.clear()
 
     def checkpoint(self) -> Checkpoint:
@@ -481,6 +379,8 @@ class SelectedMessages:
         while (delivery := self._source.at_hand()) is not None:
             self._note(delivery)
             self._noted.append(delivery)
+        if not self._seen and not self._returned_first:
+            return self._began_at
         if self._returned_first:
             marks = [mark for _, mark in self._acked]
             marks += self._open.values()
@@ -501,12 +401,18 @@ class SelectedMessages:
             # what is handed over from now on may be a twin of one that is done.
             sure = fresh and not (self.is_taking and window)
         elif self.has_twins:
-            # Nothing of the rest was handed out: by that it is told from its twins (`returned_twins`).
-            sure = not window or (self._source.fresh and not self.is_taking)
+            # Nothing of the rest was handed out: by that it is told from its twins.
+            sure = self._source.fresh and not self.is_taking
         sure = sure and not went_beyond
+        stays = None if self._returned_first else self._last_stays
         return Checkpoint(
-            self._kept + waiting, window, rest, sure, fresh, self.has_twins, self._last
+            self._kept + waiting, window, rest, sure, fresh, self.has_twins, self._last, stays
         )
+
+    @property
+    def _last_stays(self) -> bool:
+        is_sent = self._last_is_done or (self.sends_last and self._last_tag in self._open)
+        return not is_sent
 
     def go_beyond(self) -> None:
         """Messages behind the selection will be held; that has to be written down before."""

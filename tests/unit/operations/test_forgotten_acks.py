@@ -16,10 +16,17 @@ from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.head import Held
 from hopback.deadletters.journal import Checkpoint, MemoryJournal, SelectionSnapshot
-from hopback.deadletters.requests import FromHead, FromSession, Pace, Window
+from hopback.deadletters.requests import (
+    RAMP,
+    FromHead,
+    FromSession,
+    Pace,
+    Window,
+)
 from hopback.deadletters.selection import SelectedMessages, mark_of
 from hopback.deadletters.service import Operations
 from hopback.errors import ConnectionFailed
+from hopback.headers.names import REDRIVE_JOB
 from hopback.message import Message
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Job
     from hopback.deadletters.requests import DiscardRequest, RedriveRequest
     from hopback.fields import FieldValue
+    from hopback.message import Delivery
 
 _COUNT, _LIMIT, _IN_FLIGHT = 120, 100, 2
 _PACE = Pace(20.0, in_flight=_IN_FLIGHT)
@@ -75,9 +83,12 @@ class _Lost(MemoryJournal):
 
 @asynccontextmanager
 async def _classic_shop(
-    journal: MemoryJournal, room: int | None, *, live: bool
+    journal: MemoryJournal, room: int | None, *, live: bool, is_shared: bool
 ) -> AsyncIterator[Shop]:
-    """A classic queue, with `room` for so many, and its dead-letter queue; only what is `live` tells that."""
+    """A classic queue, with `room` for so many, and its dead-letter queue; only what is `live` tells that.
+
+    If it `is_shared` with another queue, each message has to say where it failed.
+    """
     broker = _Node(version=BrokerVersion(3, 10))
     rests: dict[str, FieldValue] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DLQ}
     if room is not None:
@@ -87,6 +98,7 @@ async def _classic_shop(
         queues=(
             Queue(MAIN, type=QueueType.CLASSIC, arguments=rests),
             Queue(DLQ, type=QueueType.CLASSIC),
+            *([Queue("beside", type=QueueType.CLASSIC, arguments=rests)] if is_shared else ()),
         ),
     )
     connection = await broker.connect("test")
@@ -95,7 +107,7 @@ async def _classic_shop(
     async with Operations(
         broker,
         management=EmbeddedManagement(broker) if live else None,
-        overrides=[Override(DLQ, main_queue=MAIN)],
+        overrides=() if is_shared else [Override(DLQ, main_queue=MAIN)],
         clock=LoopClock(time.time),
         journal=journal,
     ) as operations:
@@ -135,7 +147,9 @@ class _Life:
         """It comes up without the last acks, whether or not it marks what it had handed out."""
         self.node.is_down = True
         self.node.cut(buffered=False)
-        left = Counter(self.shop.bodies(DLQ))
+        ready = self.shop.queue(DLQ).ready
+        dead_again = [one for one in ready if REDRIVE_JOB in one.properties.headers]
+        left = Counter(one.body for one in ready) - Counter(one.body for one in dead_again)
         kept: list[Message] = []
         for message in reversed(self._parked):  # of equal ones the first are done
             is_left = left[message.body] > 0
@@ -144,6 +158,7 @@ class _Life:
                 kept.insert(0, message)
             forgotten -= not is_left
         await self.empty(DLQ)
+        kept += [Message("", DLQ, one.body, one.properties) for one in dead_again]
         new = [Message("", DLQ, b"late %d" % n, properties("late")) for n in range(late)]
         await self.shop.publish([*kept, *new])
         self._parked += new
@@ -168,10 +183,14 @@ class _Life:
 
 @asynccontextmanager
 async def _life(
-    parked: Sequence[Message], *, room: int | None = None, live: bool = True
+    parked: Sequence[Message],
+    *,
+    room: int | None = None,
+    live: bool = True,
+    is_shared: bool = False,
 ) -> AsyncIterator[_Life]:
     journal = _Lost()
-    async with _classic_shop(journal, room, live=live) as shop:
+    async with _classic_shop(journal, room, live=live, is_shared=is_shared) as shop:
         yield _Life(shop, journal, parked)
 
 
@@ -304,7 +323,7 @@ async def test_a_job_that_gave_up_and_whose_acks_were_forgotten() -> None:
         await life.empty(MAIN)
         await life.kill_broker(30)
         await life.shop.operations.resume(life.ident)
-        await life.reach(100)
+        await life.reach(90)
         moved |= set(life.shop.bodies(MAIN))
         await life.empty(MAIN)
         job = await life.end()
@@ -314,14 +333,14 @@ async def test_a_job_that_gave_up_and_whose_acks_were_forgotten() -> None:
 
 
 @in_virtual_time
-async def test_acks_that_were_read_are_remembered_while_there_is_a_rest() -> None:
+async def test_acks_that_were_read_are_remembered() -> None:
     """That a classic queue has read an ack does not say that it has it on its disk."""
     parked = _parked(3)
     async with _life(parked) as life:
         await life.shop.publish(parked)
         channel = await (await life.node.connect("test")).open_channel()
         held = [one for _ in parked if (one := await channel.get(DLQ)) is not None]
-        for rest, is_remembered in ((2, True), (0, False)):
+        for rest in (2, 0):
             selected = SelectedMessages(
                 Held(channel, DLQ, held, len(held)),
                 SelectionSnapshot(len(held) + rest),
@@ -332,8 +351,9 @@ async def test_acks_that_were_read_are_remembered_while_there_is_a_rest() -> Non
             while (delivery := selected.at_hand()) is not None:
                 selected.ack(delivery.tag)
             selected.acks_were_read()
-            assert bool(selected.checkpoint().window) is is_remembered
-            assert selected.checkpoint().last == mark_of(held[-1])
+            mark = selected.checkpoint()
+            assert mark.window == tuple(map(mark_of, held))
+            assert (mark.last, mark.last_stays) == (mark_of(held[-1]), False)
 
 
 @pytest.mark.parametrize("every", [1, 3], ids=["all", "a filter"])
@@ -379,7 +399,7 @@ async def test_equal_messages_are_not_told_from_new_ones(forgotten: int, late: i
         assert not others - left
         if forgotten or late:
             assert job.state is JobState.FAILED
-            assert "Nobody can tell whether some of the selection are left" in job.reason
+            assert "nobody can tell where the selection ends" in job.reason
         else:
             assert (job.state, job.counts.done) == (JobState.COMPLETED, _LIMIT)
             assert left == others
@@ -480,3 +500,107 @@ async def test_what_comes_back_is_no_forgotten_ack() -> None:
         back = life.shop.queue(DLQ).ready
         assert {one.body for one in back} == {message.body for message in parked}
         assert len(back) <= _COUNT + _WINDOW
+
+
+def _some_fail(every: int) -> list[Message]:
+    """Some name a queue that has nothing to do with it: they stay, and count as failed."""
+    failed_in = ["vault" if n % every == 0 else MAIN for n in range(_COUNT)]
+    return [
+        Message("", DLQ, b"%d" % n, properties(f"m{n}", {"hopback-queue": queue}))
+        for n, queue in enumerate(failed_in)
+    ]
+
+
+def _movable(messages: Sequence[Message]) -> list[Message]:
+    return [one for one in messages if one.properties.headers["hopback-queue"] == MAIN]
+
+
+@pytest.mark.parametrize("late", [0, 70], ids=["nothing new", "new ones"])
+@pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
+@pytest.mark.parametrize("forgotten", [0, 5, 30, 200])
+@in_virtual_time
+async def test_a_job_that_gave_up_with_failed_ones_and_a_killed_broker(
+    forgotten: int, limit: int | None, late: int
+) -> None:
+    """What had failed stays and is counted once, what was forgotten goes again, the rest goes."""
+    parked = _some_fail(every=10)
+    async with _life(parked, room=50, is_shared=True) as life:
+        await life.start(redrive(selection=FromHead(limit=limit), pace=_PACE))
+        gave_up = await life.end()
+        assert gave_up.state is JobState.FAILED
+        assert gave_up.counts.failed > 1
+        moved = Counter(life.shop.bodies(MAIN))
+        await life.empty(MAIN)
+        await life.kill_broker(forgotten, late=late)
+        reasons = ""
+        while (await life.shop.operations.resume(life.ident)).is_active:
+            job = await life.end()
+            reasons += job.reason
+            moved.update(life.shop.bodies(MAIN))
+            await life.empty(MAIN)
+            if job.state is JobState.COMPLETED:
+                break
+        selected = _movable(parked[:limit])
+        assert set(moved) == {one.body for one in selected}
+        assert moved.total() - len(selected) <= forgotten + _WINDOW
+        new = [b"late %d" % n for n in range(late)]
+        assert life.shop.bodies(DLQ) == _others(parked, selected) + new
+        failed = len(parked[:limit]) - len(selected)
+        assert (job.counts.done, job.counts.failed) == (len(selected), failed)
+        assert "had forgotten their acks" in reasons or forgotten <= _WINDOW
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["marked as seen", "not marked"])
+@pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
+@pytest.mark.parametrize("forgotten", [0, 1, 30, 200])
+@in_virtual_time
+async def test_a_job_that_stopped_with_failed_ones_and_a_killed_broker(
+    forgotten: int, limit: int | None, seen: bool
+) -> None:
+    """All had gone, and many came back: it tries what failed once more, or says that it cannot tell."""
+    parked = _some_fail(every=10)
+    async with _life(parked, is_shared=True) as life:
+        handled = Counter[bytes]()
+
+        async def work() -> None:
+            channel = await (await life.node.connect("worker")).open_channel()
+
+            def handle(one: Delivery) -> None:
+                handled[one.body] += 1
+                if int(one.body) < _COUNT // 2:
+                    channel.ack(one.tag)
+                else:
+                    channel.nack(one.tag, requeue=False)
+
+            await channel.consume(MAIN, handle)
+
+        await work()
+        pace = Pace(ramp=RAMP)
+        await life.start(redrive(selection=FromHead(limit=limit), pace=pace))
+        stopped = await life.end()
+        selected = {one.body for one in _movable(parked[:limit])}
+        assert (stopped.state, stopped.counts.done) == (JobState.STOPPED, len(selected))
+        assert set(handled) == selected
+        await life.kill_broker(forgotten, seen=seen)
+        await work()
+        await life.shop.operations.resume(life.ident)
+        job = await life.end()
+        assert set(handled) == selected
+        assert handled.total() - len(selected) <= forgotten
+        assert job.counts.done == len(selected)
+        back = {
+            one.body for one in life.shop.queue(DLQ).ready if REDRIVE_JOB in one.properties.headers
+        }
+        assert back == {body for body in selected if int(body) >= _COUNT // 2}
+        there = [
+            one for one in life.shop.queue(DLQ).ready if REDRIVE_JOB not in one.properties.headers
+        ]
+        failed = {one.body for one in parked if one.body not in selected}
+        if job.state is JobState.COMPLETED:
+            assert {one.body for one in there} == failed
+            assert job.counts.failed == len(parked[:limit]) - len(selected)
+        elif job.state is JobState.FAILED:
+            assert forgotten
+            assert "nobody can tell where the selection ends" in job.reason
+        else:  # what went again has come back again
+            assert (job.state, bool(forgotten)) == (JobState.STOPPED, True)

@@ -1,0 +1,106 @@
+"""Where the rest of a selection begins in a classic queue, by marks, numbers and what was handed out."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopback.deadletters.journal import Checkpoint
+from hopback.deadletters.resume_point import HeadLimits, HeadMessage, head_length
+
+
+def _length(
+    mark: Checkpoint, queue: str, *, out: int = 0, by_count: int | None = None, most: int = 0
+) -> int | None:
+    """Each letter is a message with that mark; the first `out` had been handed out."""
+    limits = HeadLimits(most or len(queue), by_count)
+    found = [HeadMessage(one, n < out) for n, one in enumerate(queue[: limits.most + 1])]
+    return head_length(mark, limits, found)
+
+
+@pytest.mark.parametrize(
+    ("queue", "length"),
+    [
+        ("ABCDrst", 4),  # all came back
+        ("DArst", 1),  # all but the last are done, and one of the rest is the twin of a done one
+        ("CDDrst", 2),  # one of the rest is the twin of the last one: what follows it has no mark
+        ("xyABCDrst", 6),  # older acks were forgotten
+        ("DABCDrs", None),  # an older one may be the twin of the last one, or all the others are
+        ("ABC", None),  # somebody has taken it
+    ],
+)
+def test_the_last_one_that_was_held_back_ends_the_head(queue: str, length: int | None) -> None:
+    """Where only one can be it, neither marks of others nor numbers are needed."""
+    mark = Checkpoint(window=tuple("ABCD"), rest=3, last="D", last_stays=True)
+    assert _length(mark, queue) == length
+
+
+def test_what_was_kept_stands_among_them() -> None:
+    """A message that was skipped may itself be the last one."""
+    mark = Checkpoint(2, tuple("ABC"), 3, last="k", last_stays=True)
+    assert _length(mark, "jBCkrst") == 4
+    assert _length(mark, "jkrst") == 2
+    assert _length(Checkpoint(2, (), 3, last="k", last_stays=True), "jkrst", most=2) == 2
+
+
+@pytest.mark.parametrize(
+    ("out", "by_count", "length"),
+    [
+        (3, 3, 3),  # both say so
+        (3, 5, None),  # new ones came in, or somebody has looked at some
+        (5, 3, None),  # somebody has looked
+        (4, 4, None),  # it does not end there
+    ],
+)
+def test_twins_are_told_only_where_number_and_marks_of_the_queue_agree(
+    out: int, by_count: int, length: int | None
+) -> None:
+    """One of them alone may have another cause."""
+    mark = Checkpoint(
+        window=tuple("ABABA"), rest=9, end_is_sure=True, has_twins=True, last="A", last_stays=True
+    )
+    assert _length(mark, "ABABABABA", out=out, by_count=by_count, most=by_count) == length
+
+
+@pytest.mark.parametrize(
+    ("queue", "out", "length"),
+    [
+        ("rst", 0, 0),  # it is done, and so are all others
+        ("Drst", 1, 1),  # it came back
+        ("Drst", 0, None),  # it came back from a killed broker, or its twin stands behind
+        ("Drst", 3, None),  # all had been looked at
+        ("ABCDrst", 4, 4),  # a killed broker has forgotten the last acks
+    ],
+)
+def test_the_very_last_one_may_be_done(queue: str, out: int, length: int | None) -> None:
+    """It was sent alone: what the queue had handed out tells it from a twin behind it."""
+    mark = Checkpoint(window=tuple("ABCD"), last="D", last_stays=False)
+    assert _length(mark, queue, out=out) == length
+
+
+def test_less_than_must_be_there() -> None:
+    """Somebody holds the last one, or has taken it: then nobody can tell."""
+    mark = Checkpoint(window=tuple("ABCD"), rest=3, last="D", last_stays=True)
+    assert head_length(mark, HeadLimits(0, 0)) is None
+    assert head_length(Checkpoint(rest=3), HeadLimits(0, 0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("queue", "last", "length"),
+    [
+        ("CDrst", "D", 2),
+        ("rst", "D", 0),
+        ("xyABCDrst", "D", 6),
+        ("xyABCDrst", "", 6),
+    ],
+)
+def test_a_job_of_an_earlier_version_goes_by_its_marks(queue: str, last: str, length: int) -> None:
+    """It did not hold its last message back."""
+    mark = Checkpoint(window=tuple("ABCD"), rest=3, last=last)
+    assert _length(mark, queue) == length
+
+
+def test_a_job_of_an_earlier_version_with_twins() -> None:
+    """It goes by what was handed out, where that can be relied on."""
+    mark = Checkpoint(window=tuple("ABAB"), rest=3, end_is_sure=True, has_twins=True)
+    assert _length(mark, "ABABA", out=2) == 2
+    assert _length(mark, "ABABA", out=5) is None
