@@ -39,6 +39,7 @@ from hopback.errors import (
     NoSuch,
     SessionOver,
     StoreUnavailable,
+    UnsafeOperation,
 )
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
@@ -47,7 +48,7 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
     from hopback.deadletters.live import BrokerSnapshot
+    from hopback.deadletters.plan import Planner
     from hopback.deadletters.requests import Settings
     from hopback.deadletters.session import ChosenMessages, Holding
     from hopback.designs.design import Design
@@ -159,6 +161,8 @@ _RECONNECT = Backoff(first=0.5, most=15.0)
 _MOST_RUNS = (
     20  # a broker that flaps makes some; a job that kills every process must not go on forever
 )
+_GONE_S = 300.0
+"""So long a job waits for those who hold its messages: a broker ends what is silent within 180 s."""
 _LOOK_AGAIN_S = 0.5
 """How often a job that another process runs is read from the journal while somebody waits for news."""
 
@@ -187,10 +191,10 @@ class JobRunner:
         journal: Journal,
         settings: Settings,
         clock: Clock,
-        look_again: Callable[[JobSpec], Awaitable[BrokerSnapshot]],
+        planner: Planner,
     ) -> None:
         self._broker = broker
-        self._look_again = look_again
+        self._planner = planner
         self._journal = journal
         self._settings = settings
         self._clock = clock
@@ -259,7 +263,7 @@ class JobRunner:
                 continue
             # Another process was quicker, has worked on the queue since, or the queue is gone.
             with suppress(JobConflict, NoSuch):
-                yield job, await self.begin_again(job, await self._look_again(job.spec))
+                yield job, await self.begin_again(job, await self._planner.snapshot_for(job.spec))
 
     async def _start(
         self, job: JobRecord, snapshot: BrokerSnapshot, held: ChosenMessages | None
@@ -345,16 +349,16 @@ class JobRunner:
         """One run of the engine; how the broker went away, if that is what ended it."""
         job = run.job
         try:
-            connection = (
-                await self._broker.connect(f"hopback job {job.id}")
-                if holding is None
-                else holding.connection
-            )
+            if holding is None:
+                await self._wait_for_holders(run)
+                connection = await self._broker.connect(_connection_name(job))
+            else:
+                connection = holding.connection
         except BrokerError as failed:
             if may_pass(failed):
                 return failed
             raise
-        action = self._action(job, snapshot)
+        action = self._action(run.job, snapshot)
         try:
             channel = await connection.open_channel() if holding is None else holding.channel
             head = await self._head(run, snapshot)
@@ -393,6 +397,40 @@ class JobRunner:
             with suppress(BrokerError):
                 await connection.close()
 
+    async def _wait_for_holders(self, run: JobRun) -> None:
+        """Wait until nobody holds what a job that goes on would miss, and take for done.
+
+        The host of its last run may have died: its connection is there until the broker misses heartbeats.
+        UnsafeOperation if that takes too long.
+        """
+        if run.job.run == 1:
+            return
+        until = asyncio.get_running_loop().time() + _GONE_S
+        reason = ""
+        while holder := await self._holder(run.job):
+            reason = f"waiting until {holder} has ended: what it holds could be taken for done"
+            if asyncio.get_running_loop().time() >= until:
+                raise UnsafeOperation(
+                    f"{holder} may hold messages of {run.job.queue!r}, which could be taken for done:"
+                    " end it, then resume the job"
+                )
+            if run.job.reason != reason:
+                await self._write_reason(run, reason)
+            await run.control.sleep(_BEAT_S)
+            if run.control.is_cancelled:
+                raise _Cancelled
+        if reason:
+            await self._write_reason(run, "")
+
+    async def _holder(self, job: JobRecord) -> str:
+        """Who may hold messages of a job that goes on, in words; empty if nobody seems to."""
+        names = await self._planner.connection_names()
+        if names is None:
+            count = (await self._planner.snapshot_for(job.spec)).consumers
+            return f"the consumer of {job.queue!r}" if count else ""
+        ours = (_connection_name(job), f"hopback browse {job.queue}", f"hopback look {job.queue}")
+        return next((f"the connection {name!r}" for name in ours if name in names), "")
+
     async def _head(self, run: JobRun, snapshot: BrokerSnapshot) -> int | None:
         """How many messages stand in a classic queue before the rest of the job; None if nobody can tell.
 
@@ -408,7 +446,7 @@ class JobRunner:
             if snapshot.effective(job.queue) is None:
                 await self._count_unknown(run)
             return mark.kept
-        limits = head_limits(job, (await self._look_again(job.spec)).ready)
+        limits = head_limits(job, (await self._planner.snapshot_for(job.spec)).ready)
         if limits.most <= mark.kept:
             head = head_length(mark, limits)
         else:
@@ -431,7 +469,7 @@ class JobRunner:
         """A queue whose type nobody tells may have forgotten acks, and looking at it may cost."""
         mark, selection = run.job.checkpoint, run.job.spec.selection
         expected = mark.kept + len(mark.window) + mark.rest + (selection.behind or 0)
-        if (await self._look_again(run.job.spec)).ready > expected:
+        if (await self._planner.snapshot_for(run.job.spec)).ready > expected:
             run.doubt = _DOUBT.format(queue=run.job.queue)
 
     async def _wait_for_broker(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
@@ -453,7 +491,7 @@ class JobRunner:
             if run.control.is_cancelled:
                 raise _Cancelled
             try:
-                snapshot = await self._look_again(run.job.spec)
+                snapshot = await self._planner.snapshot_for(run.job.spec)
             except HopbackError as failed:
                 if not may_pass(failed) or asyncio.get_running_loop().time() >= until:
                     raise
@@ -543,7 +581,7 @@ class JobRunner:
         if event is None or job.state is JobState.INTERRUPTED:
             return
         try:
-            connection = await self._broker.connect(f"hopback job {job.id}")
+            connection = await self._broker.connect(_connection_name(job))
             try:
                 await (await connection.open_channel()).publish(event, mandatory=False)
             finally:
@@ -626,6 +664,10 @@ def _next_run(job: JobRecord) -> JobRecord:
         certain = counts.selected - counts.skipped - counts.failed - len(mark.window)
         counts = structs.replace(counts, done=max(certain, 0), returned=0)
     return replace(job, run=job.run + 1, certain=counts)
+
+
+def _connection_name(job: JobRecord) -> str:
+    return f"hopback job {job.id}"
 
 
 def _prefetch(spec: JobSpec) -> int:

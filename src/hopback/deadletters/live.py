@@ -67,14 +67,17 @@ class LiveView(PolicyLedger, Protocol):
     async def operator_policies(self, vhost: str) -> tuple[Policy, ...]:
         """The operator policies."""
 
+    async def connection_names(self, vhost: str) -> frozenset[str]:
+        """What the open connections call themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
     """What is known of the broker at one moment, of which each reader asks for a part.
 
     `live` is what was read from it, None where only declarations are known. `ready` is how many messages
-    the queue has that was to be counted, 0 if none was. `readings` and `findings` are there where the whole
-    broker is shown.
+    the queue has that was to be counted, 0 if none was, and `consumers` how many consumers. `readings`
+    and `findings` are there where the whole broker is shown.
     """
 
     topology: Topology
@@ -85,6 +88,7 @@ class BrokerSnapshot:
     operator_policies: tuple[Policy, ...] = ()
     dead_letter_queues: tuple[DeadLetterQueue, ...] = ()
     ready: int = 0
+    consumers: int = 0
     readings: Mapping[str, QueueReading] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -234,7 +238,16 @@ class LiveQueues:
                 f"it is not known how many messages {count!r} has: grant the user `configure` on it, which"
                 " RabbitMQ 4.3 wants for that question, or give the management address"
             )
-        return replace(snapshot, ready=depth.ready)
+        return replace(snapshot, ready=depth.ready, consumers=depth.consumers or 0)
+
+    async def connection_names(self) -> frozenset[str] | None:
+        """What the open connections call themselves; None where nobody tells."""
+        if self._management is None:
+            return None
+        try:
+            return await self._management.connection_names(self._vhost)
+        except ManagementRefused:
+            return None
 
     async def _operators(self, management: LiveView) -> tuple[Policy, ...]:
         """Operator policies; who may not list them learns from each queue what holds for it."""

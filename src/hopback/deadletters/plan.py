@@ -369,6 +369,10 @@ class Planner:
         await self.check_ways(spec, snapshot)
         return snapshot
 
+    async def connection_names(self) -> frozenset[str] | None:
+        """What the broker's open connections call themselves; None where nobody tells."""
+        return await self._live.connection_names()
+
     async def _select(
         self, request: Request, ready: int
     ) -> tuple[SelectionSnapshot, ChosenMessages | None]:

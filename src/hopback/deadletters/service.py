@@ -130,9 +130,7 @@ class Operations:
         )
         self._sessions = Sessions(broker, self.settings, self.clock)
         self._planner = Planner(self._live, self._sessions, self.settings, self.clock)
-        self._runner = JobRunner(
-            broker, self.journal, self.settings, self.clock, self._planner.snapshot_for
-        )
+        self._runner = JobRunner(broker, self.journal, self.settings, self.clock, self._planner)
         self._views = Views(self._live, self._sessions, self.clock)
         self.surveys: Surveys = Surveys(
             self._live,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.requests import AuditQuery, Pace
+from hopback.deadletters.requests import AuditQuery, FromHead, Pace, Window
 from hopback.deadletters.service import Operations
 from hopback.testing import in_virtual_time
-from tests.unit.operations.shop import DLQ, MAIN, open_shop, redrive
+from tests.unit.operations.kills import Steps
+from tests.unit.operations.shop import ANN, DLQ, MAIN, open_shop, redrive
 
 if TYPE_CHECKING:
+    from hopback.broker.embedded import EmbeddedConnection
+    from hopback.deadletters.contract import Job
     from tests.unit.operations.shop import Shop
 
 _SLOW = Pace(rate=1.0, in_flight=1)
@@ -76,3 +81,90 @@ async def test_what_somebody_stopped_or_another_broker_has_stays() -> None:
             assert await beside.take_over() == ()
             await other.cancel(job.id)
             assert await other.take_over() == ()
+
+
+_COUNT, _LIMIT, _HELD = 30, 20, 5
+_CLASSIC, _QUORUM = {"queue": MAIN, "queue_type": "classic"}, {"queue": MAIN}
+
+
+async def _interrupted(shop: Shop, steps: Steps) -> Job:
+    """A job whose process was killed when it had sent some."""
+    await shop.park(_COUNT)
+    steps.broker, shop.broker.faults = shop.broker, steps
+    steps.kill_at(_LIMIT)
+    asked = redrive(selection=FromHead(limit=_LIMIT), pace=Pace(in_flight=2))
+    return await shop.operations.wait((await shop.operations.start(asked)).id)
+
+
+async def _holding(shop: Shop, job: Job) -> EmbeddedConnection:
+    """The connection of its host, which is dead: the broker has not found out, and it holds some."""
+    connection = await shop.broker.connect(f"hopback job {job.id}")
+    channel = await connection.open_channel()
+    await channel.qos(_HELD)
+    await channel.consume(DLQ, lambda _: None)
+    assert shop.held() == _HELD
+    return connection
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["by its name", "by its consumer"])
+@pytest.mark.parametrize("params", [_CLASSIC, _QUORUM], ids=["classic", "quorum"])
+@in_virtual_time
+async def test_what_a_dead_host_holds_is_not_taken_for_done(
+    params: dict[str, str], live: bool
+) -> None:
+    """The job waits for the broker to end that connection, and says so; then it moves what was held."""
+    steps = Steps()
+    async with open_shop("ratatoskr", params, journal=steps.journal, live=live) as shop:
+        job = await _interrupted(shop, steps)
+        assert job.state is JobState.INTERRUPTED
+        moved = shop.bodies(MAIN)
+        dead = await _holding(shop, job)
+        await shop.operations.resume(job.id)
+        async for seen in shop.operations.events(job.id):
+            if "what it holds could be taken for done" in seen.reason:
+                break
+        assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
+        await dead.close()
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, _LIMIT)
+        assert set(shop.bodies(MAIN)) == {b"%d" % number for number in range(_LIMIT)}
+        assert set(shop.bodies(DLQ)) == {b"%d" % number for number in range(_LIMIT, _COUNT)}
+
+
+@in_virtual_time
+async def test_a_connection_that_never_ends_interrupts_the_job_again() -> None:
+    """Nothing was touched, the reason names it, and the job can be resumed or cancelled."""
+    steps = Steps()
+    async with open_shop("ratatoskr", _CLASSIC, journal=steps.journal) as shop:
+        job = await _interrupted(shop, steps)
+        moved = shop.bodies(MAIN)
+        dead = await _holding(shop, job)
+        await shop.operations.resume(job.id)
+        ended = await shop.operations.wait(job.id)
+        assert ended.state is JobState.INTERRUPTED
+        assert f"'hopback job {job.id}' may hold messages" in ended.reason
+        assert (ended.counts.done, shop.bodies(MAIN)) == (job.counts.done, moved)
+        await shop.operations.resume(job.id)
+        await shop.operations.cancel(job.id)
+        assert (await shop.operations.wait(job.id)).state is JobState.CANCELLED
+        assert shop.bodies(MAIN) == moved
+        await dead.close()
+
+
+@in_virtual_time
+async def test_what_somebody_looks_at_is_not_taken_for_done() -> None:
+    """A session holds what the job would miss: it goes on when the session is over."""
+    steps = Steps()
+    async with open_shop(journal=steps.journal) as shop:
+        job = await _interrupted(shop, steps)
+        session = await shop.operations.open_session(DLQ, Window(limit=_HELD), by=ANN)
+        await shop.operations.resume(job.id)
+        async for seen in shop.operations.events(job.id):
+            if f"'hopback browse {DLQ}'" in seen.reason:
+                break
+        await shop.operations.release(session.id)
+        done = await shop.operations.wait(job.id)
+        assert done.state in {JobState.COMPLETED, JobState.FAILED}
+        moved = set(shop.bodies(MAIN))
+        assert moved <= {b"%d" % number for number in range(_LIMIT)}
+        assert done.state is JobState.FAILED or len(moved) == _LIMIT

@@ -67,6 +67,10 @@ class EmbeddedManagement:
                 found.append(f"{session.name!r}: {consumes}{unacked} unacked")
         return tuple(found)
 
+    async def connection_names(self, _vhost: str = "/") -> frozenset[str]:
+        """What the open connections call themselves."""
+        return frozenset(session.name for session in self._broker.node.sessions)
+
     async def live_topology(self, vhost: str = "/") -> Topology:
         """What is on the broker now, with its policies, as a topology without plans."""
         node = self._broker.node

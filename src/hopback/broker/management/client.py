@@ -390,6 +390,21 @@ class Management:
             and (entry.get("name") in consuming or entry.get("messages_unacknowledged"))
         )
 
+    async def connection_names(self, vhost: str) -> frozenset[str]:
+        """What the open connections of a virtual host call themselves.
+
+        A user without the tag `monitoring` is told of its own ones only.
+        """
+        place = path("connections")
+        _, answer = await self._http.call(
+            "GET", place, query={"columns": "vhost,user_provided_name"}
+        )
+        return frozenset(
+            str(entry["user_provided_name"])
+            for entry in _entries(answer, f"GET {self.address}{place}")
+            if entry.get("vhost") == vhost and entry.get("user_provided_name")
+        )
+
     async def exchanges(self, vhost: str) -> tuple[Exchange, ...]:
         """Every exchange that someone declared: the broker's own are left out."""
         entries = await self._pages(path("exchanges", vhost))
