@@ -141,6 +141,24 @@ async def test_holders_are_named_as_they_call_themselves() -> None:
     )
 
 
+async def test_connections_are_told_by_the_names_they_gave_themselves() -> None:
+    """Those of the virtual host that have one; no more is asked for than that."""
+    asked: list[dict[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(dict(request.url.params))
+        named = [("/", "shop"), ("other", "theirs"), ("/", "")]
+        return httpx.Response(
+            200,
+            json=[{"vhost": "/"}]
+            + [{"vhost": vhost, "user_provided_name": name} for vhost, name in named],
+        )
+
+    async with answering(answer) as management:
+        assert await management.connection_names("/") == {"shop"}
+    assert asked == [{"columns": "vhost,user_provided_name"}]
+
+
 async def test_queues_are_read_page_by_page() -> None:
     """All pages are joined; the vhost is one escaped path segment."""
     asked: list[str] = []
