@@ -113,11 +113,8 @@ def head_length(
         is_it = agree and end == out == mark.kept + 1
     elif end == mark.kept + 1:
         is_it = end == out
-    else:
-        is_it = end in (
-            out,
-            limits.by_count,
-        )  # others came back with it, whose marks are all different
+    else:  # others came back with it, whose marks are all different: the count may say so as well
+        is_it = end == out or (end < out and end == limits.by_count)
     return end if is_it else None
 
 

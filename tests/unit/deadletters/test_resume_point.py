@@ -77,6 +77,13 @@ def test_the_very_last_one_may_be_done(queue: str, out: int, length: int | None)
     assert _length(mark, queue, out=out) == length
 
 
+@pytest.mark.parametrize(("out", "length"), [(0, None), (2, None), (7, 4)])
+def test_the_count_tells_only_among_what_was_handed_out(out: int, length: int | None) -> None:
+    """New messages may be equal to the last ones, and as many as would have come back."""
+    mark = Checkpoint(window=tuple("ABCD"), last="D", last_stays=False)
+    assert _length(mark, "ABCDrst", out=out, by_count=4, most=4) == length
+
+
 def test_less_than_must_be_there() -> None:
     """Somebody holds the last one, or has taken it: then nobody can tell."""
     mark = Checkpoint(window=tuple("ABCD"), rest=3, last="D", last_stays=True)

@@ -127,7 +127,7 @@ async def _look(shop: Shop, count: int) -> None:
     """Somebody looks at so many, and gives them back."""
     if count:
         cost = (await shop.operations.queue(DLQ)).cost
-        assert [delivery async for delivery in walk(shop.broker, DLQ, count, cost)]
+        assert len([one async for one in walk(shop.broker, DLQ, count, cost)]) <= count
 
 
 def _check(shop: Shop, there: _Messages, job: Job, told: Sequence[int]) -> None:
