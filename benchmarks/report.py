@@ -46,10 +46,11 @@ metrics middleware; Hopback what `hopback run --http` switches on.
 
 `bare asyncio` publishes one by one with nothing but a protocol of asyncio's: the frames are ready made, and
 whatever comes back is taken for the confirm. Where the handler awaits round trips, `Hopback` is its broker
-port with a hundred tasks that take a delivery, make the round trips and ack.
+port with a hundred tasks that take a delivery, make the round trips and ack; both it and the loop without
+a broker have their process set up as the command does, so that a read costs all three the same.
 
-The application and the re-drive job have a garbage collector that looks once in 50,000 new objects, as
-the command has it. The job also runs on uvloop, with its journal in an SQLite file, a window of 500 and
+The application and the re-drive job have a garbage collector that looks once in 50,000 new objects and
+free a megabyte before they begin, as the command does. The job also runs on uvloop, with its journal in an SQLite file, a window of 500 and
 three times as many messages at hand; the shovel has its usual prefetch of 1,000. All others have
 prefetch 200 and Python's defaults.
 """

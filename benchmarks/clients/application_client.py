@@ -7,7 +7,6 @@ moves it by a confirmed publish.
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import TYPE_CHECKING
 
 from benchmarks.clients.measuring import linger, run_async
@@ -15,6 +14,7 @@ from benchmarks.clients.round_trips import round_trips as open_round_trips
 from benchmarks.workload import RETRY_TTL_MS
 from hopback.broker.declare import Ownership
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.cli import tune_memory
 from hopback.clock import SystemClock
 from hopback.observe.events import Bus
 from hopback.observe.logs import JsonLog
@@ -69,7 +69,7 @@ def _world(job: Job) -> Environment:
 
 
 async def _serve(app: App, job: Job, watch: Stopwatch, finished: asyncio.Event) -> None:
-    gc.set_threshold(50_000)  # as the command does
+    tune_memory()  # as the command does
     accepted = {finding.rule for finding in check(app.topology)}
     options = ServiceOptions(ownership=Ownership.EXTERNAL, accept=accepted)
     service = Service(app, RabbitMQ(job.url), options=options, world=_world(job))

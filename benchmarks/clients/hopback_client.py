@@ -16,6 +16,7 @@ from benchmarks.clients.round_trips import AT_ONCE
 from benchmarks.clients.round_trips import round_trips as open_round_trips
 from benchmarks.workload import Job
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.cli import tune_memory
 from hopback.message import Message, Properties
 from hopback.wire.frames import METHOD, MIN_FRAME, content_frames, frame
 from hopback.wire.methods import METHODS, encode_arguments
@@ -161,6 +162,7 @@ async def publish_bare(job: Job, watch: Stopwatch) -> None:
 
 async def round_trips(job: Job, watch: Stopwatch) -> None:
     """A hundred tasks that take a delivery, make the round trips and ack: a broker, and no application."""
+    tune_memory()  # as the command does
     connection, channel = await _open(job)
     arrived: asyncio.Queue[Delivery] = asyncio.Queue()
     finished, done = asyncio.Event(), 0

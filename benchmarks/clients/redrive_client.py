@@ -7,7 +7,6 @@ new objects, and the journal in an SQLite file.
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ import uvloop
 
 from benchmarks.clients.measuring import Stopwatch, linger, run_async
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.cli import tune_memory
 from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.journal_sql import open_journal
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 async def move(job: Job, watch: Stopwatch) -> None:
     overrides = [Override(job.queue, main_queue=job.target)]
-    gc.set_threshold(50_000)
+    tune_memory()  # as the command does
     with TemporaryDirectory() as folder:
         url = f"sqlite:///{Path(folder) / 'journal.db'}"
         async with (

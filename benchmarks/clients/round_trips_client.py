@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.clients.measuring import Stopwatch, run_async
 from benchmarks.clients.round_trips import AT_ONCE, round_trips
+from hopback.cli import tune_memory
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 async def ask(job: Job, watch: Stopwatch) -> None:
     left = job.count
+    tune_memory()  # as the command does, so that reads cost the same
 
     async def work() -> None:
         nonlocal left
