@@ -50,9 +50,9 @@ port with a hundred tasks that take a delivery, make the round trips and ack; bo
 a broker have their process set up as the command does, so that a read costs all three the same.
 
 The application and the re-drive job have a garbage collector that looks once in 50,000 new objects and
-free a megabyte before they begin, as the command does. The job also runs on uvloop, with its journal in an SQLite file, a window of 500 and
-three times as many messages at hand; the shovel has its usual prefetch of 1,000. All others have
-prefetch 200 and Python's defaults.
+free a megabyte before they begin, as the command does. The job also runs on uvloop, with its journal in an
+SQLite file, a window of 500 and three times as many messages at hand; the shovel has its usual prefetch of
+1,000. All others have prefetch 200 and Python's defaults.
 """
 _GROUPED_A_SECOND = 10_000
 
