@@ -19,7 +19,6 @@ from tests.harness.packages import PURPOSES, install, missing, packages_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.harness.rabbitmq import RabbitNode
     from tests.harness.shared import SharedNode
 
 pytestmark = pytest.mark.broker
@@ -46,21 +45,6 @@ def test_the_shared_node_answers_and_gives_each_test_its_own_vhost(
 ) -> None:
     """The run's node serves its HTTP API and knows the virtual host made for this test."""
     assert vhost in {each["name"] for each in rabbitmq.management.call("GET", "/vhosts")}
-
-
-def test_a_node_keeps_durable_things_through_kill_and_restart(
-    start_rabbitmq: Callable[..., RabbitNode],
-) -> None:
-    """After kill -9 the node comes back under the same address with what it had on disk."""
-    node = start_rabbitmq()
-    node.management.call("PUT", "/queues/%2F/kept", {"durable": True})
-    node.ctl("eval", "mnesia:sync_log().")  # what was declared is on disk a moment later
-    pid = node.pid
-    node.kill()
-    assert not _runs(pid)
-    node.restart()
-    assert [each["name"] for each in node.management.call("GET", "/queues")] == ["kept"]
-    assert "/" in node.ctl("list_vhosts", "name").split()
 
 
 def test_a_node_dies_with_the_process_that_started_it() -> None:
