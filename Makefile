@@ -5,8 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 # The tests are made for a machine of two cores: three workers compute, which is as much waiting for servers,
-# and three wait (tests/harness/lanes.py). Measured there: 655 s with four workers, 545 s with six.
-WORKERS ?= 6
+# and two wait (tests/harness/lanes.py). They keep both cores busy for nine tenths of the time; a sixth would
+# collect all tests once more, eight seconds of a core.
+WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest
 # Images set it to stay small; each of the hundreds of processes of the tests would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
