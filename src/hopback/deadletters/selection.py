@@ -293,7 +293,8 @@ class SelectedMessages:
         mark = mark_of(delivery)
         if self._unfound and is_new:
             # What we held has come back, and all that came back was before this one.
-            self._give_up_finding()
+            self._gone += self._unfound.total()
+            self._unfound.clear()
         if self._unfound:
             if self._unfound[mark]:
                 self._take_found(delivery, mark)
@@ -321,10 +322,6 @@ class SelectedMessages:
         # Where nothing from behind can have come before ours, the first stranger ends it.
         self._is_over = self._is_over or is_new or self._end_is_sure
         self._beyond.add(delivery.tag)
-
-    def _give_up_finding(self) -> None:
-        self._gone += self._unfound.total()
-        self._unfound.clear()
 
     def _take_found(self, delivery: Delivery, mark: str) -> None:
         self._unfound[mark] -= 1
@@ -404,15 +401,11 @@ class SelectedMessages:
             # Nothing of the rest was handed out: by that it is told from its twins.
             sure = self._source.fresh and not self.is_taking
         sure = sure and not went_beyond
-        stays = None if self._returned_first else self._last_stays
+        is_sent = self._last_is_done or (self.sends_last and self._last_tag in self._open)
+        stays = None if self._returned_first else not is_sent
         return Checkpoint(
             self._kept + waiting, window, rest, sure, fresh, self.has_twins, self._last, stays
         )
-
-    @property
-    def _last_stays(self) -> bool:
-        is_sent = self._last_is_done or (self.sends_last and self._last_tag in self._open)
-        return not is_sent
 
     def go_beyond(self) -> None:
         """Messages behind the selection will be held; that has to be written down before."""
