@@ -194,7 +194,7 @@ class Supervisor:
 
     async def _keep(self, number: int) -> None:
         """Start a child again and again."""
-        failures = 0
+        failures, was_ready = 0, False
         while not self._ending.is_set():
             changed = self._changed
             began = asyncio.get_running_loop().time()
@@ -202,11 +202,12 @@ class Supervisor:
             if self._ending.is_set() or changed.is_set():
                 continue
             _LOG.warning("process %d ended by itself with %s", number, _told(ended.code))
+            was_ready = was_ready or ended.ready  # later a message may end it before it says so
             if ended.alone is not None:
                 self.deaths[ended.alone] = self.deaths.pop(ended.alone, 0) + 1
                 if len(self.deaths) > _MOST_BLAMED:
                     del self.deaths[next(iter(self.deaths))]
-            elif not ended.ready and ended.code >= 0:
+            elif not was_ready and ended.code >= 0:
                 if self.changes is not None:  # the developer corrects the file
                     await self._unless_ending(changed, None)
                     continue
