@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from hopback.broker.supervise import Backoff
 from hopback.runtime.processes import Supervisor
 from tests.integration.waiting import until
 
@@ -52,3 +53,48 @@ async def test_a_child_that_was_ready_and_dies_of_the_signal_does_not(tmp_path: 
     supervisor.stop()
     await asyncio.wait_for(running, 30)
     assert supervisor.code == 1
+
+
+_LIVES = """
+import pathlib, socket, sys, time
+lives = pathlib.Path({lives!r})
+number = len(lives.read_text()) if lives.exists() else 0
+lives.write_text("." * (number + 1))
+parent = socket.socket(fileno={descriptor})
+if number in {says_ready}:
+    parent.send(b'{{"ready": true}}\\n')
+if number < 2:
+    sys.exit(7)
+time.sleep(60)
+"""
+
+
+async def test_a_child_that_was_ready_once_is_started_again_when_it_dies_before_it_says_so(
+    tmp_path: Path,
+) -> None:
+    """A message may end it between its first delivery and that word: the others must not end with it."""
+    lives = tmp_path / "lives"
+
+    def command(_number: int, descriptor: int) -> Sequence[str]:
+        text = _LIVES.format(descriptor=descriptor, lives=str(lives), says_ready=(0, 2))
+        return [sys.executable, "-c", text]
+
+    supervisor = Supervisor(1, command, os.environ, backoff=Backoff(first=0.01, most=0.01))
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: lives.exists() and len(lives.read_text()) == 3)
+    assert supervisor.restarts == 2
+    supervisor.stop()
+    await asyncio.wait_for(running, 30)
+
+
+async def test_a_child_that_was_never_ready_ends_all_with_its_code(tmp_path: Path) -> None:
+    """Something is wrong that a restart does not repair."""
+    lives = tmp_path / "lives"
+
+    def command(_number: int, descriptor: int) -> Sequence[str]:
+        text = _LIVES.format(descriptor=descriptor, lives=str(lives), says_ready=())
+        return [sys.executable, "-c", text]
+
+    supervisor = Supervisor(1, command, os.environ)
+    await asyncio.wait_for(supervisor.run(), 30)
+    assert (supervisor.code, len(lives.read_text())) == (7, 1)
