@@ -104,7 +104,9 @@ class Intake:
         """Take the place of the present subscription, if there is one: no gap lies between them."""
         channel = self._session.channel
         async with self._changing:
-            if self._stopped:
+            if self._stopped or (
+                prefetch != 1 and not self._open
+            ):  # closed while it waited its turn
                 return
             await channel.qos(prefetch)
             before = self._tag
@@ -137,6 +139,13 @@ class Intake:
         with suppress(BrokerError):  # the channel has ended, and the session with it
             await self._subscribe(self._prefetch)
 
+    async def _close_window(self) -> None:
+        async with self._changing:
+            tag, self._tag = self._tag, None
+            if tag is not None:
+                await self._session.channel.cancel(tag)
+            self._open = False
+
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -144,19 +153,18 @@ class Intake:
 
     async def _isolate(self, quarantine: Quarantine) -> None:
         """Close the window, let what is in hand finish, and run the suspected ones one by one."""
+        is_closed = False
         try:
-            closed = self._open and self._prefetch > 1
-            if closed:
-                async with self._changing:
-                    tag, self._tag = self._tag, None
-                    if tag is not None:
-                        await self._session.channel.cancel(tag)
-                    self._open = False
-            drained = await quarantine.drained(self._work)
             while self._suspected and not self._session.ended.is_set():
-                await quarantine.run(self._suspected.popleft(), self._work, drained=drained)
-            if closed:
-                await self._subscribe(1)
+                if self._open and self._prefetch != 1:
+                    await self._close_window()
+                    is_closed = True
+                drained = await quarantine.drained(self._work)
+                if self._suspected:  # not stopped meanwhile
+                    await quarantine.run(self._suspected.popleft(), self._work, drained=drained)
+                if is_closed and not self._suspected:
+                    is_closed = False
+                    await self._subscribe(1)  # which may bring the next suspected one at once
         except BrokerError:
             return  # the channel has ended, and the session with it
         finally:

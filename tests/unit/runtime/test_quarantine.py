@@ -14,6 +14,7 @@ import pytest
 from hopback import App, BrokerVersion, EmbeddedBroker, Message, Properties
 from hopback.broker.declare import declare
 from hopback.broker.embedded import run_virtual
+from hopback.broker.embedded.channel import EmbeddedChannel
 from hopback.headers import read_history
 from hopback.observe.events import Bus
 from hopback.runtime import consumer
@@ -298,6 +299,55 @@ async def test_a_suspected_message_runs_alone_and_the_window_opens_again() -> No
     alone = [number for number, beside in runs if beside == 1]
     assert len(alone) >= suspected - 2
     assert max(beside for _, beside in runs) == 10
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+@in_virtual_time
+async def test_a_suspected_message_that_comes_with_the_new_subscription_is_not_forgotten(
+    version: BrokerVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten wait behind a window of two: the third arrives while the window is being opened again.
+
+    On a socket a delivery may be read together with the answer to the subscription, before whoever waits
+    for that answer goes on.
+    """
+    plain = EmbeddedChannel.consume
+
+    async def consume(channel: EmbeddedChannel, *positional: Any, **named: Any) -> str:
+        tag = await plain(channel, *positional, **named)
+        await asyncio.sleep(0.01)
+        return tag
+
+    monkeypatch.setattr(EmbeddedChannel, "consume", consume)
+    handled: list[int] = []
+    go_on = asyncio.Event()
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"], prefetch=2)
+    async def handle(number: int) -> None:
+        await go_on.wait()
+        handled.append(number)
+
+    async with AppTest(app, broker=EmbeddedBroker(version=version)) as test:
+        for number in range(13):
+            await test.publish("", "orders", number)
+        await test.advance(1)  # the first is in hand, and the window that it opened is full
+        for _ in range(2):
+            somebody = await test.broker.connect("somebody")
+            channel = await somebody.open_channel()
+            while await channel.get("orders") is not None:
+                pass
+            if not handled:
+                await somebody.close()
+                handled.append(-1)
+        go_on.set()
+        await test.advance(1)
+        assert handled == [-1, 0, 1, 2]
+        await somebody.close()
+        await test.advance(60)
+        suspected = len(test.happened("quarantine.begun"))
+        assert not test.happened("consumer.lost")  # nor had anybody to notice that it stood still
+    assert (sorted(handled), suspected) == (list(range(-1, 13)), 10)
 
 
 @in_virtual_time
