@@ -38,6 +38,7 @@ _ABOVE = (
     "hopback.observe",
     "hopback.private_files",
     "hopback.runtime",
+    "hopback.sql",
     "hopback.store",
     "hopback.waiting",
 )
@@ -77,7 +78,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.private_files": (),
     "hopback.observe": _VALUES,
     # What is to come later is written as it waits in the broker.
-    "hopback.store": (*_VALUES, "hopback.policy", "hopback.private_files"),
+    "hopback.sql": (*_VALUES, "hopback.private_files"),
+    "hopback.store": (*_VALUES, "hopback.policy", "hopback.private_files", "hopback.sql"),
     "hopback.runtime": (
         *_PURE,
         *_PORT,
@@ -99,6 +101,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *_PORT,
         "hopback.broker",
         "hopback.private_files",
+        "hopback.sql",
         "hopback.store",
         "hopback.waiting",
     ),

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.clock import SystemClock
+from hopback.sql.sqlite import SqliteDatabase
 from hopback.store import migrate, open_database
+from hopback.store.database import EngineDatabase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -15,9 +17,10 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from hopback.sql.database import SqlDatabase
     from tests.harness.shared import SharedPostgres
 
-__all__ = ["database_url", "engine"]
+__all__ = ["database_url", "engine", "sql_database"]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -35,4 +38,24 @@ async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
     made = open_database(database_url)
     await migrate(made, SystemClock())
     yield made
+    await made.dispose()
+
+
+@pytest.fixture(params=["sqlite alone", "sqlite", "postgresql"])
+async def sql_database(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[SqlDatabase]:
+    """A migrated database, with and without SQLAlchemy."""
+    if request.param == "sqlite alone":
+        file = SqliteDatabase(tmp_path / "test.db", SystemClock())
+        yield file
+        await file.close()
+        return
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    if request.param == "postgresql":
+        server: SharedPostgres = request.getfixturevalue("postgres")
+        url = server.create_database()
+    made = open_database(url)
+    await migrate(made, SystemClock())
+    yield EngineDatabase(made)
     await made.dispose()

@@ -35,7 +35,7 @@ def alerts() -> None:
 @form_option
 def ls(everything: bool, form: str, where: Where) -> None:
     """List alerts that fire or are about to, from a server or from the store that it uses."""
-    found = with_dead_letters(where, lambda dead_letters: dead_letters.alerts(), late=False)
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.alerts(), light=False)
     shown = [one for one in found.items if everything or one.state is not AlertState.RESOLVED]
 
     def in_words() -> None:
@@ -69,7 +69,7 @@ def test(target: str, form: str, where: Where) -> int:
     """
     if where.server is not None:
         found = with_dead_letters(
-            where, lambda dead_letters: dead_letters.test_alert(target), late=False
+            where, lambda dead_letters: dead_letters.test_alert(target), light=False
         )
     elif where.config is not None:
         from hopback.admin.alerts import Alerting, AlertSender

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
-import sqlite3
 import sys
 import uuid
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,8 +23,7 @@ from hopback.private_files import private_folder
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Iterator
 
     from sqlalchemy.engine import URL
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -36,23 +32,20 @@ if TYPE_CHECKING:
     from hopback.broker.supervise import SupervisedState
     from hopback.clock import Clock
     from hopback.deadletters.alert_book import AlertBook
-    from hopback.deadletters.contract import AuditEntry
-    from hopback.deadletters.journal import JobRecord, Journal
+    from hopback.deadletters.journal import Journal
     from hopback.runtime.relay import Relay
 
 __all__ = [
     "IN_MEMORY",
-    "LateJournal",
     "alert_book",
     "database",
     "database_errors",
     "database_option",
     "journal",
-    "late_journal",
+    "light_journal",
     "migrate",
     "relay",
     "sql_journal",
-    "sqlite_file",
     "state_folder",
     "status",
     "store",
@@ -121,11 +114,13 @@ def unreachable(error: Exception) -> CommandFailed:
 async def journal(url: str | None, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[Journal]:
     """The journal at that URL, or in the user's own file; its tables are made if they are missing.
 
-    Without the extra `store`, and where the user's own file cannot be made, it is kept in memory.
+    Without the extra `store`, and where the user's own file cannot be made, it is kept in memory. For what
+    runs long, and needs more of the database than a journal; `light_journal` is for commands.
     """
     from hopback.deadletters.journal import MemoryJournal
 
-    address = url or _own_file()
+    has_extra = find_spec("sqlalchemy") is not None and find_spec("aiosqlite") is not None
+    address = url or (_own_file() if has_extra else None)
     if address is None or address == IN_MEMORY:
         yield MemoryJournal()
         return
@@ -157,24 +152,34 @@ def alert_book(kept: Journal) -> AlertBook | None:
 
 
 @asynccontextmanager
-async def late_journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]:
-    """The same journal as `journal` gives, opened when it is needed: for what looks once and ends."""
-    from hopback.deadletters.journal import MemoryJournal
+async def light_journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]:
+    """The same journal as `journal` gives; an SQLite file is opened when it is needed, without SQLAlchemy.
+
+    For what looks once and ends: SQLAlchemy takes longer to load than such a command for everything else.
+    """
+    from hopback.sql.sqlite import SqliteDatabase, sqlite_file
 
     address = url or _own_file()
-    if address is None or address == IN_MEMORY:
-        yield MemoryJournal()
+    file = None if address is None else sqlite_file(address)
+    if file is None:
+        async with journal(address or IN_MEMORY, clock) as found:
+            yield found
         return
-    async with AsyncExitStack() as stack:
-        file = sqlite_file(address)
-        late = LateJournal(file, lambda: sql_journal(address, clock), stack, clock)
-        yield cast("Journal", late)
+    from hopback.deadletters.journal_sql import SqlJournal
+
+    if not _is_usable(file):
+        raise unreachable(OSError("unable to open database file"))
+    opened = SqliteDatabase(file, clock)
+    try:
+        yield SqlJournal(opened, clock)
+    except StoreUnavailable as error:
+        raise unreachable(error) from error
+    finally:
+        await opened.close()
 
 
 def _own_file() -> str | None:
     """The URL of the user's own file, in a folder that nobody else reads; None if it cannot be."""
-    if find_spec("sqlalchemy") is None or find_spec("aiosqlite") is None:
-        return None
     folder = state_folder()
     try:
         private_folder(folder)
@@ -193,146 +198,6 @@ def state_folder() -> Path:
     else:
         root = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state")
     return root / "hopback"
-
-
-# --- a journal that is opened when it is needed
-#
-# Most commands only ask whether a job runs, and note a look, and SQLAlchemy takes longer to load than such a
-# command needs for everything else. So these two things are done with the standard library where the journal
-# is an SQLite file with the tables that this release writes; anything else opens the real journal, which then
-# does the rest. What needs an extra is imported where it is used: `hopback serve` names a missing one.
-
-_BUSY_S = 10.0  # as long as the real journal waits for another writer
-_ENTRY = ("at", "by", "action", "queue", "job", "reason", "result", "details", "broker")
-
-
-def sqlite_file(url: str) -> Path | None:
-    """The file that a database URL names; None for another database, and one that is in memory."""
-    parts = urlsplit(url)
-    plain = parts.scheme.partition("+")[0] == "sqlite" and not (parts.netloc or parts.query)
-    name = unquote(parts.path).removeprefix("/")
-    return Path(name) if plain and name and name != ":memory:" else None
-
-
-class LateJournal:
-    """Stands for the journal that `opening` gives, which is entered by the first call that needs it."""
-
-    def __init__(
-        self,
-        file: Path | None,
-        opening: Callable[[], AbstractAsyncContextManager[Journal]],
-        stack: AsyncExitStack,
-        clock: Clock,
-    ) -> None:
-        self._file = file
-        self._opening = opening
-        self._stack = stack
-        self._clock = clock
-        self._lock = asyncio.Lock()
-        self._real: Journal | None = None
-
-    async def real(self) -> Journal:
-        """The journal itself."""
-        async with self._lock:
-            if self._real is None:
-                self._real = await self._stack.enter_async_context(self._opening())
-            return self._real
-
-    async def jobs(
-        self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
-    ) -> tuple[JobRecord, ...]:
-        """Jobs, the newest first."""
-        if active and self._real is None and await asyncio.to_thread(self._is_idle, broker, queue):
-            return ()
-        found = await self.real()
-        return await found.jobs(broker=broker, queue=queue, active=active, limit=limit)
-
-    async def write(self, entry: AuditEntry, broker: str = "") -> None:
-        """Append to the audit, for that broker."""
-        if self._real is None and await asyncio.to_thread(self._append, entry, broker):
-            return
-        await (await self.real()).write(entry, broker)
-
-    async def remembered(self, broker: str, kind: str) -> dict[str, str]:
-        """The documents of a kind that are kept for a broker, by key."""
-        if self._real is None:
-            found = await asyncio.to_thread(self._documents, broker, kind)
-            if found is not None:
-                return found
-        return await (await self.real()).remembered(broker, kind)
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else a journal does, once it is open."""
-        from hopback.deadletters.journal import Journal
-
-        if name.startswith("_") or not callable(getattr(Journal, name, None)):
-            raise AttributeError(name)
-
-        async def call(*positional: Any, **named: Any) -> Any:
-            return await getattr(await self.real(), name)(*positional, **named)
-
-        return call
-
-    def _is_idle(self, broker: str, queue: str) -> bool:
-        """Whether it is sure that no job runs; a file that is not there yet has none."""
-        if self._file is None:
-            return False
-        if not self._file.exists():
-            return self._file.parent.is_dir()
-        from hopback.deadletters.contract import ACTIVE
-
-        wanted = ["state IN (?, ?)", "leased_until >= ?"]
-        values: list[object] = [*sorted(ACTIVE), self._clock.now()]
-        for column, value in (("place", broker), ("queue", queue)):
-            if value:
-                wanted.append(f"{column} = ?")
-                values.append(value)
-        query = f"SELECT 1 FROM hopback_jobs WHERE {' AND '.join(wanted)} LIMIT 1"  # noqa: S608 - ours
-        try:
-            with closing(self._connect(self._file)) as connection:
-                return connection.execute(query, values).fetchone() is None
-        except sqlite3.Error:
-            return False  # the real journal says what is wrong, or makes the tables
-
-    def _documents(self, broker: str, kind: str) -> dict[str, str] | None:
-        """What is kept; None where that is not sure."""
-        if self._file is None:
-            return None
-        if not self._file.exists():
-            return {} if self._file.parent.is_dir() else None
-        query = "SELECT key, document FROM hopback_documents WHERE place = ? AND kind = ?"
-        try:
-            with closing(self._connect(self._file)) as connection:
-                return dict(connection.execute(query, (broker, kind)).fetchall())
-        except sqlite3.Error:
-            return None
-
-    def _append(self, entry: AuditEntry, broker: str) -> bool:
-        """Whether the entry was written: only into a table that has exactly the columns we know."""
-        if self._file is None or not self._file.exists():
-            return False
-        from msgspec import structs
-
-        values = structs.asdict(entry) | {
-            "details": json.dumps(dict(entry.details), default=str),
-            "broker": broker,
-        }
-        names = ", ".join(f'"{name}"' for name in _ENTRY)
-        marks = ", ".join("?" for _ in _ENTRY)
-        insert = f"INSERT INTO hopback_audit ({names}) VALUES ({marks})"  # noqa: S608 - ours
-        try:
-            with closing(self._connect(self._file)) as connection, connection:
-                columns = {row[1] for row in connection.execute("PRAGMA table_info(hopback_audit)")}
-                if columns != {"number", *_ENTRY} or values.keys() - {"number"} != {*_ENTRY}:
-                    return False
-                connection.execute(insert, [values[name] for name in _ENTRY])
-        except sqlite3.Error:
-            return False
-        return True
-
-    @staticmethod
-    def _connect(file: Path) -> sqlite3.Connection:
-        return sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S)
 
 
 # --- `hopback store`

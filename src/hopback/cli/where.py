@@ -27,7 +27,7 @@ from hopback.cli.options import (
     rabbitmq,
     reach_management,
 )
-from hopback.cli.store import alert_book, journal, late_journal, state_folder
+from hopback.cli.store import alert_book, journal, light_journal, state_folder
 from hopback.clock import SystemClock
 from hopback.errors import HopbackError, NoSuch
 
@@ -176,12 +176,12 @@ def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> 
 
 
 def with_dead_letters(
-    where: Where, work: Callable[[DeadLetters], Awaitable[_T]], *, late: bool = True
+    where: Where, work: Callable[[DeadLetters], Awaitable[_T]], *, light: bool = True
 ) -> _T:
-    """Do the work on the dead letters, on an event loop of its own; `late` as in `open_in_process`."""
+    """Do the work on the dead letters, on an event loop of its own; `light` as in `open_in_process`."""
 
     async def working() -> _T:
-        async with open_dead_letters(where, late=late) as dead_letters:
+        async with open_dead_letters(where, light=light) as dead_letters:
             try:
                 return await work(dead_letters)
             except NoSuch as missing:
@@ -224,7 +224,7 @@ def quick_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 @asynccontextmanager
-async def open_dead_letters(where: Where, *, late: bool = True) -> AsyncIterator[DeadLetters]:
+async def open_dead_letters(where: Where, *, light: bool = True) -> AsyncIterator[DeadLetters]:
     """Those of the server if one is named, else those of the broker, in this process."""
     async with AsyncExitStack() as stack:
         if where.server is not None:
@@ -235,7 +235,7 @@ async def open_dead_letters(where: Where, *, late: bool = True) -> AsyncIterator
             yield await stack.enter_async_context(remote)
         else:
             # Who may use the broker may also publish to it: editing is theirs, after a question.
-            found = await open_in_process(where, stack, editing=True, late=late)
+            found = await open_in_process(where, stack, editing=True, light=light)
             # Without a broker only the store can be asked, and that for the jobs of all brokers.
             yield found.operations.acting_as(_user(), everywhere=where.broker is None)
 
@@ -257,13 +257,13 @@ async def open_in_process(
     stack: AsyncExitStack,
     *,
     editing: bool = False,
-    late: bool = False,
+    light: bool = False,
     lease: float = 30.0,
 ) -> InProcess:
     """The operations on the broker that was named, until the stack is closed.
 
-    With `late` the store is opened when it is needed, not before. A process that gives no sign for
-    `lease` seconds has lost its jobs.
+    With `light` an SQLite file does without SQLAlchemy, and alerts are not known. A process that gives no
+    sign for `lease` seconds has lost its jobs.
     """
     beside: tuple[str, ...] = ()
     is_first = True
@@ -273,7 +273,9 @@ async def open_in_process(
         where, beside = said_of(chosen, where), journal_names(brokers)
         is_first = brokers[0].name == name
     clock = SystemClock()
-    opened = late_journal(where.store, clock) if late else journal(where.store, clock, lease=lease)
+    opened = (
+        light_journal(where.store, clock) if light else journal(where.store, clock, lease=lease)
+    )
     kept = await stack.enter_async_context(opened)
     settings = operating(editing=editing, lease=lease)
     return await open_operations(

@@ -1,7 +1,8 @@
 """The journal in SQL: jobs survive their process, and one queue has one job across all of them.
 
-Needs the extra `store`. Two processes with the same database and the same broker see the same jobs; a
-job whose process was not heard of for the length of its lease reads as interrupted.
+Two processes with the same database and the same broker see the same jobs; a job whose process was not heard
+of for the length of its lease reads as interrupted. An SQLite file needs no extra (`sql.sqlite`); other
+databases come with the extra `postgres`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 import json
 from contextlib import asynccontextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, structs
-from sqlalchemy import delete, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from hopback.deadletters.contract import ACTIVE, AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.journal import (
@@ -29,29 +29,17 @@ from hopback.deadletters.patch import PatchOperation
 from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.renamed import OldNameLookup, old_names
-from hopback.store.database import (
-    audit,
-    audit_retention,
-    job_failures,
-    jobs,
-    migrate,
-    open_database,
-    reading,
-    store_errors,
-    writing,
-)
-from hopback.store.database import documents as _documents
+from hopback.sql.database import RowRefused, SqlDatabase, placeholders
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback.clock import Clock
     from hopback.deadletters.journal import JournalShare
     from hopback.deadletters.requests import AuditQuery
-
+    from hopback.sql.database import Execute, Row
 
 __all__ = [
     "SqlJournal",
@@ -65,10 +53,16 @@ __all__ = [
 ]
 
 
-# The others can be resumed, so somebody may need them.
-_CHUNK = 200  # rows of one statement: SQLite takes some thousand parameters
+def _one_of(states: Iterable[JobState]) -> str:
+    names = ", ".join(f"'{state}'" for state in sorted(states))
+    return f"state IN ({names})"
 
-_OVER = (JobState.COMPLETED, JobState.CANCELLED)
+
+_IS_ACTIVE = _one_of(ACTIVE)
+# The others can be resumed, so somebody may need them.
+_IS_OVER = _one_of((JobState.COMPLETED, JobState.CANCELLED))
+_IS_FREE = f"(NOT {_IS_ACTIVE} OR leased_until < :now)"
+"""Nobody runs it: it is not active, or its lease has run out."""
 
 
 def write_job(job: JobRecord) -> str:
@@ -159,72 +153,50 @@ class SqlJournal:
     well: a program that shortens the audit leaves when, and up to which moment.
     """
 
-    def __init__(self, engine: AsyncEngine, clock: Clock, *, lease: float = 30.0) -> None:
-        self.engine = engine
+    def __init__(
+        self, database: AsyncEngine | SqlDatabase, clock: Clock, *, lease: float = 30.0
+    ) -> None:
+        if not isinstance(database, SqlDatabase):
+            from hopback.store.database import EngineDatabase
+
+            database = EngineDatabase(database)
+        self._database = database
         self._clock = clock
         self._lease = lease
+
+    @property
+    def engine(self) -> AsyncEngine | None:
+        """What SQLAlchemy speaks to the database by; None where it does not."""
+        return getattr(self._database, "engine", None)
 
     # --- jobs
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
-        with store_errors():
-            try:
-                await self._begin(job, owner)
-            except IntegrityError:
-                # Somebody was quicker: two processes began at the same moment.
-                # The job itself, the active one of its queue, or the one of the same key.
-                same = (jobs.c.queue == job.queue) & jobs.c.state.in_(ACTIVE)
-                if job.spec.key is not None:
-                    same |= jobs.c.key == job.spec.key
-                wanted = (jobs.c.id == job.id) | ((jobs.c.place == job.spec.broker) & same)
-                other = next(iter(await self._read_jobs(select(jobs).where(wanted).limit(1))), None)
-                if other is None:
-                    raise
-                key = job.spec.key
-                if other.id != job.id and key is not None and other.spec.key == key:
-                    return other
-                raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
-        return job
-
-    async def _begin(self, job: JobRecord, owner: str) -> None:
         now = self._clock.now()
-        values = {
-            "place": job.spec.broker,
-            "queue": job.queue,
-            "state": job.state,
-            "key": job.spec.key,
-            "document": write_job(job),
-            "wish": write_control(ControlRequest(rate=job.rate)),
-            "leased_by": owner,
-            "leased_until": now + self._lease,
-            "ended_at": None,
-        }
-        async with self.engine.begin() as connection:
-            await connection.execute(
-                update(jobs)
-                .where(
-                    jobs.c.place == job.spec.broker,
-                    jobs.c.queue == job.queue,
-                    jobs.c.state.in_(ACTIVE),
-                    jobs.c.leased_until < now,
-                    jobs.c.id != job.id,
-                )
-                .values(state=JobState.INTERRUPTED, leased_by=None)
+        try:
+            await self._database.write(partial(_begin, job, owner, now, now + self._lease))
+        except RowRefused:
+            # Somebody was quicker: two processes began at the same moment.
+            # The job itself, the active one of its queue, or the one of the same key.
+            key = job.spec.key
+            other = await self._first_job(
+                "id = :id OR (place = :broker AND"
+                f" ((queue = :queue AND {_IS_ACTIVE}) {'' if key is None else 'OR key = :key'}))",
+                {"id": job.id, "broker": job.spec.broker, "queue": job.queue}
+                | ({} if key is None else {"key": key}),
             )
-            again = await connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job.id, _is_free(now))
-                .values(values)
-                .returning(jobs.c.id)
-            )
-            if again.first() is None:
-                await connection.execute(insert(jobs).values(id=job.id, **values))
+            if other is None:
+                raise
+            if other.id != job.id and key is not None and other.spec.key == key:
+                return other
+            raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
+        return job
 
     async def save(self, job: JobRecord, owner: str) -> None:
         """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
-        values = {
-            "state": job.state,
+        values: dict[str, object] = {
+            "state": job.state.value,
             "document": write_job(job),
             "ended_at": self._clock.now() if job.is_over else None,
         }
@@ -234,8 +206,9 @@ class SqlJournal:
 
     async def amend(self, job: JobRecord) -> None:
         """Write down something about a job that nobody runs; JobConflict if somebody does."""
-        unheld = (jobs.c.id == job.id, _is_free(self._clock.now()))
-        if await self._change(unheld, {"state": job.state, "document": write_job(job)}) is None:
+        values = {"state": job.state.value, "document": write_job(job)}
+        unheld = {"id": job.id, "now": self._clock.now()}
+        if await self._change(f"id = :id AND {_IS_FREE}", unheld, values) is None:
             raise JobConflict(f"job {job.id} is running elsewhere", job)
 
     async def renew(self, job_id: str, owner: str) -> ControlRequest:
@@ -245,116 +218,134 @@ class SqlJournal:
 
     async def control(self, job_id: str) -> ControlRequest:
         """What is asked of a job now."""
-        query = select(jobs.c.wish).where(jobs.c.id == job_id)
-        async with reading(self.engine) as connection:
-            found = (await connection.execute(query)).scalar()
-        if found is None:
+        found = await self._rows("SELECT wish FROM hopback_jobs WHERE id = :id", {"id": job_id})
+        if not found:
             raise NoSuch("job", job_id)
-        return read_control(found)
+        return read_control(found[0][0])
 
     async def set_control(self, job_id: str, request: ControlRequest) -> None:
         """Ask something of a job, wherever it runs."""
-        await self._change((jobs.c.id == job_id,), {"wish": write_control(request)})
+        await self._change("id = :id", {"id": job_id}, {"wish": write_control(request)})
 
-    async def _change_leased(self, job_id: str, owner: str, values: dict[str, Any]) -> str:
+    async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:
         """Change a job that is ours and tell what is asked of it; LeaseLost if it is ours no more."""
-        asked = await self._change((jobs.c.id == job_id, jobs.c.leased_by == owner), values)
+        ours = {"id": job_id, "owner": owner}
+        asked = await self._change("id = :id AND leased_by = :owner", ours, values)
         if asked is None:
             raise LeaseLost(f"job {job_id} is run by another process now")
         return asked
 
-    async def _change(self, where: Sequence[Any], values: dict[str, Any]) -> str | None:
+    async def _change(
+        self, where: str, named: Mapping[str, object], values: Mapping[str, object]
+    ) -> str | None:
         """Change the row; what is asked of the job, or None if there is no such row."""
-        statement = update(jobs).where(*where).values(values).returning(jobs.c.wish)
-        async with writing(self.engine) as connection:
-            found = (await connection.execute(statement)).first()
-        return None if found is None else str(found.wish)
+        changes = ", ".join(f"{column} = :{column}" for column in values)
+        statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING wish"
+        found = await self._database.write(lambda execute: execute(statement, {**named, **values}))
+        return None if not found else str(found[0][0])
 
     async def job(self, job_id: str) -> JobRecord | None:
         """One job as it is now, or None."""
-        return next(iter(await self._read_jobs(select(jobs).where(jobs.c.id == job_id))), None)
+        return await self._first_job("id = :id", {"id": job_id})
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """The job that was begun with this key, or None."""
-        query = select(jobs).where(jobs.c.place == broker, jobs.c.key == key)
-        return next(iter(await self._read_jobs(query)), None)
+        return await self._first_job(
+            "place = :broker AND key = :key", {"broker": broker, "key": key}
+        )
+
+    async def _first_job(self, where: str, named: Mapping[str, object]) -> JobRecord | None:
+        return next(iter(await self._read_jobs(where, named, 1)), None)
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[JobRecord, ...]:
         """Jobs, the newest first."""
-        query = select(jobs).order_by(jobs.c.number.desc()).limit(limit)
+        wanted, named = ["1 = 1"], dict[str, object]()
         if broker:
-            query = query.where(jobs.c.place == broker)
+            wanted.append("place = :broker")
+            named["broker"] = broker
         if queue:
-            query = query.where(jobs.c.queue == queue)
+            wanted.append("queue = :queue")
+            named["queue"] = queue
         if active:
-            query = query.where(jobs.c.state.in_(ACTIVE), jobs.c.leased_until >= self._clock.now())
-        return await self._read_jobs(query)
+            wanted.append(f"{_IS_ACTIVE} AND leased_until >= :now")
+            named["now"] = self._clock.now()
+        return await self._read_jobs(" AND ".join(wanted), named, limit)
 
-    async def _read_jobs(self, query: Select[Any]) -> tuple[JobRecord, ...]:
+    async def _read_jobs(
+        self, where: str, named: Mapping[str, object], limit: int
+    ) -> tuple[JobRecord, ...]:
         """Jobs as they are now; one whose process is gone is interrupted, whatever was written last."""
+        rows = await self._rows(
+            f"SELECT document, state, leased_until FROM hopback_jobs WHERE {where}"
+            " ORDER BY number DESC LIMIT :limit",
+            {**named, "limit": limit},
+        )
         now, found = self._clock.now(), []
-        async with reading(self.engine) as connection:
-            for row in await connection.execute(query):
-                job = read_job(row.document)
-                is_gone = row.state == JobState.INTERRUPTED or row.leased_until < now
-                if job.is_active and is_gone:
-                    job = replace(job, state=JobState.INTERRUPTED, reason=PROCESS_LOST)
-                found.append(job)
+        for document, state, leased_until in rows:
+            job = read_job(document)
+            if job.is_active and (state == JobState.INTERRUPTED or leased_until < now):
+                job = replace(job, state=JobState.INTERRUPTED, reason=PROCESS_LOST)
+            found.append(job)
         return tuple(found)
 
     async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
         """Messages could not be moved, or were left out."""
-        rows = [{"job": job_id, "document": write_failure(failed)} for failed in failures]
+        rows: list[dict[str, object]] = [
+            {"job": job_id, "document": write_failure(failed)} for failed in failures
+        ]
         if rows:
-            async with writing(self.engine) as connection:
-                await connection.execute(insert(job_failures), rows)
+            await self._add("hopback_job_failures", rows)
 
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """What a job could not move, in order, from number `cursor` on."""
-        query = (
-            select(job_failures.c.document)
-            .where(job_failures.c.job == job_id)
-            .order_by(job_failures.c.number)
-            .offset(cursor)
-            .limit(limit)
+        rows = await self._rows(
+            "SELECT document FROM hopback_job_failures WHERE job = :job"
+            " ORDER BY number LIMIT :limit OFFSET :cursor",
+            {"job": job_id, "limit": limit, "cursor": cursor},
         )
-        async with reading(self.engine) as connection:
-            return tuple(map(read_failure, (await connection.execute(query)).scalars()))
+        return tuple(read_failure(document) for (document,) in rows)
 
     # --- the audit
 
     async def write(self, entry: AuditEntry, broker: str = "") -> None:
         """Append to the audit, for that broker."""
-        values = structs.asdict(entry) | {"details": json.dumps(dict(entry.details), default=str)}
-        values["broker"] = broker
+        values: dict[str, object] = structs.asdict(entry)
+        values |= {"details": json.dumps(dict(entry.details), default=str), "broker": broker}
         del values["number"]  # the database gives it
-        async with writing(self.engine) as connection:
-            await connection.execute(insert(audit).values(values))
+        await self._add("hopback_audit", [values])
 
     async def read(
         self, query: AuditQuery, share: JournalShare | None = None
     ) -> tuple[AuditEntry, ...]:
         """Entries of the audit, the newest first: all of them, or those of one broker's share."""
-        wanted = select(audit).order_by(audit.c.number.desc()).limit(query.limit)
+        wanted, named = ["1 = 1"], dict[str, object](limit=query.limit)
         for name in ("by", "action", "queue", "job"):
             if value := getattr(query, name):
-                wanted = wanted.where(audit.c[name] == value)
+                wanted.append(f'"{name}" = :{name}')
+                named[name] = value
         if query.before is not None:
-            wanted = wanted.where(audit.c.number < query.before)
+            wanted.append("number < :before")
+            named["before"] = query.before
         if share is not None and not share.is_first:
-            wanted = wanted.where(audit.c.broker == share.own)
+            wanted.append("broker = :own")
+            named["own"] = share.own
         elif share is not None and share.others:
-            wanted = wanted.where(audit.c.broker.not_in(sorted(share.others)))
-        async with reading(self.engine) as connection:
-            return tuple(
-                AuditEntry(
-                    Moment(row.at), row.by, row.action, row.queue, row.job, row.reason, row.result,
-                    json.loads(row.details), row.number,
-                )
-                for row in await connection.execute(wanted)
-            )  # fmt: skip
+            names, others = placeholders("other", sorted(share.others))
+            wanted.append(f"broker NOT IN ({names})")
+            named |= others
+        rows = await self._rows(
+            'SELECT at, "by", action, queue, job, reason, result, details, number FROM hopback_audit'
+            f" WHERE {' AND '.join(wanted)} ORDER BY number DESC LIMIT :limit",
+            named,
+        )
+        return tuple(
+            AuditEntry(
+                Moment(at), by, action, queue, job, reason, result, json.loads(details), number
+            )
+            for at, by, action, queue, job, reason, result, details, number in rows
+        )
 
     # --- what is too old
 
@@ -362,47 +353,14 @@ class SqlJournal:
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
     ) -> Forgotten:
         """Delete at most `limit` rows of each kind; nothing is left to delete when none were."""
-        finished, rows = await self._forget_jobs(jobs_before, limit)
-        entries = await self._forget_entries(audit_before, now, limit)
+        since = self._clock.now()
+        finished, rows = await self._database.write(
+            partial(_forget_jobs, before=jobs_before, now=since, limit=limit)
+        )
+        entries = await self._database.write(
+            partial(_forget_entries, before=audit_before, now=now, limit=limit)
+        )
         return Forgotten(entries, finished, rows + entries)
-
-    async def _forget_jobs(self, before: float, limit: int) -> tuple[int, int]:
-        """Delete at most `limit` rows of jobs that were over before then; how many jobs, and rows."""
-        over = jobs.c.state.in_(_OVER)
-        old = select(jobs.c.id).where(over, jobs.c.ended_at < before).order_by(jobs.c.number)
-        async with writing(self.engine) as connection:
-            # Jobs of an older Hopback do not say when they ended: their time begins now.
-            await connection.execute(
-                update(jobs)
-                .where(over, jobs.c.ended_at.is_(None))
-                .values(ended_at=self._clock.now())
-            )
-            ids = list((await connection.execute(old.limit(limit))).scalars())
-            failures = select(job_failures.c.number).where(job_failures.c.job.in_(ids))
-            numbers = list((await connection.execute(failures.limit(limit))).scalars())
-            if numbers:  # a job may have more of them than fit: the job itself goes last
-                await connection.execute(
-                    delete(job_failures).where(job_failures.c.number.in_(numbers))
-                )
-                return 0, len(numbers)
-            await connection.execute(delete(jobs).where(jobs.c.id.in_(ids)))
-        return len(ids), len(ids)
-
-    async def _forget_entries(self, before: float, now: float, limit: int) -> int:
-        """Delete at most `limit` entries from before that moment, the oldest first; how many."""
-        old = select(audit.c.number).where(audit.c.at < before).order_by(audit.c.number)
-        async with writing(self.engine) as connection:
-            numbers = list((await connection.execute(old.limit(limit))).scalars())
-            if not numbers:
-                return 0
-            latest = select(func.max(audit_retention.c.deleted_before))
-            said = (await connection.execute(latest)).scalar()
-            if said is None or said < before:
-                await connection.execute(
-                    insert(audit_retention).values(at=now, deleted_before=before)
-                )
-            await connection.execute(delete(audit).where(audit.c.number.in_(numbers)))
-        return len(numbers)
 
     # --- documents
 
@@ -410,45 +368,142 @@ class SqlJournal:
         self, broker: str, kind: str, documents: Mapping[str, str], now: float
     ) -> None:
         """Keep documents of a kind by their keys, in the place of those that were there."""
-        if not documents:
-            return
-        there = (_documents.c.place == broker, _documents.c.kind == kind)
-        rows = [
-            {"place": broker, "kind": kind, "key": key, "at": now, "document": text}
-            for key, text in documents.items()
-        ]
-        async with writing(self.engine) as connection:
-            for start in range(0, len(rows), _CHUNK):
-                some = rows[start : start + _CHUNK]
-                keys = [row["key"] for row in some]
-                await connection.execute(
-                    delete(_documents).where(*there, _documents.c.key.in_(keys))
+        if documents:
+            rows: list[dict[str, object]] = [
+                {"place": broker, "kind": kind, "key": key, "at": now, "document": text}
+                for key, text in documents.items()
+            ]
+            await self._database.write(
+                lambda execute: execute(
+                    "INSERT INTO hopback_documents (place, kind, key, at, document)"
+                    " VALUES (:place, :kind, :key, :at, :document)"
+                    " ON CONFLICT (place, kind, key)"
+                    " DO UPDATE SET at = excluded.at, document = excluded.document",
+                    rows,
                 )
-                await connection.execute(insert(_documents), some)
+            )
 
     async def remembered(self, broker: str, kind: str) -> dict[str, str]:
         """The documents of a kind that are kept for a broker, by key."""
-        found = select(_documents.c.key, _documents.c.document).where(
-            _documents.c.place == broker, _documents.c.kind == kind
+        return dict(
+            await self._rows(
+                "SELECT key, document FROM hopback_documents WHERE place = :broker AND kind = :kind",
+                {"broker": broker, "kind": kind},
+            )
         )
-        async with reading(self.engine) as connection:
-            return {row.key: row.document for row in await connection.execute(found)}
 
     async def unlearn(self, broker: str, kind: str, key: str) -> None:
         """Delete a document; none there is no error."""
-        one = (_documents.c.place == broker, _documents.c.kind == kind, _documents.c.key == key)
-        async with writing(self.engine) as connection:
-            await connection.execute(delete(_documents).where(*one))
+        one = {"broker": broker, "kind": kind, "key": key}
+        await self._database.write(
+            lambda execute: execute(
+                "DELETE FROM hopback_documents"
+                " WHERE place = :broker AND kind = :kind AND key = :key",
+                one,
+            )
+        )
+
+    # --- rows
+
+    async def _rows(self, statement: str, named: Mapping[str, object]) -> list[Row]:
+        return await self._database.read(lambda execute: execute(statement, named))
+
+    async def _add(self, table: str, rows: list[dict[str, object]]) -> None:
+        """Insert the rows; each has the same columns."""
+        columns = ", ".join(f'"{column}"' for column in rows[0])
+        names = ", ".join(f":{column}" for column in rows[0])
+        insert = f"INSERT INTO {table} ({columns}) VALUES ({names})"
+        await self._database.write(lambda execute: execute(insert, rows))
 
 
-def _is_free(now: float) -> ColumnElement[bool]:
-    """Nobody runs it: it is not active, or its lease has run out."""
-    return jobs.c.state.not_in(ACTIVE) | (jobs.c.leased_until < now)
+def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execute) -> None:
+    """Put jobs of the queue aside whose lease has run out, and write this one down."""
+    values: dict[str, object] = {
+        "id": job.id,
+        "place": job.spec.broker,
+        "queue": job.queue,
+        "state": job.state.value,
+        "key": job.spec.key,
+        "document": write_job(job),
+        "wish": write_control(ControlRequest(rate=job.rate)),
+        "leased_by": owner,
+        "leased_until": until,
+        "ended_at": None,
+    }
+    execute(
+        "UPDATE hopback_jobs SET state = :interrupted, leased_by = NULL"
+        f" WHERE place = :place AND queue = :queue AND {_IS_ACTIVE}"
+        " AND leased_until < :now AND id <> :id",
+        {name: values[name] for name in ("id", "place", "queue")}
+        | {"interrupted": JobState.INTERRUPTED.value, "now": now},
+    )
+    changes = ", ".join(f"{column} = :{column}" for column in values if column != "id")
+    again = execute(
+        f"UPDATE hopback_jobs SET {changes} WHERE id = :id AND {_IS_FREE} RETURNING id",
+        {**values, "now": now},
+    )
+    if not again:
+        columns, names = ", ".join(values), ", ".join(f":{column}" for column in values)
+        execute(f"INSERT INTO hopback_jobs ({columns}) VALUES ({names})", values)
+
+
+def _forget_jobs(execute: Execute, *, before: float, now: float, limit: int) -> tuple[int, int]:
+    """Delete at most `limit` rows of jobs that were over before then; how many jobs, and rows."""
+    # Jobs of an older Hopback do not say when they ended: their time begins now.
+    execute(
+        f"UPDATE hopback_jobs SET ended_at = :now WHERE {_IS_OVER} AND ended_at IS NULL",
+        {"now": now},
+    )
+    ids = [
+        job
+        for (job,) in execute(
+            f"SELECT id FROM hopback_jobs WHERE {_IS_OVER} AND ended_at < :before"
+            " ORDER BY number LIMIT :limit",
+            {"before": before, "limit": limit},
+        )
+    ]
+    if not ids:
+        return 0, 0
+    names, jobs = placeholders("job", ids)
+    # A job may have more failures than fit: the job itself goes last.
+    numbers = execute(
+        f"SELECT number FROM hopback_job_failures WHERE job IN ({names}) LIMIT :limit",
+        {**jobs, "limit": limit},
+    )
+    if numbers:
+        _delete_numbers(execute, "hopback_job_failures", numbers)
+        return 0, len(numbers)
+    execute(f"DELETE FROM hopback_jobs WHERE id IN ({names})", jobs)
+    return len(ids), len(ids)
+
+
+def _forget_entries(execute: Execute, *, before: float, now: float, limit: int) -> int:
+    """Delete at most `limit` entries from before that moment, the oldest first; how many."""
+    numbers = execute(
+        "SELECT number FROM hopback_audit WHERE at < :before ORDER BY number LIMIT :limit",
+        {"before": before, "limit": limit},
+    )
+    if numbers:
+        ((said,),) = execute("SELECT MAX(deleted_before) FROM hopback_audit_retention")
+        if said is None or said < before:
+            execute(
+                "INSERT INTO hopback_audit_retention (at, deleted_before) VALUES (:now, :before)",
+                {"now": now, "before": before},
+            )
+        _delete_numbers(execute, "hopback_audit", numbers)
+    return len(numbers)
+
+
+def _delete_numbers(execute: Execute, table: str, numbers: list[Row]) -> None:
+    names, named = placeholders("number", (number for (number,) in numbers))
+    execute(f"DELETE FROM {table} WHERE number IN ({names})", named)
 
 
 @asynccontextmanager
 async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[SqlJournal]:
     """The journal in the database at this URL, which is migrated first; closed at the end."""
+    from hopback.store.database import migrate, open_database
+
     engine = open_database(url)
     try:
         await migrate(engine, clock)

@@ -1,6 +1,6 @@
-"""The database: SQLite in a file by default, PostgreSQL by URL; its tables, and how they came to be.
+"""The database: SQLite in a file by default, PostgreSQL by URL; its tables as SQLAlchemy knows them.
 
-Migrations are numbered, applied in order, each in one transaction, safe to repeat and to race.
+How the tables came to be stands in `sql.versions`; a test holds the two against each other.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import (
@@ -23,21 +24,19 @@ from sqlalchemy import (
     Table,
     Text,
     event,
-    func,
-    insert,
-    inspect,
-    select,
     text,
 )
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
 from hopback.clock import SystemClock
 from hopback.errors import HopbackError, StoreUnavailable
 from hopback.extras import needs
-from hopback.private_files import make_private
+from hopback.sql.database import NOTHING, RowRefused
+from hopback.sql.sqlite import make_database_private, set_up
+from hopback.sql.versions import LATEST, SLOTS, apply_missing, version_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -47,12 +46,14 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from hopback.clock import Clock
+    from hopback.sql.database import Execute, Row, Values
 
 
 __all__ = [
     "LATEST",
     "SLOTS",
     "DatabaseUrlError",
+    "EngineDatabase",
     "alert_notices",
     "alerts",
     "api_keys",
@@ -78,9 +79,7 @@ __all__ = [
 ]
 
 
-SLOTS = 64
-"""Outbox messages are spread over so many slots by their key; a relay leases whole slots, so that
-messages of one key are only ever published by one relay, in order."""
+T = TypeVar("T")
 
 metadata: MetaData = MetaData()
 
@@ -262,153 +261,21 @@ documents: Table = Table(
 )
 
 
-def _inbox_and_outbox(connection: Connection) -> None:
-    """1: the inbox, the outbox and its slots."""
-    tables = [inbox, outbox, outbox_slots]
-    metadata.create_all(connection, tables=tables)
-    connection.execute(insert(outbox_slots), [{"slot": slot} for slot in range(SLOTS)])
-
-
-def _jobs_and_audit(connection: Connection) -> None:
-    """2: jobs with their failures, and an audit that the database lets nobody change."""
-    tables = [jobs, job_failures, audit]
-    metadata.create_all(connection, tables=tables)
-    for statement in _APPEND_ONLY[connection.dialect.name]:
-        connection.exec_driver_sql(statement)
-
-
-def _api_keys(connection: Connection) -> None:
-    """3: the keys of the admin service."""
-    metadata.create_all(connection, tables=[api_keys])
-
-
-def _retention_and_sessions(connection: Connection) -> None:
-    """4: old rows of the audit may go once it is written down how old; sessions that were ended."""
-    metadata.create_all(connection, tables=[audit_retention, ended_sessions])
-    # Version 2 makes the jobs as they are today, so a new database has the column already.
-    known = {column["name"] for column in inspect(connection).get_columns(jobs.name)}
-    if "ended_at" not in known:
-        connection.exec_driver_sql("ALTER TABLE hopback_jobs ADD COLUMN ended_at DOUBLE PRECISION")
-    for statement in _DELETE_BY_RETENTION[connection.dialect.name]:
-        connection.exec_driver_sql(statement)
-
-
-def _broker_of_entries(connection: Connection) -> None:
-    """5: each entry of the audit says to which broker it belongs."""
-    known = {column["name"] for column in inspect(connection).get_columns(audit.name)}
-    if "broker" not in known:
-        connection.exec_driver_sql(
-            "ALTER TABLE hopback_audit ADD COLUMN broker TEXT NOT NULL DEFAULT ''"
-        )
-    for index in audit.indexes:
-        index.create(connection, checkfirst=True)
-
-
-def _alerts(connection: Connection) -> None:
-    """6: alerts, the messages about them that wait, and who may send them."""
-    metadata.create_all(connection, tables=[leases, alerts, alert_notices])
-
-
-def _documents(connection: Connection) -> None:
-    """7: what is remembered of queues: answers about them, surveys, trends."""
-    metadata.create_all(connection, tables=[documents])
-
-
-def _oidc_sessions(connection: Connection) -> None:
-    """8: who signed in by a provider."""
-    metadata.create_all(connection, tables=[oidc_sessions])
-
-
-_APPEND_ONLY = {
-    "sqlite": [
-        f"CREATE TRIGGER hopback_audit_no_{verb.lower()} BEFORE {verb} ON hopback_audit"
-        " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
-        for verb in ("UPDATE", "DELETE")
-    ],
-    "postgresql": [
-        "CREATE OR REPLACE FUNCTION hopback_audit_append_only() RETURNS trigger AS $$"
-        " BEGIN RAISE EXCEPTION 'the audit is append-only'; END $$ LANGUAGE plpgsql",
-        "CREATE TRIGGER hopback_audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
-        " ON hopback_audit FOR EACH STATEMENT EXECUTE FUNCTION hopback_audit_append_only()",
-    ],
-}
-
-_DELETE_BY_RETENTION = {
-    "sqlite": [
-        "DROP TRIGGER hopback_audit_no_delete",
-        "CREATE TRIGGER hopback_audit_no_delete BEFORE DELETE ON hopback_audit"
-        " WHEN OLD.at >= COALESCE((SELECT MAX(deleted_before) FROM hopback_audit_retention), OLD.at)"
-        " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END",
-        *(
-            f"CREATE TRIGGER hopback_audit_retention_no_{verb.lower()}"
-            f" BEFORE {verb} ON hopback_audit_retention"
-            " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
-            for verb in ("UPDATE", "DELETE")
-        ),
-    ],
-    "postgresql": [
-        "DROP TRIGGER hopback_audit_append_only ON hopback_audit",
-        "CREATE TRIGGER hopback_audit_append_only BEFORE UPDATE OR TRUNCATE"
-        " ON hopback_audit FOR EACH STATEMENT EXECUTE FUNCTION hopback_audit_append_only()",
-        "CREATE OR REPLACE FUNCTION hopback_audit_retained() RETURNS trigger AS $$ BEGIN"
-        " IF OLD.at < (SELECT MAX(deleted_before) FROM hopback_audit_retention) THEN RETURN OLD; END IF;"
-        " RAISE EXCEPTION 'the audit is append-only'; END $$ LANGUAGE plpgsql",
-        "CREATE TRIGGER hopback_audit_retained BEFORE DELETE"
-        " ON hopback_audit FOR EACH ROW EXECUTE FUNCTION hopback_audit_retained()",
-        "CREATE TRIGGER hopback_audit_retention_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
-        " ON hopback_audit_retention FOR EACH STATEMENT"
-        " EXECUTE FUNCTION hopback_audit_append_only()",
-    ],
-}
-
-_MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
-    _inbox_and_outbox,
-    _jobs_and_audit,
-    _api_keys,
-    _retention_and_sessions,
-    _broker_of_entries,
-    _alerts,
-    _documents,
-    _oidc_sessions,
-)
-
-LATEST = len(_MIGRATIONS)
-"""The version that this release of Hopback works with."""
-
-_LOCK = 0x686F706261636B
-"""The advisory lock that makes two migrating processes wait for each other on PostgreSQL."""
-
-
 async def current_version(engine: AsyncEngine) -> int:
     """The version of the database; 0 where nothing was ever applied."""
     async with engine.connect() as connection:
-        return await connection.run_sync(_version)
+        return await connection.run_sync(
+            lambda plain: version_of(_executing(plain), plain.dialect.name)
+        )
 
 
 async def migrate(engine: AsyncEngine, clock: Clock | None = None) -> list[int]:
     """Apply what is missing and tell which versions that were; an up-to-date database gives none."""
+    now = (clock or SystemClock()).now()
     async with engine.begin() as connection:
-        return await connection.run_sync(_apply, (clock or SystemClock()).now())
-
-
-def _apply(connection: Connection, now: float) -> list[int]:
-    if connection.dialect.name == "postgresql":
-        # The second to come waits; SQLite has one writer at a time anyway.
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-    versions.create(connection, checkfirst=True)
-    applied = []
-    for version in range(_version(connection) + 1, LATEST + 1):
-        _MIGRATIONS[version - 1](connection)
-        connection.execute(insert(versions).values(version=version, applied_at=now))
-        applied.append(version)
-    return applied
-
-
-def _version(connection: Connection) -> int:
-    if not connection.dialect.has_table(connection, versions.name):
-        return 0
-    found: int | None = connection.execute(select(func.max(versions.c.version))).scalar()
-    return found or 0
+        return await connection.run_sync(
+            lambda plain: apply_missing(_executing(plain), plain.dialect.name, now)
+        )
 
 
 _DRIVERS = {
@@ -416,10 +283,6 @@ _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
 }
-_BUSY_MS = 10_000
-"""How long a writer of SQLite waits for another: far longer than any transaction of ours takes."""
-_AGAIN_MS = 50
-"""How long to wait for a process that opens the same new database at this moment."""
 _THREAD_ENDS_S = 5.0
 """A thread of SQLite that was told to stop has at most one statement left, which takes milliseconds."""
 
@@ -527,7 +390,8 @@ def store_errors() -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         said = str(getattr(error, "orig", None) or type(error).__name__).splitlines()
-        raise StoreUnavailable(
+        kind = RowRefused if isinstance(error, IntegrityError) else StoreUnavailable
+        raise kind(
             f"the database cannot be used: {said[0] if said else type(error).__name__}"
         ) from error
 
@@ -548,17 +412,33 @@ async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
             yield connection
 
 
-def _write_ahead(cursor: Any) -> None:
-    """Switch to the write-ahead log. SQLite does not wait for another that does the same: try again."""
-    for left in range(_BUSY_MS // _AGAIN_MS, -1, -1):
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError:
-            if not left:
-                raise
-            await_only(asyncio.sleep(_AGAIN_MS / 1000))
-        else:
-            return
+class EngineDatabase:
+    """A database that SQLAlchemy speaks to, for statements in SQL."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+
+    async def write(self, work: Callable[[Execute], T], /) -> T:
+        """Do the work in one transaction: all of it, or nothing if it raises."""
+        async with writing(self.engine) as connection:
+            return await connection.run_sync(lambda plain: work(_executing(plain)))
+
+    async def read(self, work: Callable[[Execute], T], /) -> T:
+        """Do work that changes nothing."""
+        async with reading(self.engine) as connection:
+            return await connection.run_sync(lambda plain: work(_executing(plain)))
+
+
+_statement = lru_cache(maxsize=256)(text)  # there are some dozens of them
+
+
+def _executing(connection: Connection) -> Execute:
+    def execute(statement: str, values: Values = NOTHING, /) -> list[Row]:
+        given = values if isinstance(values, list) else dict(values)
+        found = connection.execute(_statement(statement), given)
+        return [tuple(row) for row in found] if found.returns_rows else []
+
+    return execute
 
 
 def _make_sqlite_safe(engine: AsyncEngine) -> None:
@@ -569,22 +449,14 @@ def _make_sqlite_safe(engine: AsyncEngine) -> None:
     file = None if not name or name.startswith((":memory:", "file:")) else Path(name)
 
     def on_do_connect(*_: object) -> None:
-        # SQLite gives what it makes beside a database the rights of the database; what an older
-        # process left there is tightened, too. What cannot be opened is for SQLite to say.
         if file is not None:
-            with suppress(OSError):
-                make_private(file)
-                for beside in ("-wal", "-shm"):
-                    if (left := Path(f"{file}{beside}")).exists():
-                        make_private(left)
+            make_database_private(file)
 
     def on_connect(raw: Any, _record: object) -> None:
         try:
             raw.isolation_level = None  # the driver must not begin transactions behind our back
             cursor = raw.cursor()
-            cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-            _write_ahead(cursor)
-            cursor.execute("PRAGMA synchronous=FULL")
+            set_up(cursor.execute, lambda seconds: await_only(asyncio.sleep(seconds)))
             cursor.close()
         except BaseException:
             raw.terminate()  # the pool does not know this connection yet, nobody else would close it
