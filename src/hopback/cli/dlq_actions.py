@@ -356,12 +356,31 @@ def discard(
 
 def _act(request: Request, where: Where, choices: ActionChoices) -> int:
     """Plan, ask, act."""
-    plan = with_dead_letters(where, lambda dead_letters: _plan(dead_letters, request, choices))
+    if choices.yes and request.reason.strip() and not choices.dry_run:
+        # Nobody is waited for: one connection does for both.
+        return with_dead_letters(where, lambda found: _act_at_once(found, request, choices))
+    plan = with_dead_letters(where, lambda found: _plan(found, request, choices))
     if choices.dry_run:
         output(choices.form, plan, lambda: print_plan(plan, err=False))
         if plan.flaws:
             return Exit.NOT_ALLOWED
         return Exit.FOUND if choices.detailed and plan.matching else Exit.OK
+    decided = _decided(plan, request, choices)
+    if decided is None:
+        return Exit.OK
+    return with_dead_letters(where, lambda found: _carry_out(found, plan, decided, choices))
+
+
+async def _act_at_once(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> int:
+    plan = await _plan(dead_letters, request, choices)
+    decided = _decided(plan, request, choices)
+    if decided is None:
+        return Exit.OK
+    return await _carry_out(dead_letters, plan, decided, choices)
+
+
+def _decided(plan: JobPlan, request: Request, choices: ActionChoices) -> Request | None:
+    """Show the plan and ask; what is to be done, or None if there is nothing to do."""
     _show(plan, choices)
     if plan.flaws:
         raise CommandFailed(
@@ -372,7 +391,7 @@ def _act(request: Request, where: Where, choices: ActionChoices) -> int:
         )
     if not plan.selected or (plan.seen == plan.selected and not plan.matching):
         output(choices.form, plan, lambda: click.echo("Nothing to do."))
-        return Exit.OK
+        return None
     if not choices.yes:
         exact = plan.seen == plan.selected
         number = plan.matching if exact else plan.selected
@@ -389,12 +408,15 @@ def _act(request: Request, where: Where, choices: ActionChoices) -> int:
     )
     if request.expected_count is None and not request.selection.filter:
         decided = structs.replace(decided, expected_count=plan.selected)
+    return decided
+
+
+async def _carry_out(
+    dead_letters: DeadLetters, plan: JobPlan, decided: Request, choices: ActionChoices
+) -> int:
     refused = plan.cost.price is Price.REFUSED
-    with refusals_explained(request.queue) if refused else nullcontext():
-        return with_dead_letters(
-            where,
-            lambda dead_letters: carry_out(dead_letters, decided, choices.form, resume_command),
-        )
+    with refusals_explained(plan.queue) if refused else nullcontext():
+        return await carry_out(dead_letters, decided, choices.form, resume_command)
 
 
 async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> JobPlan:
