@@ -119,6 +119,7 @@ bench-pages: $(READY) ## measure `hopback broker`, restarts and the service: the
 	$(BIN)/python -m benchmarks.restarts
 	$(BIN)/python -m benchmarks.admin --write
 	$(BIN)/python -m benchmarks.admin --vhosts 50 --write
+	$(BIN)/python -m benchmarks.admin_commands --write
 	$(BIN)/python -m benchmarks.admin_scale --write
 
 # Not $(READY): the environment cannot be made from pins that lack what pyproject.toml has newly.

@@ -294,8 +294,9 @@ def write_section(title: str, lines: list[str]) -> None:
     own = f"{title}\n\n" + "\n".join(lines) + "\n"
     written = (
         "Written by `python -m benchmarks.admin --write`, with and without `--vhosts 50`, and by"
-        " `python -m\nbenchmarks.admin_scale --write`. CPU is what the service itself spent; the times"
-        " depend on who else used the\nmachine."
+        " `python -m\nbenchmarks.admin_scale --write` and `python -m benchmarks.admin_commands --write`."
+        " CPU is what the service itself spent, or the\ncommand; the times depend on who else used the"
+        " machine."
     )
     _REPORT.write_text(
         f"# The admin service\n\n{written}\n\n"
