@@ -12,6 +12,7 @@ counted against it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,11 +41,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Brake", "Consumer", "ConsumerLimits", "ConsumerState", "Intake", "Leftover", "Tell"]
 
+_LOG = logging.getLogger("hopback.runtime")
+
 
 class Intake:
     """The subscription of one session to its queue.
 
-    Without `quarantine` the window is open from the beginning and nothing is suspected.
+    Without `quarantine` the window is open from the beginning and nothing is suspected. `give_up` is told why
+    nothing more can come by this session.
     """
 
     def __init__(
@@ -54,14 +58,14 @@ class Intake:
         prefetch: int,
         work: Work,
         quarantine: Quarantine | None,
-        on_cancel: Callable[[], object],
+        give_up: Callable[[str], object],
     ) -> None:
         self._session = session
         self._queue = queue
         self._prefetch = prefetch
         self._work = work
         self._quarantine = quarantine
-        self._on_cancel = on_cancel
+        self._give_up = give_up
         self._open = quarantine is None or prefetch == 1
         self._suspected: deque[HeldDelivery] = deque()
         self._tag: str | None = None
@@ -85,13 +89,13 @@ class Intake:
     async def stop(self) -> int:
         """Take no more; how many suspected messages had not been started."""
         self._stopped = True
-        left = len(self._suspected)
-        self._suspected.clear()
         async with self._changing:
             tag, self._tag = self._tag, None
             if tag is not None:
                 with suppress(BrokerError):
                     await self._session.channel.cancel(tag)
+        left = len(self._suspected)  # with those that came until the broker had heard of it
+        self._suspected.clear()
         return left
 
     def end(self) -> None:
@@ -119,14 +123,14 @@ class Intake:
     def _cancelled(self, tag: str) -> None:
         if tag == self._tag:
             self._tag = None
-            self._on_cancel()
+            self._give_up("the broker cancelled the consumer")
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.received += 1
         taken = HeldDelivery(delivery, self._session)
         if delivery.redelivered and self._quarantine is not None and is_suspected(delivery):
             self._suspected.append(taken)
-            if not self.isolating:
+            if not self.isolating and not self._stopped:
                 self.isolating = True
                 self._begin(self._isolate(self._quarantine))
             return
@@ -155,18 +159,21 @@ class Intake:
         """Close the window, let what is in hand finish, and run the suspected ones one by one."""
         is_closed = False
         try:
-            while self._suspected and not self._session.ended.is_set():
+            while self._suspected and not (self._stopped or self._session.ended.is_set()):
                 if self._open and self._prefetch != 1:
                     await self._close_window()
                     is_closed = True
                 drained = await quarantine.drained(self._work)
-                if self._suspected:  # not stopped meanwhile
+                if not self._stopped:  # meanwhile
                     await quarantine.run(self._suspected.popleft(), self._work, drained=drained)
                 if is_closed and not self._suspected:
                     is_closed = False
                     await self._subscribe(1)  # which may bring the next suspected one at once
         except BrokerError:
             return  # the channel has ended, and the session with it
+        except Exception:
+            _LOG.exception("suspected messages of %s could not be handled apart", self._queue)
+            self._give_up("an error beside its handler")
         finally:
             self.isolating = False
 
@@ -421,7 +428,7 @@ class Consumer:
             self._limits.prefetch,
             self._work,
             self._quarantine,
-            self._on_cancel,
+            self.restore,
         )
         await self._intake.start()
         self.started.set()
@@ -454,9 +461,6 @@ class Consumer:
         if not closed.cancelled():
             session.ended.set()
             self.restore(str(closed.result() or "the channel was closed"))
-
-    def _on_cancel(self) -> None:
-        self.restore("the broker cancelled the consumer")
 
     def looks_forgotten(self, queue: QueueState) -> bool:
         """Whether the broker seems not to know us: no consumer, or messages that nobody brings us.

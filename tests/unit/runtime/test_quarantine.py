@@ -20,7 +20,7 @@ from hopback.observe.events import Bus
 from hopback.runtime import consumer
 from hopback.runtime import service as service_module
 from hopback.runtime.processes import deaths_in
-from hopback.runtime.quarantine import Survivor
+from hopback.runtime.quarantine import Quarantine, Survivor
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing import AppTest, in_virtual_time
@@ -348,6 +348,77 @@ async def test_a_suspected_message_that_comes_with_the_new_subscription_is_not_f
         suspected = len(test.happened("quarantine.begun"))
         assert not test.happened("consumer.lost")  # nor had anybody to notice that it stood still
     assert (sorted(handled), suspected) == (list(range(-1, 13)), 10)
+
+
+@in_virtual_time
+async def test_a_suspected_message_that_comes_while_the_consumer_stops_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What may kill the process does not get its chance in the middle of an orderly end."""
+    handled: list[int] = []
+    go_on = asyncio.Event()
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"], prefetch=2)
+    async def handle(number: int) -> None:
+        await go_on.wait()
+        handled.append(number)
+
+    async with AppTest(app) as test:
+        for number in range(4):
+            await test.publish("", "orders", number)
+        await test.advance(1)  # the first is in hand, and the window that it opened is full
+        somebody = await test.broker.connect("somebody")
+        for _ in range(2):
+            await somebody.close()
+            somebody = await test.broker.connect("somebody")
+            await (await somebody.open_channel()).get("orders")
+        go_on.set()
+        await test.advance(1)
+        plain = EmbeddedChannel.cancel
+
+        async def cancel(channel: EmbeddedChannel, tag: str) -> None:
+            await somebody.close()
+            await asyncio.sleep(1)
+            await plain(channel, tag)
+
+        monkeypatch.setattr(EmbeddedChannel, "cancel", cancel)
+    assert handled == [0, 1, 2]
+    assert not test.happened("quarantine.begun")
+    (left,) = test.broker.snapshot().queue("orders").messages
+    assert left.body == b"3"
+
+
+@in_virtual_time
+async def test_an_error_beside_the_handler_costs_a_session_and_not_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever goes wrong while a suspected message is handled apart, the queue is consumed again."""
+    plain, handled = Quarantine.run, list[int]()
+    app = App("shop")
+
+    async def fail_once(*positional: Any, **named: Any) -> None:
+        monkeypatch.setattr(Quarantine, "run", plain)
+        raise ValueError("something unforeseen")
+
+    @app.handler("orders", retry=["1s"], concurrency=1, prefetch=1)
+    async def handle(number: int) -> None:
+        await asyncio.sleep(5)
+        handled.append(number)
+
+    monkeypatch.setattr(Quarantine, "run", fail_once)
+    async with AppTest(app) as test:
+        await test.publish("", "orders", 1)
+        for _ in range(2):
+            await test.advance(3)
+            test.broker.cut()
+        await test.advance(30)
+        assert [one.fields["reason"] for one in test.happened("consumer.lost")][-1:] == [
+            "an error beside its handler"
+        ]
+        await test.drain()
+        assert not test.broker.snapshot().queue("orders").messages
+    assert set(handled) == {1}
 
 
 @in_virtual_time
