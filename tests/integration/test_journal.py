@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import replace
 from operator import methodcaller
 from typing import TYPE_CHECKING
@@ -124,6 +125,18 @@ async def test_the_same_key_finds_the_same_job(sql_database: SqlDatabase) -> Non
     found = await journal.keyed("rabbit /", "k")
     assert found is not None
     assert found.state is JobState.CANCELLED
+
+
+async def test_the_job_of_the_same_key_is_found_before_another_of_its_queue(
+    sql_database: SqlDatabase,
+) -> None:
+    """Somebody repeats a request whose job is over while the queue has another one."""
+    journal = SqlJournal(sql_database, SystemClock())
+    keyed = replace(JOB, spec=replace(SPEC, key="k"))
+    await journal.begin(keyed, "me")
+    await journal.save(keyed.to(JobState.COMPLETED, 2.0), "me")
+    await journal.begin(replace(JOB, id="j-2"), "you")
+    assert (await journal.begin(replace(keyed, id="j-3"), "me")).id == "j-1"
 
 
 async def test_a_job_that_is_not_heard_of_reads_as_interrupted(sql_database: SqlDatabase) -> None:
@@ -316,6 +329,34 @@ async def test_what_is_there_belongs_to_the_first_of_several_brokers(
         ["gone", "theirs", "ours", "old"], ["gone", "ours", "old"], ["theirs"],
     ]  # fmt: skip
     await engine.dispose()
+
+
+async def test_who_may_not_create_tables_can_use_those_that_are_there(
+    postgres: SharedPostgres,
+) -> None:
+    """The owner migrates; the service has a role that reads and writes rows."""
+    url = postgres.create_database()
+    owner = open_database(url)
+    await migrate(owner, SystemClock())
+    role = f"app_{uuid.uuid4().hex}"
+    async with owner.begin() as connection:
+        for statement in (
+            f"CREATE ROLE {role} LOGIN PASSWORD 'app'",
+            "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
+            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
+        ):
+            await connection.execute(text(statement))
+    engine = open_database(
+        owner.url.set(username=role, password="app").render_as_string(hide_password=False)
+    )
+    assert await migrate(engine, SystemClock()) == []
+    assert await SqlJournal(engine, SystemClock()).begin(JOB, "me") == JOB
+    await engine.dispose()
+    async with owner.begin() as connection:
+        await connection.execute(text(f"DROP OWNED BY {role}"))
+        await connection.execute(text(f"DROP ROLE {role}"))
+    await owner.dispose()
 
 
 async def test_the_tables_are_those_that_sqlalchemy_is_told_of(

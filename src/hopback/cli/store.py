@@ -171,21 +171,24 @@ async def light_journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]
         raise unreachable(OSError("unable to open database file"))
     opened = SqliteDatabase(file, clock)
     try:
-        yield SqlJournal(opened, clock)
+        try:
+            yield SqlJournal(opened, clock)
+        finally:
+            await opened.close()
     except StoreUnavailable as error:
         raise unreachable(error) from error
-    finally:
-        await opened.close()
 
 
 def _own_file() -> str | None:
     """The URL of the user's own file, in a folder that nobody else reads; None if it cannot be."""
+    from hopback.sql.sqlite import sqlite_url
+
     folder = state_folder()
     try:
         private_folder(folder)
     except OSError:
         return None
-    return f"sqlite:///{folder / 'jobs.db'}" if os.access(folder, os.W_OK) else None
+    return sqlite_url(folder / "jobs.db") if os.access(folder, os.W_OK) else None
 
 
 def state_folder() -> Path:

@@ -178,18 +178,16 @@ class SqlJournal:
             await self._database.write(partial(_begin, job, owner, now, now + self._lease))
         except RowRefused:
             # Somebody was quicker: two processes began at the same moment.
-            # The job itself, the active one of its queue, or the one of the same key.
             key = job.spec.key
+            same = None if key is None else await self.keyed(job.spec.broker, key)
+            if same is not None and same.id != job.id:
+                return same
             other = await self._first_job(
-                "id = :id OR (place = :broker AND"
-                f" ((queue = :queue AND {_IS_ACTIVE}) {'' if key is None else 'OR key = :key'}))",
-                {"id": job.id, "broker": job.spec.broker, "queue": job.queue}
-                | ({} if key is None else {"key": key}),
+                f"id = :id OR (place = :broker AND queue = :queue AND {_IS_ACTIVE})",
+                {"id": job.id, "broker": job.spec.broker, "queue": job.queue},
             )
             if other is None:
                 raise
-            if other.id != job.id and key is not None and other.spec.key == key:
-                return other
             raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
         return job
 

@@ -7,13 +7,15 @@ SQLAlchemy than for everything else.
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from hopback.errors import StoreUnavailable
 from hopback.private_files import make_private
@@ -26,22 +28,26 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.sql.database import Execute, Row, Values
 
-__all__ = ["SqliteDatabase", "make_database_private", "set_up", "sqlite_file"]
+__all__ = ["SqliteDatabase", "make_database_private", "set_up", "sqlite_file", "sqlite_url"]
 
 T = TypeVar("T")
 
-_BUSY_MS = 10_000
+_BUSY_S = 10.0
 """How long a writer of SQLite waits for another: far longer than any transaction of ours takes."""
 _AGAIN_S = 0.05
-"""How long to wait for a process that opens the same new database at this moment."""
+"""How long to wait before SQLite is asked once more whether it is free."""
 
 
 def sqlite_file(url: str) -> Path | None:
     """The file that a database URL names; None for another database, and one that is in memory."""
-    parts = urlsplit(url)
-    plain = parts.scheme.partition("+")[0] == "sqlite" and not (parts.netloc or parts.query)
-    name = unquote(parts.path).removeprefix("/")
-    return Path(name) if plain and name and name != ":memory:" else None
+    found = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)", url, re.DOTALL)
+    name = "" if found is None else unquote(found[1])
+    return Path(name) if name and not name.startswith((":memory:", "file:")) else None
+
+
+def sqlite_url(file: Path) -> str:
+    """The URL that names this file."""
+    return f"sqlite:///{quote(str(file))}"
 
 
 def make_database_private(file: Path) -> None:
@@ -59,24 +65,30 @@ def make_database_private(file: Path) -> None:
 
 def set_up(execute: Callable[[str], object], wait: Callable[[float], object]) -> None:
     """Written ahead and fully synced, and writers wait for each other; `execute` is a connection's."""
-    execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-    for left in range(int(_BUSY_MS / 1000 / _AGAIN_S), -1, -1):
+    execute("PRAGMA busy_timeout=0")  # whoever opens the file at this moment is waited for here
+    _when_free(lambda: execute("PRAGMA journal_mode=WAL"), wait)
+    execute(f"PRAGMA busy_timeout={_BUSY_S * 1000:.0f}")
+    execute("PRAGMA synchronous=FULL")
+
+
+def _when_free(work: Callable[[], T], wait: Callable[[float], object]) -> T:
+    """Do it, again and again for as long as another holds the file and it is not too long."""
+    until = time.monotonic() + _BUSY_S
+    while True:
         try:
-            execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError:  # SQLite does not wait for another that does the same
-            if not left:
+            return work()
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            if not is_busy or time.monotonic() > until:
                 raise
             wait(_AGAIN_S)
-        else:
-            break
-    execute("PRAGMA synchronous=FULL")
 
 
 class SqliteDatabase:
     """A file that is opened, and its tables made, by the first work that needs it.
 
-    One thread has the connection, and does one piece of work after another. Who is cancelled while his work
-    is done does not learn of it, but it is done as a whole.
+    To read what is not there does not make it. One thread has the connection, and does one piece of work
+    after another. Who is cancelled while his work is done does not learn of it, but it is done as a whole.
     """
 
     def __init__(self, file: Path, clock: Clock) -> None:
@@ -84,27 +96,38 @@ class SqliteDatabase:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "hopback-sqlite")
         self._connection: sqlite3.Connection | None = None
+        self._closing = threading.Event()
 
     async def write(self, work: Callable[[Execute], T], /) -> T:
         """Do the work in one transaction: all of it, or nothing if it raises."""
-        return await self._in_thread(lambda: _transact(self._opened(), work))
+        return await self._in_thread(lambda: self._transact(self._opened(), work))
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
         """Do work that changes nothing."""
-        return await self._in_thread(lambda: work(_executing(self._opened())))
+        return await self._in_thread(lambda: self._read(work))
 
     async def close(self) -> None:
-        """Close the file, when the work in hand is done."""
-        try:
-            await self._in_thread(self._close)
-        finally:
+        """Close the file when the work in hand is done; who waits for another's lock gives up."""
+        if not self._closing.is_set():
+            self._closing.set()
+            ending = asyncio.get_running_loop().run_in_executor(self._thread, self._close)
             self._thread.shutdown(wait=False)
+            await asyncio.shield(ending)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
+        if self._closing.is_set():
+            raise StoreUnavailable(f"the database cannot be used: {self._file} was closed")
         with _store_errors():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     # --- in the thread
+
+    def _read(self, work: Callable[[Execute], T]) -> T:
+        if self._connection is None and not self._file.exists() and self._file.parent.is_dir():
+            with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
+                self._migrate(empty)
+                return work(_executing(empty))
+        return work(_executing(self._opened()))
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -112,32 +135,40 @@ class SqliteDatabase:
             # Transactions are ours: the module must not begin one behind our back.
             connection = sqlite3.connect(self._file, isolation_level=None)
             try:
-                set_up(connection.execute, time.sleep)
-                if version_of(_executing(connection), "sqlite") < LATEST:
-                    now = self._clock.now()
-                    _transact(connection, lambda one: apply_missing(one, "sqlite", now))
+                set_up(connection.execute, self._wait)
+                # A writer waits where it begins, and there so that it can be told to stop.
+                connection.execute("PRAGMA busy_timeout=0")
+                self._migrate(connection)
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
 
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        if version_of(_executing(connection), "sqlite") < LATEST:
+            now = self._clock.now()
+            self._transact(connection, lambda execute: apply_missing(execute, "sqlite", now))
+
+    def _transact(self, connection: sqlite3.Connection, work: Callable[[Execute], T]) -> T:
+        _when_free(lambda: connection.execute("BEGIN IMMEDIATE"), self._wait)
+        try:
+            found = work(_executing(connection))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return found
+
+    def _wait(self, seconds: float) -> None:
+        if self._closing.wait(seconds):
+            raise sqlite3.InterfaceError(f"{self._file} was closed")
+
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _transact(connection: sqlite3.Connection, work: Callable[[Execute], T]) -> T:
-    connection.execute("BEGIN IMMEDIATE")  # a writer waits for another here, and nowhere else
-    try:
-        found = work(_executing(connection))
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return found
 
 
 def _executing(connection: sqlite3.Connection) -> Execute:

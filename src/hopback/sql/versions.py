@@ -236,10 +236,13 @@ def apply_missing(execute: Execute, dialect: str, now: float) -> list[int]:
     if dialect == "postgresql":
         # The second to come waits; SQLite has one writer at a time anyway.
         execute("SELECT pg_advisory_xact_lock(:lock)", {"lock": _LOCK})
-    execute(
-        "CREATE TABLE IF NOT EXISTS hopback_versions"
-        " (version INTEGER NOT NULL PRIMARY KEY, applied_at DOUBLE PRECISION NOT NULL)"
-    )
+    # Not by IF NOT EXISTS: PostgreSQL asks for the right to create before it looks, and who only uses the
+    # tables need not have it.
+    if not execute(_VERSIONS_EXIST[dialect]):
+        execute(
+            "CREATE TABLE hopback_versions"
+            " (version INTEGER NOT NULL PRIMARY KEY, applied_at DOUBLE PRECISION NOT NULL)"
+        )
     applied = list(range(version_of(execute, dialect) + 1, LATEST + 1))
     for version in applied:
         for dialects, statement in _MIGRATIONS[version - 1]:

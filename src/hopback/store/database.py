@@ -26,7 +26,7 @@ from sqlalchemy import (
     event,
     text,
 )
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
@@ -35,7 +35,7 @@ from hopback.clock import SystemClock
 from hopback.errors import HopbackError, StoreUnavailable
 from hopback.extras import needs
 from hopback.sql.database import NOTHING, RowRefused
-from hopback.sql.sqlite import make_database_private, set_up
+from hopback.sql.sqlite import make_database_private, set_up, sqlite_file
 from hopback.sql.versions import LATEST, SLOTS, apply_missing, version_of
 
 if TYPE_CHECKING:
@@ -295,8 +295,9 @@ class DatabaseUrlError(HopbackError):
 
 def open_database(url: str) -> AsyncEngine:
     """An engine for the URL; nothing is connected yet. Passwords never appear in errors."""
+    file = sqlite_file(url)  # as every other way to the same file reads it
     try:
-        parsed = make_url(url)
+        parsed = make_url(url) if file is None else URL.create("sqlite", database=str(file))
     except ArgumentError:
         raise DatabaseUrlError(
             "expected a database URL, got something else (not shown: it may hold a password)"

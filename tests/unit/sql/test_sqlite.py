@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import stat
 import threading
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,11 +17,12 @@ from hopback.clock import ManualClock
 from hopback.errors import StoreUnavailable
 from hopback.sql import sqlite, versions
 from hopback.sql.database import RowRefused, placeholders
-from hopback.sql.sqlite import SqliteDatabase, sqlite_file
+from hopback.sql.sqlite import SqliteDatabase, sqlite_file, sqlite_url
+from hopback.store import open_database
 from hopback.testing import in_virtual_time
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from hopback.sql.database import Execute
@@ -47,7 +50,7 @@ async def test_the_file_is_made_by_the_first_work_and_is_its_owners_alone(
     """Its tables are those of the latest version; nothing is made before it is needed."""
     file = tmp_path / "jobs.db"
     assert not file.exists()
-    found = await database.read(lambda execute: versions.version_of(execute, "sqlite"))
+    found = await database.write(lambda execute: versions.version_of(execute, "sqlite"))
     assert found == versions.LATEST
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     applied = await database.read(
@@ -100,21 +103,65 @@ async def test_a_writer_waits_for_another_and_not_forever(
     database: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process holds the lock for a while, then for too long."""
-    monkeypatch.setattr(sqlite, "_BUSY_MS", 300)
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.3)
     await database.write(_keep)
-    other = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    waiting = asyncio.create_task(database.write(lambda execute: _keep(execute, "l")))
-    await asyncio.sleep(0.05)
-    assert await asyncio.wait([waiting], timeout=0.05) == (set(), {waiting})
-    other.rollback()
-    await waiting
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreUnavailable, match="database is locked"):
-        await database.write(lambda execute: _keep(execute, "m"))
-    other.rollback()
-    other.close()
+    with _locked(tmp_path / "jobs.db") as other:
+        waiting = asyncio.create_task(database.write(partial(_keep, key="l")))
+        assert await asyncio.wait([waiting], timeout=0.1) == (set(), {waiting})
+        other.rollback()
+        await waiting
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            await database.write(partial(_keep, key="m"))
     assert await database.read(_kept) == ["k", "l"]
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[sqlite3.Connection]:
+    """Another process that is in the middle of a transaction."""
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield other
+    finally:
+        if other.in_transaction:
+            other.rollback()
+        other.close()
+
+
+async def test_who_waits_for_another_ends_with_the_database(
+    database: SqliteDatabase, tmp_path: Path
+) -> None:
+    """Somebody presses Ctrl-C: a command does not stay for as long as it would have waited."""
+    await database.write(_keep)
+    with _locked(tmp_path / "jobs.db"):
+        waiting = asyncio.create_task(database.write(partial(_keep, key="l")))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.wait_for(database.close(), 5)  # it would have waited for ten
+    await database.close()
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        await database.read(_kept)
+
+
+async def test_a_file_that_nobody_holds_and_cannot_be_used_is_said_at_once(
+    database: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a lock is waited for."""
+    monkeypatch.setattr(sqlite, "_AGAIN_S", 60.0)
+    (tmp_path / "jobs.db").mkdir()
+    with pytest.raises(StoreUnavailable, match="unable to open database file"):
+        await asyncio.wait_for(database.write(_keep), 30)
+
+
+async def test_to_read_what_is_not_there_does_not_make_it(
+    database: SqliteDatabase, tmp_path: Path
+) -> None:
+    """Nothing is kept yet, and a look writes nothing, above all not on a full disk."""
+    assert await database.read(_kept) == []
+    assert await asyncio.to_thread(os.listdir, tmp_path) == []
+    await database.write(_keep)
+    assert await database.read(_kept) == ["k"]
 
 
 async def test_of_many_that_make_the_file_at_once_all_find_it(tmp_path: Path) -> None:
@@ -136,12 +183,27 @@ async def test_time_stands_still_while_it_works(tmp_path: Path) -> None:
     assert loop.time() == before
 
 
-def test_only_files_have_this_way() -> None:
-    """Another database, or one in memory, is opened by SQLAlchemy."""
-    assert sqlite_file("postgresql://u@h/db") is None
-    assert sqlite_file("sqlite:///:memory:") is None
-    assert str(sqlite_file("sqlite:////var/a%20b.db")) == "/var/a b.db"
-    assert str(sqlite_file("sqlite:///jobs.db")) == "jobs.db"
+@pytest.mark.parametrize(
+    ("url", "file"),
+    [
+        ("postgresql://u@h/db", None),
+        ("sqlite:///:memory:", None),
+        ("sqlite:///file:a.db?mode=ro", None),
+        ("sqlite://host/a.db", None),
+        ("sqlite:rel.db", None),
+        ("sqlite:////var/a%20b.db", "/var/a b.db"),
+        ("sqlite:///jobs.db", "jobs.db"),
+        ("sqlite+aiosqlite:////st#x/jobs.db", "/st#x/jobs.db"),
+        ("sqlite:////st%3Fx/jobs.db", "/st?x/jobs.db"),
+    ],
+)
+def test_a_url_names_the_same_file_for_everybody(url: str, file: str | None) -> None:
+    """A command and a service that read it differently would keep two journals."""
+    found = sqlite_file(url)
+    assert (None if found is None else str(found)) == file
+    if found is not None:
+        assert open_database(url).url.database == file
+        assert sqlite_file(sqlite_url(found)) == found
 
 
 def test_values_of_a_list_have_a_name_each() -> None:
