@@ -16,6 +16,7 @@ from playwright.sync_api import expect
 from hopback.admin.keys import new_key
 from hopback.admin.roles import Grant, Role
 from hopback.admin.settings import parse_settings
+from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
 from tests.acceptance.browsing import accessible, open_browser
 from tests.acceptance.page_server import PageServer
 
@@ -216,6 +217,36 @@ def _three_steps(page: Page, reason: str, button: str) -> None:
     _picture(page, "review")
     page.get_by_role("button", name=button).click()
     page.wait_for_url(re.compile("/jobs/"))
+
+
+def test_a_press_and_the_focus_outlast_a_refresh(page: Page, server: PageServer) -> None:
+    """A running job's page fetches itself again and again: who presses Pause has clicked it all the same."""
+    assert server.service is not None
+    operations = server.service.operations
+    slow = RedriveRequest(
+        queue="payments.capture.dlq", selection=FromHead(), reason="x", pace=Pace(0.001)
+    )
+    job = server.do(operations.start(slow))
+    _sign_in(page, _BOSS)
+    page.goto(f"/jobs/{job.id}")
+    pause = page.get_by_role("button", name="Pause")
+    pause.focus()
+    _refresh(page)
+    expect(pause).to_be_focused()
+    pause.hover()
+    page.mouse.down()
+    _refresh(page)
+    page.mouse.up()
+    expect(page.locator(".state")).to_have_text("paused")
+    page.get_by_role("button", name=re.compile("Cancel")).click()
+    expect(page.locator(".state")).to_have_text("cancelled")
+
+
+def _refresh(page: Page) -> None:
+    """What the page does when it is told that the job has changed; done when the answer was dealt with."""
+    with page.expect_response(_JOB):
+        page.evaluate("htmx.trigger('#job', 'live')")
+    page.wait_for_timeout(200)  # the swap follows the answer at once
 
 
 def test_a_viewer_is_shown_numbers_and_denied_the_rest(page: Page) -> None:

@@ -32,6 +32,24 @@ function follow(root) {
   }
 }
 
+// A running job fetches itself several times a second. A button that goes while it is pressed is never
+// clicked: what was fetched meanwhile is dropped, and fetched again when the button is let go.
+const late = new Set();
+
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const { target } = event.detail;
+  if (!target?.matches("[data-live]") || !target.querySelector(":active")) return;
+  event.detail.shouldSwap = false;
+  late.add(target);
+});
+for (const kind of ["pointerup", "pointercancel", "keyup"]) {
+  // After the click, which comes behind the release.
+  document.addEventListener(kind, () => setTimeout(() => {
+    for (const element of late) if (element.isConnected) htmx.trigger(element, "live");
+    late.clear();
+  }));
+}
+
 function span(seconds) {
   const s = Math.max(0, seconds);
   if (s < 10) return `${s.toFixed(1)} s`;
