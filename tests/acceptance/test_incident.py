@@ -274,7 +274,7 @@ def _survive_a_crash(page: Page, service: _Service) -> None:
     expect(release).to_be_disabled()
     accessible(page, "color-contrast")
     service.start()
-    expect(page.locator("#standing")).to_contain_text("these messages are back in their queue")
+    expect(page.locator("#standing")).to_contain_text("nothing is held any more")
     page.get_by_role("button", name="Look again").click()
     page.wait_for_url(re.compile("/sessions/"))
     expect(page.locator("#standing")).to_be_hidden()

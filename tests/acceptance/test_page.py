@@ -346,5 +346,29 @@ def test_it_is_usable_on_a_phone_and_by_keys(page: Page) -> None:
     page.keyboard.type("payload.order.id:2001")
     page.keyboard.press("Enter")
     expect(page.locator("table.letters tbody tr")).to_have_count(1)
+    expect(page.get_by_role("heading", level=2).first).to_have_text(
+        "By failure of the 1 that match"
+    )
+    expect(page.locator(".groups .share-of")).to_have_text("1")
     page.get_by_role("button", name="Release").click()
     expect(page.get_by_role("status")).to_contain_text("back in the queue")
+
+
+def test_a_look_that_is_over_counts_no_time_down(page: Page, server: PageServer) -> None:
+    """Somebody else, or a restart, has ended it: nothing is called held any more, and no time runs."""
+    assert server.service is not None
+    operations = server.service.operations
+    _sign_in(page, _BOSS)
+    page.goto("/queues/payments.capture.dlq")
+    page.get_by_role("button", name="Look at messages").click()
+    page.wait_for_url(re.compile("/sessions/"))
+    expect(page.locator(".countdown")).to_contain_text("Back in the queue in")
+    for view in operations.sessions():
+        server.do(operations.release(view.id))
+    expect(page.locator("#standing")).to_contain_text(
+        "This look is over: nothing is held any more."
+    )
+    expect(page.locator(".countdown")).to_be_hidden()
+    expect(page.get_by_role("button", name="Hold longer")).to_be_hidden()
+    expect(page.get_by_role("heading", level=1)).not_to_contain_text(" held", use_inner_text=True)
+    expect(page.get_by_role("button", name="Look again")).to_be_enabled()

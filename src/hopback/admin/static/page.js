@@ -137,7 +137,7 @@ async function ask() {
     } else if (answer.ok) {
       const found = await answer.json();
       since = 0;
-      if (held && !found.held) stand("over", "The time is over: these messages are back in their queue, and what you see is a memory.");
+      if (held && !found.held) stand("over", "This look is over: nothing is held any more. What you see is from before.");
       else if (found.broker) stand("broker", `The broker does not answer: ${found.broker} Numbers are from ${moment(found.readAt)}; this page asks again by itself.`);
       else stand("", "");
     }
