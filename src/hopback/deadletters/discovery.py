@@ -408,6 +408,7 @@ def _describe(
 # they are asked once, and the answer is kept.
 
 _SIGNS = ("dead", "dlq", "dlx", "err", "fail", "fault", "park", "poison", "reject", "skip")
+_ENDINGS = (".xq",)  # Dramatiq's; two letters say nothing in the middle of a name
 
 
 class QueueCandidate(Struct, frozen=True, rename="camel"):
@@ -466,17 +467,25 @@ def candidates_of(
     """The queues that are to be asked about, the likeliest and the fullest first."""
     known = {each.name for each in snapshot.dead_letter_queues} | {one.queue for one in answers}
     roles = queue_roles(effective_topology(snapshot.topology, snapshot.version))
+    # What a dead-letter queue takes from is handled by somebody, who is away now.
+    origins = {name for each in snapshot.dead_letter_queues for name in each.origins}
     found = [
-        QueueCandidate(name, counts.messages, any(sign in name.lower() for sign in _SIGNS))
+        QueueCandidate(name, counts.messages, is_likely)
         for name, reading in readings.items()
         if (counts := reading.counts).messages
         and not counts.consumers
         and name not in known
+        and ((is_likely := _speaks_of_failures(name)) or name not in origins)
         and not name.startswith("amq.")
         and reading.queue.type is not QueueType.STREAM
         and roles.get(name) not in (QueueRole.RETRY, QueueRole.MAIN)
     ]
     return tuple(sorted(found, key=lambda one: (not one.is_likely, -one.messages, one.queue)))
+
+
+def _speaks_of_failures(name: str) -> bool:
+    lower = name.lower()
+    return lower.endswith(_ENDINGS) or any(sign in lower for sign in _SIGNS)
 
 
 # --- recognition ----------------------------------------------------------------------------------

@@ -48,6 +48,27 @@ def test_the_names_of_frameworks_give_dead_letter_queues_away() -> None:
     assert resting == set(found)
 
 
+@in_virtual_time
+async def test_a_queue_whose_dead_letters_are_known_is_not_asked_about() -> None:
+    """It is worked on, and its consumer is away; one whose name speaks of failures is, all the same."""
+    broker = EmbeddedBroker()
+    connection = await broker.connect("test")
+    dead_letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "rest.dlq"}
+    worked_on = (Queue(name, arguments=dead_letters) for name in ("search", "search.failing"))
+    alone = (Queue("rest.dlq"), Queue("payments.XQ"), Queue("boxqueue"))
+    await declare(connection, Topology("foreign", queues=(*worked_on, *alone)))
+    channel = await connection.open_channel()
+    for queue in ("search", "search.failing", "payments.XQ", "boxqueue"):
+        await channel.publish(Message("", queue, b"x"))
+    async with Operations(broker, management=EmbeddedManagement(broker)) as operations:
+        asked = await operations.candidates()
+    assert [(one.queue, one.is_likely) for one in asked.items] == [
+        ("payments.XQ", True),
+        ("search.failing", True),
+        ("boxqueue", False),
+    ]
+
+
 async def _broker() -> EmbeddedBroker:
     broker = EmbeddedBroker()
     connection = await broker.connect("test")
