@@ -413,7 +413,6 @@ def _shortened(text: str) -> str:
 _TOLD = {
     "released": "The messages are back in the queue, in their order.",
     "copy-sent": "The changed copy is on its way; this message stays where it is.",
-    "surveying": "The survey has begun; how far it is stands below.",
     "surveyed": "Every queue that looking does not harm was surveyed.",
     "limit-restored": "The delivery limit holds again.",
     "key-deleted": "The key opens no more.",

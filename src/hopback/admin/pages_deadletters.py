@@ -178,9 +178,15 @@ async def _board(visit: Visit) -> Response:
             if last is not None and last.at is not None and (top is None or at.count > top.count):
                 error = one.error or one.reason
                 top_errors[at.queue] = Insight(error, at.count, last.seen, None, last.at)
+    now = visit.services.clock.now()
+    # A survey takes messages by a consumer of its own, which the broker's numbers show for a while.
+    just_surveyed = {
+        name for name, one in surveys.items() if one.at is not None and now - one.at < _COUNTED_S
+    }
+    if surveying is not None:
+        just_surveyed.add(surveying.queue)
     candidates = None  # only who may answer is asked
     if not several and visit.principal.allows_everywhere(Role.ADMIN):
-        now = visit.services.clock.now()
         candidates = await visit.services.asked.get(visit.operations.candidates, now)
     read = [broker.swept.at for broker in brokers if broker.swept is not None]
     return visit.page(
@@ -196,12 +202,13 @@ async def _board(visit: Visit) -> Response:
         quiet=quiet[: _BOARD_ROWS if several else None],
         quiet_count=len(quiet),
         missing=[row for row in found if not row.summary.exists],
-        at=min(read, default=visit.services.clock.now()),
-        live_at=max(read, default=visit.services.clock.now()),
+        at=min(read, default=now),
+        live_at=max(read, default=now),
         sources=", ".join(sorted({row.summary.depth.source for row in rows})),
         candidates=candidates,
         errors=errors[:_SHOWN_ERRORS],
         surveying=surveying,
+        just_surveyed=just_surveyed,
         surveyed=top_errors,
         surveyed_at=max((one.at for one in known if one.at is not None), default=None),
         read_free={one.queue for one in known if one.is_stream},
@@ -216,6 +223,9 @@ def _survey_under_way(visit: Visit) -> SurveyProgress | None:
     return visit.operations.surveys.running or begun
 
 
+_COUNTED_S = (
+    12.0  # RabbitMQ counts every 5 s and tells of it up to 5 s later; the list is read each second
+)
 _SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things
 
 
@@ -254,7 +264,8 @@ async def _survey(visit: Visit) -> Response:
     done, _ = await asyncio.wait(tuple(running), timeout=AT_ONCE_S)
     for over in done:
         over.result()
-    return see_other("/?told=surveyed" if done else "/?told=surveying")
+    # How far it is the list says itself, as long as that is so.
+    return see_other("/?told=surveyed" if done else "/")
 
 
 def _say_why_not(survey: asyncio.Task[ErrorOverview]) -> None:

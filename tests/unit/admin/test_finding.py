@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 from hopback.deadletters.requests import FromHead, RedriveRequest, Target, TargetKind
 from hopback.deadletters.surveys import SurveyProgress
 from hopback.message import Message, Properties
+from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.harness.seeded import publish
 from tests.unit.admin.admin_service import DLQ, admin, dead_letter
@@ -52,6 +54,26 @@ async def test_a_list_that_sees_the_end_of_a_survey_has_what_it_found() -> None:
     assert ("every 1s" in over.text, "KeyError" in over.text) == (False, True)
 
 
+@in_virtual_time
+async def test_a_survey_warns_of_no_consumer_that_was_its_own() -> None:
+    """The broker's numbers are seconds old: they show it for a while after it has gone on."""
+    foreign = (Queue("mail"), Queue("mail.dlq"))
+    some = (replace(dead_letter(n), routing_key="mail.dlq") for n in range(2))
+    async with admin(*some, extra=foreign) as service:
+        await service.client.post("/errors/survey")
+        channel = await (await service.broker.connect("a survey's")).open_channel()
+        await channel.qos(1)
+        await channel.consume("mail.dlq", lambda _: None)
+        await asyncio.sleep(6)  # the broker counts every 5 s
+        service.clock.advance(2)
+        after = await service.client.get("/")
+        service.clock.advance(60)
+        later = await service.client.get("/")
+    assert "1 consumer on it" not in after.text
+    assert "1 held" not in after.text
+    assert "1 consumer on it" in later.text
+
+
 async def test_of_a_look_and_a_survey_the_newer_one_is_told() -> None:
     """What somebody saw before the survey does not hide what the survey found."""
     foreign = (Queue("mail"), Queue("mail.dlq", type=QueueType.CLASSIC))
@@ -82,6 +104,7 @@ async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
         ignored = await service.client.get("/")
         wrong = await service.client.post("/candidates", data={"queue": "leftovers", "answer": "?"})
     assert "1 queue has messages and no consumer: does it hold dead letters?" in asked.text
+    assert '<a href="#asked">1 more in 1 queue may be dead letters</a>' in asked.text
     assert 'href="/queues/leftovers"' not in asked.text
     assert 'href="/queues/leftovers"' in added.text
     assert 'href="/queues/leftovers"' not in ignored.text
