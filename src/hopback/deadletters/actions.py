@@ -113,6 +113,13 @@ class Control:
             self._changed.clear()
             await self._changed.wait()
 
+    async def stays_at(self, rate: float | None) -> bool:
+        """Wait until it may go on, or has to end; False as soon as another rate is wanted meanwhile."""
+        while self.is_paused and not self.is_cancelled and self.rate == rate:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.is_cancelled or not self.is_paused
+
     async def sleep(self, seconds: float) -> bool:
         """Wait so long; whether nothing was changed meanwhile."""
         self._changed.clear()

@@ -328,7 +328,8 @@ class Engine:
         if control.is_paused and not control.is_cancelled:
             await self._drain()
             await self._record(JobState.PAUSED, "paused")
-            await control.wait()
+            while not await control.stays_at(self._run.job.rate):
+                await self._save()  # whoever has set another one sees that it holds
             if not control.is_cancelled:
                 await self._record(JobState.RUNNING, "")
         if control.is_cancelled:

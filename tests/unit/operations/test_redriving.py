@@ -199,6 +199,25 @@ async def test_pause_resume_and_cancel() -> None:
             await shop.operations.resume(job.id)
 
 
+@in_virtual_time
+async def test_a_rate_that_is_set_in_a_pause_is_told_in_it() -> None:
+    """The job stays paused; whoever set the rate sees that it will hold."""
+    async with open_shop() as shop:
+        await shop.park(10)
+        job = await shop.operations.start(redrive(pace=Pace(rate=1)))
+        await shop.operations.pause(job.id)
+        async for _ in _until(shop, job.id, JobState.PAUSED):
+            pass
+        await shop.operations.set_rate(job.id, 20)
+        await _pass(1)
+        told = await shop.operations.job(job.id)
+        assert (told.state, told.rate) == (JobState.PAUSED, 20)
+        await shop.operations.set_rate(job.id, None)
+        await _pass(1)
+        assert (await shop.operations.job(job.id)).rate is None
+        await shop.operations.cancel(job.id)
+
+
 class _Away(MemoryJournal):
     """A journal whose database does not answer while it is away."""
 
