@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.alerts import AlertRule
     from hopback.deadletters.contract import AuditEntry, TargetChoice
+    from hopback.deadletters.surveys import TrendSample
     from hopback.message import Delivery
 
 __all__ = [
@@ -55,10 +56,18 @@ _P = ParamSpec("_P")
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
+def _samples(
+    kept: Sequence[TrendSample], now: float, messages: int | None
+) -> list[tuple[float, int]]:
+    """The depths that were kept, up to now: what changed since the last of them is not left out."""
+    line = [(float(one.at), one.messages) for one in kept]
+    return line if messages is None else [*line, (now, messages)]
+
+
 _FILTERS: dict[str, Callable[..., object]] = {
     "changed": lambda trend: len({value for _, value in trend}) > 1,
     "rfc3339": timestamp,
-    "samples": lambda samples: [(one.at, one.messages) for one in samples],
+    "samples": _samples,
     "role": Role,
     "segment": lambda text: quote(str(text), safe=""),
     "visible": lambda text: visible(str(text)),

@@ -132,6 +132,18 @@ async def test_the_list_draws_the_last_day_from_the_store() -> None:
     assert "-4 in the last 3 h; 4 came" in page
 
 
+async def test_a_queue_tells_its_depth_up_to_now() -> None:
+    """What a job has moved since the last sample was kept is no time in which nothing changed."""
+    async with admin(*(dead_letter(n) for n in range(5))) as service:
+        for _ in range(2):
+            await service.operations.surveys.sample()
+            service.clock.advance(900)
+        await publish(service.broker, dead_letter(5))
+        page = (await service.client.get(f"/queues/{DLQ}")).text
+    assert "+1 in the last 30 min" in page
+    assert "unchanged for" not in page
+
+
 async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:
     """A queue that an operator added is drawn as one of dead letters; one that is ignored is not."""
     async with admin(extra=(Queue("leftovers"),)) as service:
