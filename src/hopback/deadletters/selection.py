@@ -453,6 +453,7 @@ class WatchTimer:
         self._seen = 0
         self._longest = 0.0
         self._laps: dict[str, int] = {}
+        self._took = 0.0
         self._counted = _USUAL_LAPS
 
     def see(self, delivery: Delivery) -> None:
@@ -480,6 +481,7 @@ class WatchTimer:
         tried = min(max(waited, spread), LONGEST_WATCH_S)
         if laps and (tried > self._longest or not self._laps):
             self._longest, self._laps = tried, laps
+            self._took = spread if spread > waited else 0.0
 
     @property
     def time(self) -> WatchTime:
@@ -519,6 +521,14 @@ class WatchTimer:
             else f"{count} waits in {queue}"
             for queue, count in sorted(self._laps.items())
         )
+        if (
+            self._took
+        ):  # more than the waits alone: its consumers had others to handle, or took their time
+            took = _in_words(self._took)
+            return (
+                self._longest,
+                f"a message took {took} from its first failure to its last, with {waits}",
+            )
         return self._longest, f"the messages tell of {waits}"
 
     def _by_retry_queues(self) -> tuple[float, str]:
@@ -562,8 +572,13 @@ def _expiration(headers: Headers, queue: str) -> float:
     return 0.0
 
 
+_EXACT_BELOW_S = 10  # 1.5 s is not 2 s; of a minute nobody misses the half second
+
+
 def _in_words(seconds: float) -> str:
-    return format_duration(round(max(seconds, 0.0)) * 1000) if seconds >= 1 else f"{seconds:g} s"
+    if seconds < _EXACT_BELOW_S:
+        return f"{round(max(seconds, 0.0), 3):g}s"
+    return format_duration(round(seconds) * 1000)
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Selecting": "SelectedMessages"})

@@ -242,6 +242,21 @@ def test_a_message_with_its_own_expiration_tells_how_long_it_waited() -> None:
     assert "3 waits in work.later" in timer.time.text
 
 
+def test_the_words_of_a_watch_tell_where_its_time_is_from() -> None:
+    """The waits alone do not make half a minute: what a message took in all is said beside them."""
+    (source,) = dead_letter_queues(_topology({"work.retry": 4}))
+    deaths: list[dict[str, Any]] = [
+        {"queue": "work", "reason": "rejected", "count": 1, "time": 1032},
+        {"queue": "work.retry", "reason": "expired", "count": 2, "time": 1000},
+    ]
+    timer = WatchTimer(source)
+    timer.see(Received("work.dlq", "", "", b"", Properties(headers={"x-death": deaths})))
+    assert timer.time.seconds == 53.0
+    assert timer.time.text == (
+        "53s: a message took 32s from its first failure to its last, with 2 x 4s in work.retry"
+    )
+
+
 @pytest.mark.parametrize("count", [2**62, -1])
 def test_no_message_can_make_a_job_wait_for_ever(count: int) -> None:
     """Whatever an `x-death` says, the watch is bounded, and its words say what is lacking."""
