@@ -59,6 +59,18 @@ class LazyGroup(click.Group):
         found = self.table.get(cmd_name)
         return None if found is None else found.load()
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is called; what is not in the table is answered with what is like it."""
+        name = args[0]
+        if name in self.table or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        from hopback.cli.options import did_you_mean
+
+        told = f"No such command {name!r}. {did_you_mean(name, self.table)}"
+        raise click.UsageError(told.rstrip(), ctx)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that is called."""
         try:

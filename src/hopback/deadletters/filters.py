@@ -242,7 +242,13 @@ def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
         if comparison != ":":
             raise BadFilter(whole, f"{field}:VALUE; only {', '.join(_NUMBERS)} can be compared")
         return Term(field, comparison, value)
-    raise BadFilter(whole, f"one of {_KNOWN}, or the text in double quotes to look for it anywhere")
+    from difflib import get_close_matches  # only here, and as much to load as half of a filter
+
+    close = get_close_matches(field, (*_TEXTS, *_NUMBERS), n=1)
+    meant = f" (did you mean {close[0]}{comparison}{raw}?)" if close else ""
+    raise BadFilter(
+        whole, f"one of {_KNOWN}, or the text in double quotes to look for it anywhere{meant}"
+    )
 
 
 def _wanted_number(whole: str, field: str, value: str) -> float:

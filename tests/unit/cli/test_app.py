@@ -55,6 +55,22 @@ def test_wrong_usage_leaves_with_2(
     assert "Error:" in said.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["dlq", "pek", "orders.dlq"], "No such command 'pek'. Did you mean peek?"),
+        (["dql", "ls"], "No such command 'dql'. Did you mean dlq?"),
+        (["dlq", "xyzzy"], "No such command 'xyzzy'.\n"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For commands as for queues; nothing is guessed where nothing is like it."""
+    assert run(arguments) == 2
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["topology", "show"], ["topology", "check"], ["simulate"]])
 def test_an_unknown_target_leaves_with_5(
     command: list[str], capsys: pytest.CaptureFixture[str]

@@ -98,6 +98,7 @@ def test_a_term_that_does_not_hold(text: str) -> None:
     ("text", "term", "expected"),
     [
         ("reason:rejected colour:red", "colour:red", "one of reason"),
+        ("eror:Timeout*", "eror:Timeout*", "(did you mean error:Timeout*?)"),
         ("reason", "reason", "FIELD:VALUE"),
         ("reason:", "reason:", "FIELD:VALUE"),
         ("reason>rejected", "reason>rejected", "reason:VALUE"),
