@@ -22,7 +22,15 @@ from hopback.cli.dlq_print import (
     print_jobs,
 )
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.terminal import ask_for_reason, json_line, on_terminal, safe, safe_lines, table
+from hopback.cli.terminal import (
+    ask_for_reason,
+    clock_text,
+    json_line,
+    on_terminal,
+    safe,
+    safe_lines,
+    table,
+)
 from hopback.cli.where import (
     complete_job,
     complete_queue,
@@ -325,8 +333,14 @@ class Meter:
 
 
 def time_left(job: Job, rate: float | None) -> float | None:
-    """Seconds until it is through at this rate; None where nobody can say."""
-    return job.counts.remaining / rate if rate and job.state is JobState.RUNNING else None
+    """Seconds until it is through at this rate; None where nobody can say, as of a job that waits."""
+    is_sending = job.state is JobState.RUNNING and not _waits_for(job)
+    return job.counts.remaining / rate if rate and is_sending else None
+
+
+def _waits_for(job: Job) -> str:
+    """What a running job waits for, in words; empty while it sends."""
+    return job.reason if job.state is JobState.RUNNING else ""
 
 
 def _settled_count(job: Job) -> int:
@@ -335,25 +349,29 @@ def _settled_count(job: Job) -> int:
 
 def bar_line(job: Job, rate: float | None, columns: int) -> str:
     """The bar as one line that fits."""
-    counts, running = job.counts, job.state is JobState.RUNNING
+    counts = job.counts
     settled = _settled_count(job)
     share = min(settled / max(counts.selected, 1), 1.0)
     cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
     filled = int(share * cells)
     left = time_left(job, rate)
+    # What it waits for is worth more than a bar that stands still, and has its place.
+    waits_for = clock_text(_waits_for(job), day=False)  # nothing is waited for longer than a day
     parts = [
         f"{job.kind} {job.queue}",
-        "━" * filled + "─" * (cells - filled),
+        "" if waits_for else "━" * filled + "─" * (cells - filled),
         f"{int(share * 100):3d}%",
         f"{settled:,}/{counts.selected:,}",
-        f"{rate:,.0f}/s" if rate is not None else "",
+        f"{rate:,.0f}/s" if rate is not None and not waits_for else "",
         f"{_brief(left)} left" if left is not None else "",
-        f"failed {counts.failed:,}",
+        f"failed {counts.failed:,}" if counts.failed or not waits_for else "",
         f"came back {came_back_text(counts)}" if counts.came_back is not None else "",
-        job.reason if running else job.state,
+        waits_for if job.state is JobState.RUNNING else job.state,
     ]
+    line = safe("  ".join(part for part in parts if part))
     # One column less than there are: some terminals wrap when the last one is written.
-    return safe("  ".join(part for part in parts if part))[: max(columns - 1, 10)]
+    most = max(columns - 1, 10)
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _brief(seconds: float) -> str:
@@ -437,7 +455,7 @@ class Records(_EveryFewSeconds):
                 "state": job.state,
                 "reason": job.reason,
                 "counts": to_json(job.counts),
-                "rate": None if rate is None else round(rate, 1),
+                "rate": None if rate is None or _waits_for(job) else round(rate, 1),
                 "secondsLeft": None if left is None else round(left, 1),
             }
         )

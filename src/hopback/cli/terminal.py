@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from textwrap import fill
@@ -28,6 +29,7 @@ __all__ = [
     "ask",
     "ask_for_name",
     "ask_for_reason",
+    "clock_text",
     "details",
     "document",
     "gap",
@@ -44,6 +46,14 @@ _READABLE_COLUMNS = 96  # fits a terminal of 100 columns with room for a prompt 
 _NARROWEST_TEXT = 14  # columns for a text beside names: two words a line can still be read
 _BETWEEN_COLUMNS = 3  # as the drawn table has them
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
+
+
+_MOMENT = re.compile(r"\b(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+
+
+def clock_text(text: str, *, day: bool = True) -> str:
+    """A text in which moments stand as programs write them, as people read them; always with the zone."""
+    return _MOMENT.sub(r"\1 \2 UTC" if day else r"\2 UTC", text)
 
 
 def json_text(data: object) -> str:

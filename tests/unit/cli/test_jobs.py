@@ -77,6 +77,18 @@ def test_nobody_knows_when_a_paused_job_ends() -> None:
     assert "paused" in bar_line(_job(50, state=JobState.PAUSED), 5.0, 120)
 
 
+def test_a_job_that_watches_says_until_when_and_foretells_nothing() -> None:
+    """How fast the last stage went says nothing about the waits before the next ones."""
+    until = "watching until 2026-11-17T18:50:21Z whether messages come back"
+    watching = _job(1, reason=until)
+    assert time_left(watching, 60.0) is None
+    line = bar_line(watching, 60.0, 80)
+    assert "watching until 18:50:21 UTC" in line
+    assert line.endswith("…")
+    assert ("left" in line, "/s" in line) == (False, False)
+    assert bar_line(watching, 60.0, 120).endswith("whether messages come back")
+
+
 def test_off_a_terminal_there_is_a_record_every_few_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
