@@ -594,7 +594,7 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
     elif form == "table" and last is not None:
         if hits:
             rows = [
-                (one.queue, one.id, one.error, hit.excerpt or one.error_message)
+                (one.queue, one.id, one.error or one.reason, hit.excerpt or one.error_message)
                 for hit in hits
                 for one in (hit.dead_letter,)
             ]

@@ -26,7 +26,14 @@ from hopback.cli.dlq import (
     refusals_explained,
     within_option,
 )
-from hopback.cli.dlq_print import count_of, form_option, output, print_plan, progress_told
+from hopback.cli.dlq_print import (
+    count_of,
+    form_option,
+    output,
+    place_text,
+    print_plan,
+    progress_told,
+)
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.jobs import see_through
 from hopback.cli.options import header_pairs
@@ -118,7 +125,7 @@ def target_options(command: _Command) -> _Command:
         click.option(
             "--reset/--keep-attempts",
             default=None,
-            help="Whether attempts begin again at 1; by default as the design says.",
+            help="Whether attempts begin again at 1; by default they do, unless a design says otherwise.",
         ),
         click.option(
             "--routing-key", default="", metavar="KEY", help="The key for --to exchange:NAME."
@@ -271,7 +278,7 @@ def redrive(
     choices: ActionChoices,
     where: Where,
 ) -> int:
-    """Send the messages of QUEUE back, by default to where its design says: the queue that failed.
+    """Send the messages of QUEUE back, by default to the queue that failed, or where its design says.
 
     Shows the plan and asks. Each message is published, mandatory and confirmed, before it leaves the
     queue. The first Ctrl-C finishes what is in flight and prints how to go on; a second one leaves.
@@ -584,7 +591,11 @@ def _edit_lines(message: MessageView, change: Edit, target: Target) -> Iterator[
         yield "set", f"{name}: {value}"
     for name in sorted(change.without):
         yield "without", name
-    yield "to", str(target)
+    way = message.way
+    if target.kind is TargetKind.DESIGN and way is not None:
+        yield "to", place_text(way.exchange, way.routing_key)
+    else:
+        yield "to", str(target)
 
 
 async def send_edited(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from hopback.cli.terminal import (
+    clock_text,
     details,
     document,
     gap,
@@ -22,7 +23,7 @@ from hopback.cli.terminal import (
 from hopback.deadletters.body import packing, unpack
 from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.message import pretty_json
-from hopback.deadletters.requests import GroupBy, JobKind
+from hopback.deadletters.requests import GroupBy, JobKind, TargetKind
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         QueueSummary,
         ReachedQueue,
         Survey,
+        TargetChoice,
     )
     from hopback.deadletters.search import SearchProgress
 
@@ -51,6 +53,7 @@ __all__ = [
     "form_option",
     "output",
     "payload_text",
+    "place_text",
     "plan_lines",
     "print_groups",
     "print_job",
@@ -240,15 +243,22 @@ def print_queue(queue: QueueDetail) -> None:
     gap()
     rows = [
         (
-            f"{one.kind}{' (default)' if one.is_default else ''}",
+            f"{_target_name(queue, one)}{' (default)' if one.is_default else ''}",
             one.text
             if one.exchange is None or one.routing_key is None
-            else _place(one.exchange, one.routing_key),
+            else place_text(one.exchange, one.routing_key),
             one.flaw or one.warning,
         )
         for one in queue.targets
     ]
     _filled(("target", "where", "note"), rows)
+
+
+def _target_name(queue: QueueDetail, choice: TargetChoice) -> str:
+    """What `--to` takes. Where no plan is known nothing was designed: it is the queue that failed."""
+    if choice.kind is TargetKind.DESIGN and queue.known_by != "plan":
+        return TargetKind.FAILED_QUEUE.value
+    return choice.kind.value
 
 
 # --- messages
@@ -363,11 +373,12 @@ def print_not_looked_into(number: int) -> None:
 
 def print_message(message: MessageView, body: bytes, payload: str = "pretty") -> None:
     """One message: what happened, when, its headers with their types, its payload."""
-    click.echo(safe_lines(message.sentence))
+    click.echo(safe_lines(clock_text(message.sentence)))
     click.echo()
     details(_facts(message))
     happened = [
-        ("" if one.time is None else timestamp(one.time), one.what) for one in message.timeline
+        ("" if one.time is None else clock_text(timestamp(one.time)), one.what)
+        for one in message.timeline
     ]
     _section("What happened", happened)
     if message.failure is not None and message.failure.stack:
@@ -409,12 +420,13 @@ def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
     else:
         yield (
             "goes to",
-            _place(way.exchange, way.routing_key)
+            place_text(way.exchange, way.routing_key)
             + ("" if way.flaw is None else f", but {way.flaw}"),
         )
 
 
-def _place(exchange: str, routing_key: str) -> str:
+def place_text(exchange: str, routing_key: str) -> str:
+    """Where a message is sent to."""
     return f"exchange {exchange} with key {routing_key}" if exchange else f"queue {routing_key}"
 
 
@@ -506,8 +518,10 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
     """The facts of a plan, by name."""
     yield plan.kind, f"from {plan.queue}"
     if plan.seen < plan.selected:
-        part = f", of the first {plan.seen:,} of which {plan.matching:,} match"
-        yield "messages", f"{plan.selected:,}{part if plan.seen else ', none of them seen'}"
+        match = f"{plan.matching:,} of the first {plan.seen:,} match"
+        if plan.matching == plan.seen:
+            match = f"the first {plan.seen:,} were looked at"
+        yield "messages", f"{plan.selected:,}; {match if plan.seen else 'none of them was seen'}"
     elif plan.matching == plan.selected:
         yield "messages", f"{plan.selected:,}"
     else:
@@ -516,7 +530,7 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
         yield "export", plan.export_to or "none: what is discarded is gone for good"
     else:
         ways = [
-            f"{_place(way.exchange, way.routing_key)}: {way.count:,}, {way.flaw or 'exists and routes'}"
+            f"{place_text(way.exchange, way.routing_key)}: {way.count:,}, {way.flaw or 'exists and routes'}"
             for way in plan.ways
         ]
         yield "to", "\n".join(ways) or plan.target
@@ -587,7 +601,7 @@ def print_job(job: Job) -> None:
     lines = [
         ("job", job.id),
         ("what", f"{job.kind} from {job.queue}{aim}"),
-        ("state", job.state + (f": {job.reason}" if job.reason else "")),
+        ("state", job.state + (f": {clock_text(job.reason)}" if job.reason else "")),
         ("messages", ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)])),
     ]
     if job.filter:
@@ -599,4 +613,5 @@ def print_job(job: Job) -> None:
     lines.append(("by", job.by or "unknown"))
     if job.why:
         lines.append(("why", job.why))
-    details([*lines, ("begun", timestamp(job.created)), ("changed", timestamp(job.updated))])
+    moments = (("begun", job.created), ("changed", job.updated))
+    details([*lines, *((name, clock_text(timestamp(at))) for name, at in moments)])

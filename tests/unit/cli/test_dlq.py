@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from hopback.cli.dlq import (
     Look,
@@ -16,6 +17,7 @@ from hopback.cli.dlq import (
     show_queue,
     watch_queues,
 )
+from hopback.cli.dlq_print import print_queue
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.deadletters.requests import GroupBy
 from hopback.message import Message, Properties
@@ -55,6 +57,9 @@ async def test_a_queue_is_shown_without_looking_into_it(capsys: _Output) -> None
         said = capsys.readouterr().out
         assert "free: a classic queue counts no deliveries" in said
         assert "design (default)" in said
+        queue = await found.dead_letters.queue(DLQ)
+        print_queue(structs.replace(queue, known_by="dead-lettering"))
+        assert "failed-queue (default)" in capsys.readouterr().out  # nothing was designed there
         await show_queue(found.dead_letters, DLQ, "json")
         assert json.loads(capsys.readouterr().out)["cost"]["price"] == "free"
         (message,) = found.broker.snapshot().queue(DLQ).ready
@@ -172,7 +177,7 @@ async def test_a_message_is_told_as_a_story(capsys: _Output) -> None:
         await found.park(1)
         await show_message(found.dead_letters, Look(DLQ, 1), "1", "table")
         said = capsys.readouterr().out
-        assert said.startswith(f"{MAIN} gave up after 4 attempts at 2023-11-14T22:00:00.000Z")
+        assert said.startswith(f"{MAIN} gave up after 4 attempts at 2023-11-14 22:00:00 UTC:")
         assert "x-number         int64  0" in said
         assert '"number": 0' in said
         assert "failed first in" in said

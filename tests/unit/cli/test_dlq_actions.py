@@ -15,7 +15,7 @@ from hopback.cli.app import run
 from hopback.cli.dlq import Look, search_messages
 from hopback.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
 from hopback.cli.dlq_archives import export_messages, import_messages
-from hopback.cli.dlq_print import print_job, print_jobs, print_plan
+from hopback.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.jobs import Signals, exit_code, follow, resume_job, see_through, watch_job
 from hopback.cli.terminal import ask, ask_for_reason
@@ -109,6 +109,15 @@ async def test_what_came_back_is_shown_and_kept_with_the_job(capsys: _Output) ->
         assert (await found.operations.job(job.id)).counts.came_back == 5
 
 
+@in_virtual_time
+async def test_what_is_found_says_why_it_is_here_even_without_an_error(capsys: _Output) -> None:
+    """Where nobody wrote an error down the broker's reason stands."""
+    async with raffle() as found:
+        await found.park(1, type="", message="")
+        assert await search_messages(found.dead_letters, SearchRequest("number"), "table") == 1
+        assert "  parked  " in capsys.readouterr().out
+
+
 def _into(queue: str) -> Target:
     return Target(TargetKind.QUEUE, routing_key=queue)
 
@@ -127,6 +136,26 @@ async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> N
         assert f"queue {MAIN}: 5, exists and routes" in said.err
         assert "    3  TimeoutError" in said.err
         assert "free: a classic queue" in said.err
+
+
+@pytest.mark.parametrize(
+    ("seen", "matching", "told"),
+    [
+        (1000, 1000, "2,000; the first 1,000 were looked at"),
+        (1000, 30, "2,000; 30 of the first 1,000 match"),
+        (0, 0, "2,000; none of them was seen"),
+    ],
+)
+@in_virtual_time
+async def test_the_plan_tells_how_much_of_the_queue_it_is_from(
+    seen: int, matching: int, told: str
+) -> None:
+    """Only the head of a deep queue is looked at for it."""
+    async with raffle() as found:
+        await found.park(1)
+        plan = await found.dead_letters.plan(_redrive(target=_into(MAIN)))
+        deep = structs.replace(plan, selected=2000, seen=seen, matching=matching)
+        assert dict(plan_lines(deep))["messages"] == told
 
 
 @in_virtual_time
