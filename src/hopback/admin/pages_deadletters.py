@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hopback.admin.services import Services
     from hopback.deadletters.contract import Group, OnProgress, QueueSummary, SessionView
     from hopback.deadletters.notes import GroupNote
-    from hopback.deadletters.surveys import ErrorGroup, ErrorOverview, SurveyedQueue
+    from hopback.deadletters.surveys import ErrorGroup, ErrorInQueue, ErrorOverview, SurveyedQueue
     from hopback.message import Delivery
 
 __all__ = ["DEADLETTER_PAGES", "BoardBroker", "BoardRow", "EditForm", "group_filter"]
@@ -167,7 +167,8 @@ async def _board(visit: Visit) -> Response:
     quiet = [row for row in found if row.summary.exists and not row.is_full]
     # Asked before what it found is read: a page that sees its end has seen all of it.
     surveying = None if several else _survey_under_way(visit)
-    errors, known = await _errors(visit)
+    empty = {row.summary.queue for row in rows if row.summary.depth.total == 0}
+    errors, known = await _errors(visit, empty)
     if surveying is not None:
         visit.services.errors.forget()  # the next second has found more
     surveys = {one.queue: one for one in known}
@@ -180,9 +181,7 @@ async def _board(visit: Visit) -> Response:
                 top_errors[at.queue] = Insight(error, at.count, last.seen, None, last.at)
     now = visit.services.clock.now()
     # A survey takes messages by a consumer of its own, which the broker's numbers show for a while.
-    just_surveyed = {
-        name for name, one in surveys.items() if one.at is not None and now - one.at < _COUNTED_S
-    }
+    just_surveyed = {one.queue for one in known if now - (one.at or 0.0) < _COUNTED_S}
     if surveying is not None:
         just_surveyed.add(surveying.queue)
     candidates = None  # only who may answer is asked
@@ -223,28 +222,30 @@ def _survey_under_way(visit: Visit) -> SurveyProgress | None:
     return visit.operations.surveys.running or begun
 
 
-_COUNTED_S = (
-    12.0  # RabbitMQ counts every 5 s and tells of it up to 5 s later; the list is read each second
-)
+_COUNTED_S = 12.0  # RabbitMQ counts every 5 s and tells it 5 s later; it is asked each second
 _SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things
 
 
-async def _errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
+async def _errors(
+    visit: Visit, empty: set[str]
+) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
     """The most frequent errors that a survey found in queues that the visitor may look into.
 
-    And what is known of each queue's last survey.
+    Not in those that are `empty` by now. And what is known of each queue's last survey.
     """
     if visit.services.spans_brokers:
         return [], ()
+
+    def sees(at: ErrorInQueue) -> bool:
+        return visit.principal.allows(Role.OPERATOR, at.queue)
+
     found = await visit.services.errors.get(visit.operations.errors, visit.services.clock.now())
     shown = []
     for one in () if found is None else found.items:
-        seen = tuple(at for at in one.queues if visit.principal.allows(Role.OPERATOR, at.queue))
+        seen = tuple(at for at in one.queues if at.queue not in empty and sees(at))
         if seen:
             count = sum(at.count for at in seen)
-            gone = tuple(
-                at for at in one.discarded if visit.principal.allows(Role.OPERATOR, at.queue)
-            )
+            gone = tuple(filter(sees, one.discarded))
             shown.append(structs.replace(one, queues=seen, count=count, discarded=gone))
     known = () if found is None else found.queues
     return sorted(shown, key=lambda one: (not one.is_new, -one.count)), known

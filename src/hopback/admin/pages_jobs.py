@@ -20,7 +20,7 @@ from hopback.admin.rendering import visible
 from hopback.admin.roles import Role
 from hopback.admin.services import need_target
 from hopback.deadletters.codec import read_patch
-from hopback.deadletters.contract import Price
+from hopback.deadletters.contract import JobState, Price
 from hopback.deadletters.requests import (
     LONGEST_FOUND_WATCH_S,
     LONGEST_WATCH_S,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JOB_PAGES"]
 
+_UNDER_WAY = (JobState.RUNNING, JobState.PAUSED)
 _AT_ONCE = 2000  # messages that a session holds within a second; more are searched, with progress
 _LOOKING_S = 300.0  # as long as a look from the queue's page lasts by default
 _STAYS = frozenset({400, 409, 422})
@@ -263,11 +264,9 @@ def _page(visit: Visit, request: Request, step: int, trouble: str, **values: Any
 async def _jobs(visit: Visit) -> Response:
     found = await visit.operations.jobs(limit=100)
     seen = [job for job in found if visit.principal.allows(Role.VIEWER, job.queue)]
-    running = sum(job.is_active for job in seen)
-    words = (
-        f"{running} job{'s' if running != 1 else ''} running" if running else "No job is running"
-    )
-    return visit.page("jobs.html", jobs=seen, headline=words)
+    counts = [(state, sum(job.state is state for job in seen)) for state in _UNDER_WAY]
+    words = [f"{n} job{'s' if n != 1 else ''} {state.value}" for state, n in counts if n]
+    return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No job is running")
 
 
 async def _visible_job(visit: Visit) -> Job:

@@ -529,7 +529,7 @@ def graph(snapshot: BrokerSnapshot, listed: frozenset[str]) -> dict[str, Any]:
     found = [*_nodes(snapshot, listed), *_edges(snapshot)]
     if delayed := delayed_messages(snapshot):
         shown = replace(snapshot, topology=without_delay_levels(snapshot.topology))
-        waiting = "" if delayed.messages is None else f"{delayed.messages:,} messages, "
+        waiting = "" if delayed.messages is None else f"{_messages(delayed.messages)}, "
         label = f"queues of delays\n{waiting}up to {delayed.longest}"
         node = _node("q:hopback.delay", "hopback.delay", "retry", label, 0)
         node["data"]["messages"] = delayed.messages or 0
@@ -545,6 +545,10 @@ class DelayedRow:
     queues: int
     messages: int | None
     longest: str
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'' if count == 1 else 's'}"
 
 
 def delayed_messages(snapshot: BrokerSnapshot) -> DelayedRow | None:
@@ -565,7 +569,7 @@ def _nodes(snapshot: BrokerSnapshot, listed: frozenset[str]) -> Iterator[dict[st
         yield _node(f"x:{exchange.name}", exchange.name, "exchange", label, hazards[exchange.name])
     for row in queue_rows(snapshot, listed):
         parts = [_short(row.name)]
-        facts = [f"{row.messages:,} messages"] if row.messages is not None else []
+        facts = [_messages(row.messages)] if row.messages is not None else []
         parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))
         label = "\n".join(part for part in parts if part)
         node = _node(f"q:{row.name}", row.name, row.role, label, row.hazards)

@@ -54,6 +54,28 @@ async def test_a_list_that_sees_the_end_of_a_survey_has_what_it_found() -> None:
     assert ("every 1s" in over.text, "KeyError" in over.text) == (False, True)
 
 
+async def test_what_broke_in_a_queue_that_is_empty_by_now_is_not_told() -> None:
+    """What was re-driven or discarded since the survey is no reason for an alarm."""
+    foreign = (Queue("mail"), Queue("mail.dlq"), Queue("post"), Queue("post.dlq"))
+    mail, post = (
+        replace(dead_letter(n), routing_key=f"{name}.dlq")
+        for n, name in enumerate(("mail", "post"))
+    )
+    async with admin(mail, post, extra=foreign) as service:
+        await service.client.post("/errors/survey")
+        both = await service.client.get("/")
+        channel = await (await service.broker.connect("somebody")).open_channel()
+        await channel.purge_queue("mail.dlq")
+        service.clock.advance(2)
+        one = await service.client.get("/")
+        await channel.purge_queue("post.dlq")
+        service.clock.advance(2)
+        none = await service.client.get("/")
+    assert '<b class="num">2</b>' in both.text
+    assert '<b class="num">1</b>' in one.text
+    assert "What broke" not in none.text
+
+
 @in_virtual_time
 async def test_a_survey_warns_of_no_consumer_that_was_its_own() -> None:
     """The broker's numbers are seconds old: they show it for a while after it has gone on."""

@@ -108,8 +108,8 @@ async def test_the_map_shows_what_waits_to_be_sent_later_as_one() -> None:
         graph = (await service.client.get("/topology/graph.json")).json()["elements"]
     assert "1 message to be sent later waits in 12 queues of delays, for up to 1h8m15s" in page
     assert "hopback.delay.level-03" in page
-    names = {item["data"].get("name") for item in graph}
-    assert "hopback.delay" in names
+    names = {item["data"].get("name"): item["data"].get("label") for item in graph}
+    assert names["hopback.delay"] == "queues of delays\n1 message, up to 1h8m15s"
     assert not any("level-" in str(name) for name in names)
     edges = {(item["data"].get("source"), item["data"].get("target")) for item in graph}
     assert ("q:hopback.delay", "x:hopback.delay.due") in edges

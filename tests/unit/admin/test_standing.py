@@ -87,6 +87,18 @@ def test_a_rate_has_no_digits_that_nobody_needs() -> None:
     assert [rate(n) for n in (0.25, 1.0, 2.5, 200.0, 4812.4)] == ["0.2", "1", "2.5", "200", "4,812"]
 
 
+@pytest.mark.parametrize(
+    ("arrived", "words"), [(0, "-5 in the last 60 s"), (2, "-5 in the last 60 s; 2 came")]
+)
+def test_a_trend_counts_what_came_and_not_that_nothing_did(arrived: int, words: str) -> None:
+    """Beside a depth that fell, "0 came" is one more number and no news."""
+    shown = renderer().from_string(
+        '{% import "parts.html" as parts %}{{ parts.spark(trend, came) }}'
+    )
+    line = shown.render(trend=((0.0, 9), (60.0, 4)), came=arrived)
+    assert re.findall("<small>(.*?)</small>", line) == [words]
+
+
 async def test_a_paused_job_says_so_once() -> None:
     """Its state and why it is so are one word then."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
@@ -97,7 +109,9 @@ async def test_a_paused_job_says_so_once() -> None:
             if told.state is JobState.PAUSED:
                 break
         page = await service.client.get(f"/jobs/{job.id}")
+        listed = await service.client.get("/jobs")
         await service.operations.cancel(job.id)
+    assert "<h1>1 job paused</h1>" in listed.text
     (said,) = re.findall(r'<p aria-live="polite">(.*?)</p>', page.text)
     assert re.sub("<[^>]*>", "", said).split() == ["paused"]
 
