@@ -624,6 +624,8 @@ class Engine:
         That none came back `counts` only when there was time for it; else it is not known.
         """
         holding = self._source.given > self._acked
+        if holding:
+            await self._source.check()
         found = await self._watch.look(self._source.taken, holding=holding)
         arrived = self._arrived_before + found.count
         frozen = self._run.job.spec.selection

@@ -166,6 +166,9 @@ class Source(Protocol):
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
 
+    async def check(self) -> None:
+        """Raise if what is in our hands has gone back: a count of the queue would take it for new."""
+
     async def round_out(self) -> bool:
         """Hold what must be held for everything to come back in order; False if that is too much."""
 
@@ -206,6 +209,10 @@ class Held:
 
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
+        await _round_trip(self._channel)
+
+    async def check(self) -> None:
+        """Raise if what is in our hands has gone back."""
         await _round_trip(self._channel)
 
     async def round_out(self) -> bool:
@@ -312,6 +319,10 @@ class Head:
         if self._last_tag:
             self._channel.nack(self._last_tag, requeue=True, multiple=True)
             await _round_trip(self._channel)
+
+    async def check(self) -> None:
+        """Raise if what is in our hands has gone back; a broker ends a channel that holds too long."""
+        await _round_trip(self._channel)
 
     async def round_out(self, ready: int | None = None) -> bool:
         """Hold on beyond the count until a message comes that never came back before.
@@ -492,6 +503,10 @@ class StreamHead:
 
     async def give_back(self) -> None:
         """Nothing was taken."""
+
+    async def check(self) -> None:
+        """Raise if what is in our hands has gone back; a broker ends a channel that holds too long."""
+        await _round_trip(self._channel)
 
     async def round_out(self, ready: int | None = None) -> bool:
         """A stream has the same order for all of its readers."""

@@ -144,6 +144,20 @@ async def test_a_cause_that_is_not_repaired_stops_the_job_in_its_first_stage(
         assert (await operations.queue("work.dlq")).messages == _COUNT
 
 
+@pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
+@in_virtual_time
+async def test_what_the_broker_takes_back_from_a_job_did_not_come_back(kind: QueueType) -> None:
+    """It ends a channel that holds messages for half an hour: those are no arrivals, and no safety stop."""
+    async with _plant({"work.retry": 2}, ["work.retry"] * 2, kind) as (plant, operations):
+        plant.repaired = True
+        begun = await operations.start(_careful(watch_s=2700.0))
+        job = await operations.wait(begun.id)
+        assert (job.state, job.can_resume) == (JobState.INTERRUPTED, True)
+        assert "timed out" in job.reason
+        assert (job.counts.done, job.counts.arrived_meanwhile, job.counts.came_back) == (1, 0, 0)
+        assert (await operations.queue("work.dlq")).messages == _COUNT - 1
+
+
 @in_virtual_time
 async def test_what_goes_wrong_later_stops_the_rest() -> None:
     """The cause is repaired for the first stages and breaks again: the whole job is watched."""
