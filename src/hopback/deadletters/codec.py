@@ -139,6 +139,9 @@ def _explain(text: str, said: Any, at: str) -> tuple[str, str]:
     match = _PATH.fullmatch(text)
     what, path = (text, "") if match is None else (match["what"], match["path"] or "")
     expected = what.removeprefix("Expected ").replace("`", "")
+    # The sentences of an object say what it has; ours say what it should be.
+    expected = expected.replace("Object contains unknown", "an object without the unknown", 1)
+    expected = expected.replace("Object missing", "an object with the missing", 1)
     shown = "" if path or isinstance(said, dict) or ", got " in what else f", got {said!r}"
     if len(shown) > _SHOWN:
         shown = f"{shown[:_SHOWN]}…"

@@ -108,8 +108,14 @@ def test_everything_wrong_with_a_document_is_told_with_its_place() -> None:
         "target.kind: expected",
     ):
         assert part in text, text
-    with pytest.raises(BadRequest, match="unknown field"):
+    with pytest.raises(
+        BadRequest, match="body: expected an object without the unknown field colour"
+    ):
         convert(JobRequest, {"kind": "discard", "queue": "q", "reason": "x", "colour": "red"})
+    with pytest.raises(
+        BadRequest, match="expected an object with the missing required field queue"
+    ):
+        convert(JobRequest, {"kind": "discard", "reason": "x"})
     with pytest.raises(BadRequest, match="body: expected JSON"):
         from_json(JobRequest, b"{")
 
