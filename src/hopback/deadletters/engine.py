@@ -29,7 +29,12 @@ from hopback.deadletters.head import Turns, rough_size
 from hopback.deadletters.journal import PROCESS_ENDED
 from hopback.deadletters.message import delivery_count, read_dead_letter
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.selection import arrived_text, came_back_text, counted_messages
+from hopback.deadletters.selection import (
+    SelectedMessage,
+    arrived_text,
+    came_back_text,
+    counted_messages,
+)
 from hopback.errors import BrokerError, HopbackError, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
 from hopback.renamed import OldNameLookup, old_names
@@ -89,30 +94,6 @@ class _CancelAsked(Exception):
     """Somebody wants it to end."""
 
 
-class _Item:
-    """A message on its way, and its place in the queue. Called with its fate.
-
-    What was sent for it is not kept: thousands may be in flight, and few are ever sent again.
-    """
-
-    __slots__ = ("delivery", "landed", "place", "size")
-
-    def __init__(
-        self,
-        delivery: Delivery,
-        place: int,
-        size: int,
-        landed: Callable[[_Item, asyncio.Future[None]], None],
-    ) -> None:
-        self.delivery = delivery
-        self.place = place
-        self.size = size
-        self.landed = landed
-
-    def __call__(self, fate: asyncio.Future[None]) -> None:
-        self.landed(self, fate)
-
-
 class Engine:
     """One run of a job, from its messages taken to the last one settled."""
 
@@ -157,9 +138,9 @@ class Engine:
         self._looked_at = 0.0
         self._sent_at: deque[tuple[float, int]] = deque()
         self._in_flight: set[int] = set()
-        self._troubled: list[_Item] = []
+        self._troubled: list[SelectedMessage] = []
         self._holds_back = self._is_classic and spec.selection.digests is None
-        self._held_back: list[_Item] = []
+        self._held_back: list[SelectedMessage] = []
         self._notes: list[FailedMessage] = []
         self._lost: BrokerError | None = None
         self.away: BrokerError | None = None
@@ -337,7 +318,7 @@ class Engine:
 
     # --- taking
 
-    async def _take_batch(self) -> list[_Item]:
+    async def _take_batch(self) -> list[SelectedMessage]:
         """What is at hand and wanted; waits for the first one, and for more if there are but a few.
 
         A client that is faster than the broker finds few messages at hand each time, and would spend more on
@@ -359,7 +340,7 @@ class Engine:
                 self._held_back.append(wanted.pop())
         return wanted
 
-    async def _take_at_hand(self, wanted: list[_Item], most: int) -> int:
+    async def _take_at_hand(self, wanted: list[SelectedMessage], most: int) -> int:
         taken, turns = 0, Turns(_TURN_BYTES)
         while taken < most and (delivery := self._selected.at_hand()) is not None:
             size = rough_size(delivery)
@@ -369,14 +350,14 @@ class Engine:
                 await asyncio.sleep(0)
         return taken
 
-    def _take(self, delivery: Delivery, size: int, wanted: list[_Item]) -> None:
+    def _take(self, delivery: Delivery, size: int, wanted: list[SelectedMessage]) -> None:
         self._place += 1
         belongs = matches = self._selected.belongs(delivery)
         if belongs and self._wanted.terms:
             dead_letter = read_dead_letter(delivery, self._place, self._queue)
             matches = self._wanted.matches(dead_letter, delivery, self._run.job.created)
         if matches:
-            wanted.append(_Item(delivery, self._place, size, self._on_fate))
+            wanted.append(SelectedMessage(delivery, self._place, size, self._on_fate))
         else:
             self._keep(delivery)
             self._count(skipped=int(belongs))
@@ -407,7 +388,7 @@ class Engine:
 
     # --- sending
 
-    async def _send_all(self, batch: list[_Item]) -> None:
+    async def _send_all(self, batch: list[SelectedMessage]) -> None:
         """Send one after the other as the window has room, so that the broker never waits for us."""
         await self._room()
         turns = Turns(_TURN_BYTES)
@@ -449,7 +430,7 @@ class Engine:
         with suppress(BrokerError):
             await self._action.room()
 
-    def _start(self, item: _Item) -> bool:
+    def _start(self, item: SelectedMessage) -> bool:
         """Send it, and it is in flight, or leave it out; False if its way must be explored first."""
         prepared = self._action.prepare(item.delivery)
         if prepared is None:
@@ -473,7 +454,7 @@ class Engine:
             fate.add_done_callback(item)
         return True
 
-    def _on_fate(self, item: _Item, fate: asyncio.Future[None]) -> None:
+    def _on_fate(self, item: SelectedMessage, fate: asyncio.Future[None]) -> None:
         """Its fate is known: ack it, or keep it for another try."""
         self._in_flight.discard(item.delivery.tag)
         self._landed.set()
@@ -482,7 +463,7 @@ class Engine:
         else:
             self._ack(item)
 
-    def _ack(self, item: _Item) -> None:
+    def _ack(self, item: SelectedMessage) -> None:
         try:
             self._selected.ack(item.delivery.tag)
         except BrokerError as lost:
@@ -504,7 +485,7 @@ class Engine:
 
     # --- trouble
 
-    async def _send_again(self, item: _Item) -> None:
+    async def _send_again(self, item: SelectedMessage) -> None:
         """Send one message that failed; a fault of its own counts for it alone."""
         tries = self._pace.tries
         last: HopbackError | None = None
@@ -536,7 +517,7 @@ class Engine:
             self._check()
         raise _Stopped(f"given up after {tries} tries: {last}")
 
-    def _note(self, item: _Item, reason: str) -> None:
+    def _note(self, item: SelectedMessage, reason: str) -> None:
         dead_letter = read_dead_letter(item.delivery, item.place, self._queue)
         now = self._clock.now()
         self._notes.append(

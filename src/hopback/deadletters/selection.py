@@ -40,6 +40,9 @@ from hopback.topology.durations import format_duration
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
     from hopback.broker.port import Broker
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arrivals",
+    "SelectedMessage",
     "SelectedMessages",
     "Watch",
     "WatchTime",
@@ -162,6 +166,30 @@ def mark_of(delivery: Delivery) -> str:
     message_id = delivery.properties.message_id if raw is None else message_id_in(raw)
     about = f"{len(body)} {message_id} {delivery.routing_key}".encode("utf-8", "surrogateescape")
     return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about):08x}"
+
+
+class SelectedMessage:
+    """A message on its way, and its place in the queue. Called with its fate.
+
+    What was sent for it is not kept: thousands may be in flight, and few are ever sent again.
+    """
+
+    __slots__ = ("delivery", "landed", "place", "size")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        place: int,
+        size: int,
+        landed: Callable[[SelectedMessage, asyncio.Future[None]], None],
+    ) -> None:
+        self.delivery = delivery
+        self.place = place
+        self.size = size
+        self.landed = landed
+
+    def __call__(self, fate: asyncio.Future[None]) -> None:
+        self.landed(self, fate)
 
 
 class SelectedMessages:
