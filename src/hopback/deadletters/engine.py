@@ -147,9 +147,11 @@ class Engine:
         """How the broker went away while the job ran; the job is still active then."""
         self._landed = asyncio.Event()
         self._exhausted = False
-        self._sent = 0
+        # A next run does not begin with the first stage again.
+        self._sent = self._stage_began = run.watched
         self._acked = 0
-        self._stage_began = 0
+        self._taken_back: BrokerError | None = None
+        """Why what was held went back during a watch."""
         self._arrived_at_stage = self._arrived_before
         self._place = 0
         self._told = clock.now()
@@ -184,7 +186,7 @@ class Engine:
             return JobState.STOPPED, str(found)
         except BrokerError as lost:
             await self._drain()
-            self.away = lost if may_pass(lost) else None
+            self.away = lost if may_pass(lost) or lost is self._taken_back else None
             return JobState.INTERRUPTED, str(lost)
         except StoreUnavailable as away:
             # Nothing is wrong with the messages: it can be resumed once the database is back.
@@ -594,6 +596,9 @@ class Engine:
             is_over = due >= until
             yield
         self._run.tell(replace(self._run.job, reason=""))
+        self._run.watched = self._sent
+        if self._taken_back is not None:
+            raise self._taken_back  # the next run takes what is left anew
 
     @property
     def _arrived_since_stage(self) -> int:
@@ -604,10 +609,17 @@ class Engine:
 
         That none came back `counts` only when there was time for it; else it is not known.
         """
-        holding = self._source.given > self._acked
+        holding = self._source.given > self._acked and self._taken_back is None
         if holding:
-            await self._source.check()
-        found = await self._watch.look(self._source.taken, holding=holding)
+            try:
+                await self._source.check()
+            except BrokerError as lost:
+                # A broker takes back what is held for too long, and a watch may be longer than that.
+                if not counts or may_pass(lost):
+                    raise
+                self._taken_back, holding = lost, False
+        taken = self._source.taken if self._taken_back is None else self._acked
+        found = await self._watch.look(taken, holding=holding)
         arrived = self._arrived_before + found.count
         frozen = self._run.job.spec.selection
         if self._run.job.run != 1 and self._exhausted and frozen.behind is not None:

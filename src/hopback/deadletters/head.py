@@ -321,8 +321,13 @@ class Head:
             await _round_trip(self._channel)
 
     async def check(self) -> None:
-        """Raise if what is in our hands has gone back; a broker ends a channel that holds too long."""
+        """Raise if what is in our hands has gone back; a broker ends a channel that holds too long.
+
+        RabbitMQ 4.3 ends only the consumer, and the channel knows nothing of it.
+        """
         await _round_trip(self._channel)
+        if self._lost is not None:
+            raise self._lost
 
     async def round_out(self, ready: int | None = None) -> bool:
         """Hold on beyond the count until a message comes that never came back before.

@@ -80,6 +80,8 @@ class JobRun:
         """How many done messages went once more, besides those of its marks."""
         self.remark = ""
         """What people should know when it has ended."""
+        self.watched = 0
+        """How many of the messages that it sent were watched, and did not come back."""
         self.doubt = ""
         """Why nobody can tell whether it is through, if the queue has more than it should have."""
         self._journal = journal

@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
@@ -84,13 +85,15 @@ class _Plant:
 
 @asynccontextmanager
 async def _plant(
-    tiers: dict[str, int], laps: list[str], kind: QueueType = QueueType.CLASSIC
+    tiers: dict[str, int],
+    laps: list[str],
+    kind: QueueType = QueueType.CLASSIC,
+    version: BrokerVersion | None = None,
 ) -> AsyncIterator[tuple[_Plant, Operations]]:
     """The application with dead letters of its own making, and operations that know no design."""
     # A quorum queue of 3.10 has no limit of its own; one of 4.x is refused before anything begins.
-    broker = EmbeddedBroker(
-        version=BrokerVersion(3, 10) if kind is QueueType.QUORUM else BrokerVersion(4, 0)
-    )
+    usual = BrokerVersion(3, 10) if kind is QueueType.QUORUM else BrokerVersion(4, 0)
+    broker = EmbeddedBroker(version=version or usual)
     connection = await broker.connect("set up")
     await declare(connection, _topology(tiers, kind))
     channel = await connection.open_channel()
@@ -144,18 +147,52 @@ async def test_a_cause_that_is_not_repaired_stops_the_job_in_its_first_stage(
         assert (await operations.queue("work.dlq")).messages == _COUNT
 
 
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        (QueueType.CLASSIC, BrokerVersion(4, 0)),
+        (QueueType.QUORUM, BrokerVersion(3, 10)),
+        (QueueType.QUORUM, BrokerVersion(4, 3)),  # it ends the consumer, not the channel
+    ],
+    ids=str,
+)
+@in_virtual_time
+async def test_what_the_broker_takes_back_from_a_job_did_not_come_back(
+    kind: QueueType, version: BrokerVersion
+) -> None:
+    """It ends a channel that holds messages for half an hour: those are no arrivals, and no safety stop.
+
+    The watch goes on to its end without them, then the next run takes them and goes on with the next stage.
+    """
+    async with _plant({"work.retry": 2}, ["work.retry"] * 2, kind, version) as (plant, operations):
+        plant.repaired = True
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        request = structs.replace(_careful(watch_s=2700.0), forced=True)
+        begun = await operations.start(request)
+        job = await operations.wait(begun.id)
+        assert (job.state, job.reason) == (JobState.COMPLETED, "")
+        assert (job.counts.done, job.counts.arrived_meanwhile, job.counts.came_back) == (
+            _COUNT,
+            0,
+            0,
+        )
+        # Each stage once, and once more at the end.
+        assert loop.time() - began == pytest.approx((len(RAMP) + 1) * 2700.0, abs=60)
+        assert plant.handled == _COUNT
+
+
 @pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
 @in_virtual_time
-async def test_what_the_broker_takes_back_from_a_job_did_not_come_back(kind: QueueType) -> None:
-    """It ends a channel that holds messages for half an hour: those are no arrivals, and no safety stop."""
-    async with _plant({"work.retry": 2}, ["work.retry"] * 2, kind) as (plant, operations):
-        plant.repaired = True
-        begun = await operations.start(_careful(watch_s=2700.0))
-        job = await operations.wait(begun.id)
-        assert (job.state, job.can_resume) == (JobState.INTERRUPTED, True)
-        assert "timed out" in job.reason
-        assert (job.counts.done, job.counts.arrived_meanwhile, job.counts.came_back) == (1, 0, 0)
-        assert (await operations.queue("work.dlq")).messages == _COUNT - 1
+async def test_what_comes_back_after_the_broker_took_the_rest_stops_the_job(
+    kind: QueueType,
+) -> None:
+    """A message tries for forty minutes, longer than the job may hold the others."""
+    async with _plant({"work.retry": 2400}, ["work.retry"], kind) as (_, operations):
+        job = await operations.wait((await operations.start(_careful(watch_s=2700.0))).id)
+        assert (job.state, job.counts.done) == (JobState.STOPPED, 1)
+        assert "not repaired" in job.reason
+        assert (await operations.queue("work.dlq")).messages == _COUNT
 
 
 @in_virtual_time
