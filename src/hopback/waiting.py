@@ -1,14 +1,16 @@
-"""Wait for the first of several things, and end the others."""
+"""Wait for the first of several things and end the others; or for one thing to its end."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["first_of"]
+__all__ = ["first_of", "to_its_end"]
+
+T = TypeVar("T")
 
 
 async def first_of(
@@ -34,3 +36,12 @@ async def first_of(
         # How they take their end is no news: the caller has its answer.
         await asyncio.gather(*left, return_exceptions=True)
     return ended
+
+
+async def to_its_end(work: asyncio.Future[T]) -> T:
+    """Its result. Who is cancelled meanwhile waits for its end all the same; cancelled twice, no more."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hopback.testing import in_virtual_time
-from hopback.waiting import first_of
+from hopback.waiting import first_of, to_its_end
 
 
 class _Step:
@@ -70,3 +70,26 @@ async def test_a_failure_is_for_the_caller() -> None:
     assert failed is not None
     with pytest.raises(LookupError):
         failed.result()
+
+
+async def test_work_comes_to_its_end_though_its_caller_is_cancelled() -> None:
+    """Once: who is cancelled twice does not wait any more."""
+    ended = list[int]()
+
+    async def work(number: int) -> int:
+        await asyncio.sleep(0.01 if number == 1 else 60)
+        ended.append(number)
+        return number
+
+    assert await to_its_end(asyncio.ensure_future(work(1))) == 1
+    for number, cancels in ((1, 1), (2, 2)):
+        inner = asyncio.ensure_future(work(number))
+        outer = asyncio.create_task(to_its_end(inner))
+        for _ in range(cancels):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            outer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await outer
+        inner.cancel()
+    assert ended == [1, 1]

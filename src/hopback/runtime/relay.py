@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError, ConnectionFailed
+from hopback.waiting import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -104,7 +105,13 @@ class Relay:
 
     async def sweep(self) -> int:
         """Publish what can be claimed now and tell how many messages went."""
-        claimed = await self._outbox.claim()
+        claiming = asyncio.ensure_future(self._outbox.claim())
+        try:
+            claimed = await to_its_end(claiming)
+        except asyncio.CancelledError:
+            if claiming.done() and not claiming.cancelled() and not claiming.exception():
+                await self._outbox.release(claiming.result())
+            raise
         if not claimed:
             return 0
         now = self._time()
@@ -123,7 +130,8 @@ class Relay:
                 after = page[-1].id
             return moved
         finally:
-            await self._outbox.release(claimed)
+            # A slot that was not given back waits for the end of its lease, and its messages with it.
+            await to_its_end(asyncio.ensure_future(self._outbox.release(claimed)))
 
     async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
         """Publish side by side, of one key one after another; what has failed before goes alone."""
