@@ -10,11 +10,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Column, Integer, MetaData, Table, text
 
 from hopback.broker.supervise import Backoff
 from hopback.clock import ManualClock, SystemClock
-from hopback.errors import Nacked, PublishInterrupted
+from hopback.errors import ConnectionFailed, Nacked, PublishInterrupted
 from hopback.fields import FieldValue, Float32, Int8, LongStr, RawValue, Timestamp, UInt64
 from hopback.message import Message, Properties, Received
 from hopback.runtime.relay import Relay
@@ -92,6 +92,17 @@ async def test_two_migrating_processes_do_not_hurt_each_other(database_url: str)
     engines = [open_database(database_url) for _ in range(2)]
     applied = await asyncio.gather(*(migrate(one, CLOCK) for one in engines))
     assert sorted(chain.from_iterable(applied)) == list(range(1, LATEST + 1))
+    for one in engines:
+        await one.dispose()
+
+
+async def test_tables_of_ones_own_are_created_by_one_of_many(database_url: str) -> None:
+    """Two that create a table at the same moment get in each other's way on PostgreSQL."""
+    engines, own = [open_database(database_url) for _ in range(4)], MetaData()
+    Table("orders", own, Column("id", Integer, primary_key=True))
+    await asyncio.gather(*(migrate(one, CLOCK, also=own) for one in engines))
+    async with engines[0].connect() as connection:
+        assert (await connection.execute(text("SELECT * FROM orders"))).all() == []
     for one in engines:
         await one.dispose()
 
@@ -447,6 +458,31 @@ async def test_a_relay_that_dies_loses_nothing(engine: AsyncEngine) -> None:
     sink = Sink()
     await Relay(Outbox(engine, "alive", clock, lease=30), sink.publish).sweep()
     assert sink.got == [pending.message.properties.message_id]
+
+
+@pytest.mark.parametrize("step", ["claim", "renew", "pending", "settle", "release"])
+async def test_a_relay_that_is_stopped_keeps_no_lease(engine: AsyncEngine, step: str) -> None:
+    """At whichever step: what is left can be published by another at once."""
+    await put(engine, message(1))
+    outbox, reached = Outbox(engine, "stopped", CLOCK, lease=30), asyncio.Event()
+    plain = getattr(outbox, step)
+
+    async def slow(*positional: Any, **named: Any) -> Any:
+        """The database has done it, and its answer is on its way."""
+        found = await plain(*positional, **named)
+        reached.set()
+        await asyncio.sleep(0.1)
+        return found
+
+    async def refused(_message: Message) -> None:
+        raise ConnectionFailed("no broker")
+
+    setattr(outbox, step, slow)
+    relaying = asyncio.create_task(Relay(outbox, refused).run())
+    await reached.wait()
+    relaying.cancel()
+    await asyncio.wait({relaying})
+    assert len(await Outbox(engine, "next", CLOCK, lease=30).claim()) == 1
 
 
 async def test_several_relays_share_the_work_and_publish_each_message_once(

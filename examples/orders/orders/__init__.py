@@ -15,9 +15,7 @@ from orders.database import Base, database
 @asynccontextmanager
 async def lifespan(app: App) -> AsyncIterator[None]:
     """Create the tables, and publish what transactions leave in the outbox while the app runs."""
-    await migrate(database)
-    async with database.begin() as connection:
-        await connection.run_sync(Base.metadata.create_all)
+    await migrate(database, also=Base.metadata)
     relay = asyncio.create_task(Relay(Outbox(database, str(uuid4())), app.send).run())
     yield
     relay.cancel()

@@ -269,13 +269,24 @@ async def current_version(engine: AsyncEngine) -> int:
         )
 
 
-async def migrate(engine: AsyncEngine, clock: Clock | None = None) -> list[int]:
-    """Apply what is missing and tell which versions that were; an up-to-date database gives none."""
+async def migrate(
+    engine: AsyncEngine, clock: Clock | None = None, *, also: MetaData | None = None
+) -> list[int]:
+    """Apply what is missing and tell which versions that were; an up-to-date database gives none.
+
+    `also` are tables of yours: those that are missing are created in the same transaction, so that of
+    several processes that begin at once only one does it.
+    """
     now = (clock or SystemClock()).now()
+
+    def apply(connection: Connection) -> list[int]:
+        applied = apply_missing(_executing(connection), connection.dialect.name, now)
+        if also is not None:
+            also.create_all(connection)
+        return applied
+
     async with engine.begin() as connection:
-        return await connection.run_sync(
-            lambda plain: apply_missing(_executing(plain), plain.dialect.name, now)
-        )
+        return await connection.run_sync(apply)
 
 
 _DRIVERS = {
