@@ -163,7 +163,7 @@ def test_no_broker_named_is_a_usage_error(
     assert run(["dlq", "ls"]) == 2
     assert "--server" in capsys.readouterr().err
     assert _lines(capsys, "jobs", "ls") == []
-    assert (tmp_path / "hopback" / "jobs.db").exists()
+    assert not (tmp_path / "hopback" / "jobs.db").exists()  # there was nothing to keep
     assert (tmp_path / "hopback").stat().st_mode & 0o777 == 0o700
 
 
