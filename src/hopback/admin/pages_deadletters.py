@@ -167,8 +167,7 @@ async def _board(visit: Visit) -> Response:
     quiet = [row for row in found if row.summary.exists and not row.is_full]
     # Asked before what it found is read: a page that sees its end has seen all of it.
     surveying = None if several else _survey_under_way(visit)
-    empty = {row.summary.queue for row in rows if row.summary.depth.total == 0}
-    errors, known = await _errors(visit, empty)
+    errors, known = await _errors(visit)
     if surveying is not None:
         visit.services.errors.forget()  # the next second has found more
     surveys = {one.queue: one for one in known}
@@ -226,12 +225,10 @@ _COUNTED_S = 12.0  # RabbitMQ counts every 5 s and tells it 5 s later; it is ask
 _SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things
 
 
-async def _errors(
-    visit: Visit, empty: set[str]
-) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
+async def _errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
     """The most frequent errors that a survey found in queues that the visitor may look into.
 
-    Not in those that are `empty` by now. And what is known of each queue's last survey.
+    And what is known of each queue's last survey.
     """
     if visit.services.spans_brokers:
         return [], ()
@@ -242,7 +239,7 @@ async def _errors(
     found = await visit.services.errors.get(visit.operations.errors, visit.services.clock.now())
     shown = []
     for one in () if found is None else found.items:
-        seen = tuple(at for at in one.queues if at.queue not in empty and sees(at))
+        seen = tuple(filter(sees, one.queues))
         if seen:
             count = sum(at.count for at in seen)
             gone = tuple(filter(sees, one.discarded))

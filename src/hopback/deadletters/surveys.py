@@ -223,13 +223,15 @@ class Surveys:
     # --- surveys
 
     async def errors(self) -> ErrorOverview:
-        """The errors of all queues, by the last survey of each."""
+        """The errors of all queues that have messages, by the last survey of each."""
         kept, archives = await self._kept(), await self._read(_ARCHIVE, _ArchiveSurvey)
-        why_not = {one.queue: await self._why_not(one) for one in await self._queues()}
+        queues = await self._queues()
+        why_not = {one.queue: await self._why_not(one) for one in queues}
+        full = {one.queue for one in queues if one.depth.total != 0}
         now = self._clock.now()
         return ErrorOverview(
             items=_with_discarded(
-                _together({name: kept[name] for name in kept if name in why_not}, now), archives
+                _together({name: kept[name] for name in kept if name in full}, now), archives
             ),
             queues=tuple(
                 SurveyedQueue(
