@@ -549,9 +549,7 @@ class WatchTimer:
             else f"{count} waits in {queue}"
             for queue, count in sorted(self._laps.items())
         )
-        if (
-            self._took
-        ):  # more than the waits alone: its consumers had others to handle, or took their time
+        if self._took:  # more than the waits alone: its consumers had others, or took their time
             took = _in_words(self._took)
             return (
                 self._longest,
@@ -605,7 +603,7 @@ _EXACT_BELOW_S = 10  # 1.5 s is not 2 s; of a minute nobody misses the half seco
 
 def _in_words(seconds: float) -> str:
     if seconds < _EXACT_BELOW_S:
-        return f"{round(max(seconds, 0.0), 3):g}s"
+        return f"{round(max(seconds, 0.0), 1 if seconds >= 1 else 3):g}s"
     return format_duration(round(seconds) * 1000)
 
 
