@@ -10,7 +10,7 @@ def main() -> None:
     import gc
     import sys
 
-    tune_memory()  # first: a thousand modules are not garbage, either
+    tune_memory()  # first: hundreds of modules are not garbage, either
 
     from hopback.cli.app import run
 

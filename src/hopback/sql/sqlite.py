@@ -32,6 +32,8 @@ __all__ = ["SqliteDatabase", "make_database_private", "set_up", "sqlite_file", "
 
 T = TypeVar("T")
 
+_MAGIC = b"SQLite format 3\0"
+"""What every database of SQLite begins with; a new one is empty."""
 _BUSY_S = 10.0
 """How long a writer of SQLite waits for another: far longer than any transaction of ours takes."""
 _AGAIN_S = 0.05
@@ -54,9 +56,13 @@ def make_database_private(file: Path) -> None:
     """Let nobody but its owner read the file, which is made if it is not there.
 
     SQLite gives what it makes beside a database the rights of the database; what an older process left
-    there is tightened, too. What cannot be opened is for SQLite to say.
+    there is tightened, too. What cannot be opened, or is no database, is left as it is: SQLite says so.
     """
     with suppress(OSError):
+        if file.exists():
+            with file.open("rb") as opened:
+                if opened.read(len(_MAGIC)) not in (b"", _MAGIC):
+                    return
         make_private(file)
         for beside in ("-wal", "-shm"):
             if (left := Path(f"{file}{beside}")).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -45,11 +46,13 @@ async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path: Path)
     """What SQLite says of it, with what to do."""
     file = tmp_path / "notes.txt"
     file.write_text("something else entirely, and long enough to be seen as no database" * 20)
+    file.chmod(0o644)
     before = file.read_bytes()
     with pytest.raises(CommandFailed, match="the database cannot be used: file is not a database"):
         async with light_journal(f"sqlite:///{file}", ManualClock()) as light:
             await light.write(_ENTRY)
     assert file.read_bytes() == before
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
 async def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
