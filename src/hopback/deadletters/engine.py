@@ -60,8 +60,8 @@ _log = logging.getLogger("hopback.deadletters")
 
 _PROGRESS_S = 1.0
 """Progress is written down once a second: as often as anybody looks, and no load for a database."""
-_BATCH = 1000
-"""So many marks are written down at once: each time costs some milliseconds."""
+_BATCH = 10_000
+"""So many marks are written down at once, if so many are at hand: each time costs some milliseconds."""
 _SMALL_BATCH = 250
 """Below this more messages are waited for, since writing down the marks costs the same for a few."""
 _TURN_BYTES = 1024 * 1024

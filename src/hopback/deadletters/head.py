@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker, Channel
     from hopback.deadletters.contract import Cost
+    from hopback.deadletters.journal import JobSpec
     from hopback.message import Delivery
 
 
@@ -48,6 +49,7 @@ __all__ = [
     "StreamHead",
     "Turns",
     "check_spent",
+    "held_ahead",
     "held_size",
     "offset_of",
     "rough_size",
@@ -128,6 +130,28 @@ _FIRST = 20
 _LARGEST_PREFETCH = 65_535  # what `basic.qos` can say
 _MOST_ROUNDED_OUT = 10_000
 """So many more are held to keep the order; beyond that holding them costs more than the order is worth."""
+
+
+_WINDOWS = 3
+"""While one window is on its way, the marks of two are written down at once."""
+_WINDOWS_AHEAD = 20
+"""10,000 messages with the usual window: what RabbitMQ moves in a second (benchmarks/ADMIN.md)."""
+_AHEAD_OF = 20
+"""No more than one part in so many of a selection: equal messages are told apart by those not held yet."""
+
+
+def held_ahead(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
+    """How many messages a job holds at a time: some windows, so that many are written down at once.
+
+    A classic queue hands out nothing while RabbitMQ collects the garbage of its process, the longer the more
+    messages it has, and a second for a million: what is at hand by then goes on meanwhile. To give it back
+    costs such a queue nothing. At a given rate the last ones would wait until the broker takes them back.
+    """
+    window = spec.pace.in_flight
+    if not is_classic or is_paced:
+        return _WINDOWS * window
+    ahead = min(spec.selection.count // _AHEAD_OF, _WINDOWS_AHEAD * window)
+    return max(ahead, _WINDOWS * window)
 
 
 class Source(Protocol):

@@ -26,7 +26,7 @@ from hopback.deadletters.actions import (
 from hopback.deadletters.archive import FileSink, run_file
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
 from hopback.deadletters.engine import Engine
-from hopback.deadletters.head import Head, Held
+from hopback.deadletters.head import Head, Held, held_ahead
 from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.resume_point import head_length, head_limits, read_head
@@ -365,13 +365,14 @@ class JobRunner:
             channel = await connection.open_channel() if holding is None else holding.channel
             head = await self._head(run, snapshot)
             job = run.job
-            source = self._source(job, channel, holding, head)
             is_classic = snapshot.is_classic(job.queue)
+            prefetch = held_ahead(job.spec, is_classic=is_classic, is_paced=bool(job.rate))
+            source = self._source(job, channel, holding, head, prefetch)
             selected = SelectedMessages(
                 source,
                 job.spec.selection,
                 job.checkpoint,
-                2 * _prefetch(job.spec),
+                2 * prefetch,
                 returned_first=not is_classic and not isinstance(source, Held),
                 head=head,
             )
@@ -523,7 +524,12 @@ class JobRunner:
         )
 
     def _source(
-        self, job: JobRecord, channel: Channel, holding: Holding | None, head: int | None
+        self,
+        job: JobRecord,
+        channel: Channel,
+        holding: Holding | None,
+        head: int | None,
+        prefetch: int,
     ) -> Source:
         spec = job.spec
         if holding is not None:
@@ -531,7 +537,7 @@ class JobRunner:
         count = spec.selection.count
         if spec.selection.digests is None:
             count = (job.checkpoint.kept if head is None else head) + job.checkpoint.rest
-        return Head(channel, spec.queue, count, _prefetch(spec))
+        return Head(channel, spec.queue, count, prefetch)
 
     def _action(self, job: JobRecord, snapshot: BrokerSnapshot) -> Action:
         spec, queue = job.spec, snapshot.one(job.queue)
@@ -670,11 +676,6 @@ def _next_run(job: JobRecord) -> JobRecord:
 
 def _connection_name(job: JobRecord) -> str:
     return f"hopback job {job.id}"
-
-
-def _prefetch(spec: JobSpec) -> int:
-    """Thrice the window: while one part is on its way, the marks of two are written down at once."""
-    return 3 * spec.pace.in_flight
 
 
 __getattr__: OldNameLookup = old_names(

@@ -1,6 +1,7 @@
 """Random lives of a job on a classic queue: equal messages, kills, new ones, and people who look meanwhile.
 
-`python -m tests.unit.operations.lives 0 3000` plays so many; what it prints is to be looked at.
+`python -m tests.unit.operations.lives 0 3000` plays so many; what it prints is to be looked at. A third
+number is how long the queues are at most: with 80 messages for each in flight a job holds more at a time.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ __all__ = ["play"]
 
 _CLASSIC = {"queue": MAIN, "queue_type": "classic"}
 _MOST_KILLS = 4
+_LONGEST = 80
 
 
-def play(seed: int) -> JobState:
+def play(seed: int, longest: int = _LONGEST) -> JobState:
     """One life; the state in which its job ends. AssertionError if a promise is broken."""
-    return run_virtual(_life(random.Random(seed)))
+    return run_virtual(_life(random.Random(seed), longest))
 
 
 class _Messages:
     """What is in the queue: each has a number that no mark knows, and a body that others may have, too."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, longest: int) -> None:
         self._chance = chance
-        self.count = chance.randrange(3, 80)
+        self.count = chance.randrange(3, longest)
         self._bodies = _bodies(chance, self.count)
         self.limit = chance.choice([None, chance.randrange(1, self.count + 1)])
         self.is_filtered = chance.random() < 0.3
@@ -94,11 +96,11 @@ def _message(number: int, body: int, ident: str) -> Message:
     return Message("", DLQ, b"%d" % body, properties(ident, {"number": number}))
 
 
-async def _life(chance: random.Random) -> JobState:
+async def _life(chance: random.Random, longest: int) -> JobState:
     steps = Steps()
     settings = Settings(per_turn=chance.choice([1, 3, 64]))
     async with open_shop("ratatoskr", _CLASSIC, journal=steps.journal, settings=settings) as shop:
-        there = _Messages(chance)
+        there = _Messages(chance, longest)
         await shop.publish(there.first())
         count = there.count
         await _look(shop, chance.choice([0, 0, 0, count, chance.randrange(count + 1)]))
@@ -150,11 +152,11 @@ def _numbers(shop: Shop, queue: str) -> list[int]:
     return [number for number in found if isinstance(number, int)]
 
 
-def _main(first: int, last: int) -> None:
+def _main(first: int, last: int, longest: int = _LONGEST) -> None:
     ends = Counter[str]()
     for seed in range(first, last):
         try:
-            ends[play(seed)] += 1
+            ends[play(seed, longest)] += 1
         except AssertionError as broken:
             ends["broken"] += 1
             sys.stdout.write(f"{seed}: {str(broken).splitlines()[:1]}\n")
@@ -162,4 +164,4 @@ def _main(first: int, last: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]))
+    _main(*map(int, sys.argv[1:]))

@@ -23,3 +23,9 @@ def test_random_lives() -> None:
     """Most jobs complete; the others say that nobody can tell."""
     ends = Counter(play(seed) for seed in range(3000, 3040))
     assert ends[JobState.COMPLETED] > 2 * ends[JobState.FAILED]
+
+
+def test_random_lives_of_long_queues() -> None:
+    """Of a long queue a job holds more at a time, and is as safe."""
+    ends = Counter(play(seed, longest=400) for seed in range(12))
+    assert ends[JobState.COMPLETED] > 2 * ends[JobState.FAILED]
