@@ -104,7 +104,9 @@ def _value_of(name: str) -> st.SearchStrategy[FieldValue]:
     """What is likely to hurt under this name."""
     if name == "x-death":
         return st.one_of(st.lists(_entries, max_size=4), _values)
-    if name in {"hopback-deaths", "hopback-failure"}:
+    if name == "hopback-deaths":
+        return st.one_of(_jsons, _jsons.map(lambda text: [text[:9], text[9:]]), _values)
+    if name == "hopback-failure":
         return st.one_of(_jsons, _values)
     return _values
 

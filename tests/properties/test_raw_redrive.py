@@ -58,7 +58,7 @@ def _telling(queue: str) -> st.SearchStrategy[dict[str, Any]]:
         "hopback-snoozes": 1,
         "hopback-lineage": "abc",
         "hopback-failure": _RECORD,
-        "hopback-deaths": '[{"queue":"a","reason":"expired","count":2}]',
+        "hopback-deaths": ['[{"queue":"a","reason":"exp', 'ired","count":2}]'],
         "hopback-origin-routing-key": "orders.created",
         "hopback-origin-exchange": "shop",
         "x-original-routing-key": "orders.updated",

@@ -92,6 +92,9 @@ def last_death_queue(headers: Headers) -> str | None:
 def remembered_deaths(headers: Headers) -> tuple[Death, ...]:
     """What `hopback-deaths` remembers, the most recent first; nothing if it makes no sense."""
     value = headers.get(DEATHS)
+    if isinstance(value, _ARRAYS):
+        pieces = [piece for piece in islice(value, _LONGEST_JSON) if isinstance(piece, str)]
+        value = "".join(pieces) if len(pieces) == len(value) else None
     if not isinstance(value, str) or len(value) > _LONGEST_JSON:
         return ()
     if len(value) > _KEPT_JSON:
@@ -108,13 +111,22 @@ _KEPT_JSON = 4096
 _kept_json = lru_cache(maxsize=256)(_read_json)
 
 
-def deaths_json(known: Iterable[Death], room: int) -> str | None:
-    """As many of the most recent deaths as fit into `room` bytes, as JSON; None if none does."""
+_PIECE_BYTES = 64
+"""Erlang keeps longer texts apart from what has them, and looks after each. With one such text in each of
+500,000 messages RabbitMQ took a quarter more processor time for a message."""
+_PIECE_HEAD = 5  # its type and its length
+_MOST_CHARACTER_BYTES = 4  # of UTF-8
+
+
+def deaths_json(known: Iterable[Death], room: int) -> list[str] | None:
+    """As many of the most recent deaths as fit into `room` bytes, as JSON in pieces; None if none does."""
     entries = [_entry_json(death) for death in islice(known, REMEMBERED_DEATHS)]
     while entries:
         text = f"[{','.join(entries)}]"
-        if text_bytes(text) <= room:
-            return text
+        size = _PIECE_BYTES if text.isascii() else _PIECE_BYTES // _MOST_CHARACTER_BYTES
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        if text_bytes(text) + _PIECE_HEAD * len(pieces) <= room:
+            return pieces
         entries.pop()
     return None
 

@@ -441,7 +441,9 @@ class _Budget:
         size = table_size(entries) - _TABLE_OVERHEAD
         return size <= self._frame - _ROOM_FOR_A_DEATH and self._take(entries, size)
 
-    def offer_text(self, name: str, limit: int, written: Callable[[int], str | None]) -> None:
+    def offer_text(
+        self, name: str, limit: int, written: Callable[[int], str | list[str] | None]
+    ) -> None:
         """Add a text that can shrink: `written` makes one of at most so many bytes, or none."""
         empty = 6 + len(name)
         room = min(self._frame - _ROOM_FOR_A_DEATH, self._ours) - empty

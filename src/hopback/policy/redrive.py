@@ -282,6 +282,8 @@ _QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
     )
 )  # fmt: skip
 _READ_NAMES = (_QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE)
+_RECORDS = frozenset({_X_DEATH, _DEATHS})
+"""Arrays that are read, once for all messages that have the same."""
 _LEFT_OUT = frozenset({names.ATTEMPTS, names.SNOOZES, names.LINEAGE})
 """Ours that a re-drive writes anew or not at all, whatever they say."""
 _pack_u32 = struct.Struct(">I").pack
@@ -451,7 +453,7 @@ class RawRedriver:
             else:
                 found = value_end(entries, value_at, size)
                 # What is nested may be broken inside, and only reading it tells.
-                if found is None or (kind in _NESTED and name != _X_DEATH):
+                if found is None or (kind in _NESTED and name not in _RECORDS):
                     return None
                 end = found
             fate = judged.get(name)
@@ -498,8 +500,8 @@ class RawRedriver:
         if properties.further_headers or properties.opaque_headers:
             return None
         history = History(properties.headers, self._plan.queue)
-        text = deaths_json(history.deaths, DEATHS_BYTES)
-        header = b"" if text is None else _header(names.DEATHS, _text(text))
+        pieces = deaths_json(history.deaths, DEATHS_BYTES)
+        header = b"" if pieces is None else _header(names.DEATHS, _texts(pieces))
         known = _Known(header, history.entered_by)
         if len(self._known) >= _KNOWN_DEATHS:
             self._known.clear()
@@ -580,6 +582,11 @@ def _header(name: str, value: bytes) -> bytes:
 def _text(text: str) -> bytes:
     raw = text.encode()
     return b"S" + _pack_u32(len(raw)) + raw
+
+
+def _texts(texts: list[str]) -> bytes:
+    raw = b"".join(map(_text, texts))
+    return b"A" + _pack_u32(len(raw)) + raw
 
 
 def _number(number: int) -> bytes:

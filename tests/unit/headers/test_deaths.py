@@ -146,8 +146,9 @@ def test_what_is_no_list_of_tables_is_not_well_formed(value: FieldValue) -> None
 def test_deaths_are_remembered_as_json_and_read_back() -> None:
     """The ten most recent, with the broker's own names of fields."""
     known = [Death(f"q{n}", "rejected", n + 1, "x", ("k",), 5) for n in range(12)]
-    text = deaths_json(known, 10_000)
-    assert text is not None
+    pieces = deaths_json(known, 10_000)
+    assert pieces is not None
+    text = "".join(pieces)
     assert json.loads(text)[0] == {
         "queue": "q0",
         "reason": "rejected",
@@ -156,7 +157,18 @@ def test_deaths_are_remembered_as_json_and_read_back() -> None:
         "routing-keys": ["k"],
         "time": 5,
     }
-    assert remembered_deaths({"hopback-deaths": text}) == tuple(known[:10])
+    assert remembered_deaths({"hopback-deaths": pieces}) == tuple(known[:10])
+    assert remembered_deaths({"hopback-deaths": text}) == tuple(known[:10])  # as 0.1.0 wrote it
+
+
+@pytest.mark.parametrize("name", ["orders", "Aufträge", "\N{PACKAGE}" * 40])
+def test_no_piece_is_longer_than_the_broker_keeps_with_a_message(name: str) -> None:
+    """64 bytes, whatever the characters."""
+    known = (Death(name, "rejected", 2, name, (name, "k"), 5), Death("q", "expired"))
+    pieces = deaths_json(known, 10_000)
+    assert pieces is not None
+    assert max(len(piece.encode()) for piece in pieces) <= 64
+    assert remembered_deaths({"hopback-deaths": pieces}) == known
 
 
 def test_the_oldest_deaths_go_first_where_room_is_short() -> None:
@@ -164,15 +176,21 @@ def test_the_oldest_deaths_go_first_where_room_is_short() -> None:
     known = [Death(f"q{n}", "rejected") for n in range(3)]
     whole = deaths_json(known, 10_000)
     assert whole is not None
-    shorter = deaths_json(known, len(whole) - 1)
+    size = sum(5 + len(piece) for piece in whole)  # with its type and its length
+    assert deaths_json(known, size) == whole
+    shorter = deaths_json(known, size - 1)
     assert shorter is not None
-    assert [entry["queue"] for entry in json.loads(shorter)] == ["q0", "q1"]
+    assert [entry["queue"] for entry in json.loads("".join(shorter))] == ["q0", "q1"]
     assert deaths_json(known, 10) is None
     assert deaths_json([], 10_000) is None
 
 
 @pytest.mark.parametrize(
-    "value", [5, "not json", "[" * 100_000, "[" * 20_000, '{"queue": "q"}', "5", '[{"queue": "q"}]']
+    "value",
+    [
+        *(5, "not json", "[" * 100_000, "[" * 20_000, '{"queue": "q"}', "5", '[{"queue": "q"}]'),
+        *([], [5], ["["], ["[]", 5], [["[]"]], ["[" * 1000] * 100, ["["] * 40_000),
+    ],
 )
 def test_a_memory_that_makes_no_sense_is_none(value: FieldValue) -> None:
     """Not text, too long, not JSON, nested beyond reason, or not deaths."""
