@@ -429,7 +429,9 @@ async def _carry_out(
 async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> JobPlan:
     if not choices.dry_run:
         # A queue has one job at a time; what that one holds would not even be seen by another.
-        for job in await dead_letters.jobs(queue=request.queue, active=True):
+        active = await dead_letters.jobs(queue=request.queue, active=True)
+        if active:
+            job = active[0]
             raise CommandFailed(
                 f"{job.queue} has an active job: {job.id}, a {job.kind} that is {job.state}",
                 do=f"Follow it with `hopback jobs watch {job.id}`, or end it with `jobs cancel`.",
