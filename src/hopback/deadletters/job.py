@@ -165,6 +165,8 @@ _MOST_RUNS = (
 )
 _GONE_S = 300.0
 """So long a job waits for those who hold its messages: a broker ends what is silent within 180 s."""
+_ENDING_S = 10.0
+"""So long a job that has ended is waited for: it writes to the audit, and a broker answers within seconds."""
 _LOOK_AGAIN_S = 0.5
 """How often a job that another process runs is read from the journal while somebody waits for news."""
 
@@ -653,8 +655,11 @@ class JobRunner:
             await asyncio.wait({run.task})
 
     async def close(self) -> None:
-        """Interrupt every job that runs here."""
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        """Interrupt every job that runs here; one that has ended may say so, and hang up."""
+        tasks = {run.task: run.job for run in self._runs.values() if run.task is not None}
+        ending = [task for task, job in tasks.items() if not job.is_active]
+        if ending:
+            await asyncio.wait(ending, timeout=_ENDING_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,6 +14,7 @@ from hopback.deadletters.contract import Job, JobState
 from hopback.deadletters.journal import ControlRequest, MemoryJournal
 from hopback.deadletters.requests import (
     RAMP,
+    AuditQuery,
     FromHead,
     FromSession,
     Pace,
@@ -255,6 +256,20 @@ async def test_a_job_hears_its_people_again_when_the_database_is_back() -> None:
         journal.is_away = False
         await journal.set_control(job.id, ControlRequest(cancelled=True))
         assert (await shop.operations.wait(job.id)).state is JobState.CANCELLED
+
+
+@in_virtual_time
+async def test_who_leaves_at_the_end_of_a_job_lets_it_hang_up_and_say_so() -> None:
+    """A command leaves as soon as it hears of the end: the audit has it, and no connection is left open."""
+    journal = MemoryJournal()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(3)
+        job = await shop.operations.start(redrive())
+        async for told in shop.operations.events(job.id):
+            last = told.state
+    assert last is JobState.COMPLETED
+    said = [entry.action for entry in await journal.read(AuditQuery(job=job.id))]
+    assert said == ["job.end", "job.start"]
 
 
 @in_virtual_time
