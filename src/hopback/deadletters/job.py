@@ -165,6 +165,8 @@ _MOST_RUNS = (
 )
 _GONE_S = 300.0
 """So long a job waits for those who hold its messages: a broker ends what is silent within 180 s."""
+_REMEMBERED_WINDOWS = 6
+"""The marks of the last acks, which a broker may not have read: far more than it lets pile up."""
 _ENDING_S = 10.0
 """So long a job that has ended is waited for: it writes to the audit, and a broker answers within seconds."""
 _LOOK_AGAIN_S = 0.5
@@ -374,7 +376,7 @@ class JobRunner:
                 source,
                 job.spec.selection,
                 job.checkpoint,
-                2 * prefetch,
+                _REMEMBERED_WINDOWS * job.spec.pace.in_flight,
                 returned_first=not is_classic and not isinstance(source, Held),
                 head=head,
             )
