@@ -143,9 +143,9 @@ _AHEAD_OF = 20
 def held_ahead(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
     """How many messages a job holds at a time: some windows, so that many are written down at once.
 
-    A classic queue hands out nothing while RabbitMQ collects the garbage of its process, the longer the more
-    messages it has, and a second for a million: what is at hand by then goes on meanwhile. To give it back
-    costs such a queue nothing. At a given rate the last ones would wait until the broker takes them back.
+    A classic queue hands out nothing while RabbitMQ collects the garbage of its process, 0.2 s at a time with
+    150,000 messages, longer with more: what is at hand by then goes on meanwhile. To give it back costs such
+    a queue nothing. At a given rate the last ones would wait until the broker takes them back.
     """
     window = spec.pace.in_flight
     if not is_classic or is_paced:
