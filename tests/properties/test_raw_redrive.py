@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
-from hopback.headers import Failure, failure_json
+from hopback.headers import Failure, failure_json, remembered_deaths
 from hopback.headers.names import OURS
 from hopback.headers.raw import cut_properties, message_id_in, text_header_in
 from hopback.message import Properties
@@ -22,6 +22,7 @@ from hopback.wire.properties import decode_properties, encode_properties
 from tests.properties.field_values import field_values, properties
 
 if TYPE_CHECKING:
+    from hopback.fields import FieldValue
     from hopback.policy.redrive import RawMessage
     from hopback.topology.plan import Plan
 
@@ -115,6 +116,20 @@ def test_bytes_and_values_agree(plan: Plan, made: Properties, data: st.DataObjec
     quick = Redriver(plan, plan.redrive, _OCCASION)
     for _ in range(2):  # the second time its deaths are known
         _agree(plan, raw, quick)
+
+
+_REMEMBERED = '[{"queue":"old","reason":"expired","count":2}]'
+
+
+@pytest.mark.parametrize("remembered", [_REMEMBERED, [_REMEMBERED[:20], _REMEMBERED[20:]]])
+def test_deaths_that_are_remembered_go_on_as_bytes(remembered: FieldValue) -> None:
+    """In pieces, and as the one text of 0.1.0; they stand behind what the broker records."""
+    headers = {"x-death": _deaths(_PLAN.queue), "hopback-deaths": remembered}
+    made = _agree(_PLAN, encode_properties(Properties(headers=headers)))
+    assert made is not None
+    known = remembered_deaths(decode_properties(made.raw_properties).headers)
+    assert len(known) > 1
+    assert (known[-1].queue, known[-1].count) == ("old", 2)
 
 
 @given(st.sampled_from(_PLANS), properties, st.data())
@@ -239,6 +254,7 @@ def test_what_is_made_of_bytes(headers: dict[str, Any], is_quick: bool) -> None:
         b"\x20\x00\x00\x00\x00\x02\x01a",
         # A record of deaths that is broken inside.
         b"\x20\x00\x00\x00\x00\x0e\x07x-deathA\x00\x00\x00\x01Z",
+        b"\x20\x00\x00\x00\x00\x15\x0ehopback-deathsA\x00\x00\x00\x01Z",
     ],
 )
 def test_bytes_that_are_no_properties(raw: bytes) -> None:
