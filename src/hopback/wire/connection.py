@@ -136,7 +136,7 @@ class WireConnection:
             if self._held_fault is not None:
                 return [self._violation(self._held_fault)]
             held, position = self._held, self._held_at
-            self._held = b""
+            self._held, self._held_at = b"", 0
             if data:
                 data, position = held[position:] + data, 0
             else:
@@ -205,7 +205,7 @@ class WireConnection:
                 raise Broken(
                     ReplyCode.FRAME_ERROR, f"expected a frame end (0xCE), got {data[following - 1]}"
                 )
-            if after and events and _method_id(data, position + 7)[0] in after and kind == METHOD:
+            if after and events and kind == METHOD and _method_id(data, position + 7)[0] in after:
                 self.unread = True
                 break
             channel = channels.get(number)
