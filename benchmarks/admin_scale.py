@@ -238,12 +238,12 @@ def _group(site: _Site) -> _Section:
 
 def _redrive(site: _Site) -> _Section:
     from hopback.deadletters.contract import JobState
-    from hopback.deadletters.requests import FromHead, RedriveRequest
+    from hopback.deadletters.requests import RedriveRequest, Selection
 
     tell = _Teller()
 
     async def redrive(server: RemoteDeadLetters) -> int:
-        asked = RedriveRequest(queue=_DLQ, selection=FromHead(), reason="the cause is repaired")
+        asked = RedriveRequest(queue=_DLQ, selection=Selection(), reason="the cause is repaired")
         begun = await server.start(asked)
         async for job in server.events(begun.id):
             tell(job.counts.done, job.counts.selected)

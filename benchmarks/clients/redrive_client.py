@@ -20,7 +20,7 @@ from hopback.cli import tune_memory
 from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
+from hopback.deadletters.requests import Pace, RedriveRequest, Selection
 from hopback.deadletters.service import Operations
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def move(job: Job, watch: Stopwatch) -> None:
 async def _redrive(operations: Operations, job: Job, watch: Stopwatch) -> None:
     request = RedriveRequest(
         queue=job.queue,
-        selection=FromHead(limit=job.count),
+        selection=Selection(limit=job.count),
         reason="benchmark",
         pace=Pace(in_flight=job.window),
         forced=True,  # without a management API nobody tells that its messages are far from any limit

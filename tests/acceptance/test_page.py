@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 from hopback.admin.keys import new_key
 from hopback.admin.roles import Grant, Role
 from hopback.admin.settings import parse_settings
-from hopback.deadletters.requests import FromHead, Pace, RedriveRequest
+from hopback.deadletters.requests import Pace, RedriveRequest, Selection
 from tests.acceptance.browsing import accessible, open_browser
 from tests.acceptance.page_server import PageServer
 
@@ -228,7 +228,7 @@ def test_a_press_and_the_focus_outlast_a_refresh(page: Page, server: PageServer)
     assert server.service is not None
     operations = server.service.operations
     slow = RedriveRequest(
-        queue="payments.capture.dlq", selection=FromHead(), reason="x", pace=Pace(0.001)
+        queue="payments.capture.dlq", selection=Selection(), reason="x", pace=Pace(0.001)
     )
     job = server.do(operations.start(slow))
     _sign_in(page, _BOSS)

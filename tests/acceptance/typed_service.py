@@ -25,7 +25,7 @@ from hopback import (
     compose,
 )
 from hopback.broker import EmbeddedBroker
-from hopback.deadletters import FromHead, Operations, RedriveRequest
+from hopback.deadletters import Operations, RedriveRequest, Selection
 from hopback.runtime import Service
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import read_toml
@@ -105,7 +105,7 @@ async def operate(broker: EmbeddedBroker) -> int:
         found = await operations.queues()
         for queue in found:
             await operations.plan(
-                RedriveRequest(queue=queue.queue, selection=FromHead(), reason="it works again")
+                RedriveRequest(queue=queue.queue, selection=Selection(), reason="it works again")
             )
         return sum(queue.messages or 0 for queue in found)
 

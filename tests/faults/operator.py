@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback import RabbitMQ
-from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest
+from hopback.deadletters.requests import DiscardRequest, RedriveRequest, Selection
 from hopback.deadletters.service import Operations
 from tests.faults.credentials import password_in
 from tests.faults.ledger.books import OPERATOR
@@ -53,13 +53,13 @@ def _request(queue: str, export: Path, *, discard: bool) -> Request:
     if discard:
         return DiscardRequest(
             queue=queue,
-            selection=FromHead(),
+            selection=Selection(),
             reason="proof",
             confirm=queue,
             export_to=str(export),
             forced=True,
         )
-    return RedriveRequest(queue=queue, selection=FromHead(), reason="proof", forced=True)
+    return RedriveRequest(queue=queue, selection=Selection(), reason="proof", forced=True)
 
 
 def _book(folder: Path, queue: str, pen: FilePen) -> None:

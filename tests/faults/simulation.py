@@ -18,7 +18,7 @@ from hopback import DESIGNS, BrokerVersion, EmbeddedBroker, Publisher
 from hopback.broker.declare import declare
 from hopback.broker.embedded import Fault, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.requests import RedriveRequest, Selection
 from hopback.deadletters.service import Operations
 from hopback.errors import BrokerError
 from tests.faults.ledger.application import EXCHANGE, two_queues
@@ -310,7 +310,7 @@ class _World:
         ) as operations:
             for queue in sorted({plan.parking.queue for plan in topology.plans}):
                 request = RedriveRequest(
-                    queue=queue, selection=FromHead(), reason="simulated", forced=True
+                    queue=queue, selection=Selection(), reason="simulated", forced=True
                 )
                 await operations.wait((await operations.start(request)).id)
 

@@ -22,7 +22,7 @@ from hopback import (
 )
 from hopback.broker.declare import declare
 from hopback.broker.supervise import Backoff
-from hopback.deadletters.requests import FromHead, RedriveRequest, Window
+from hopback.deadletters.requests import RedriveRequest, Selection, Window
 from hopback.deadletters.service import Operations
 from hopback.errors import BrokerError
 from hopback.observe.events import Bus
@@ -173,7 +173,7 @@ async def _as_inspector(url: str, amqp_url: str) -> None:
 async def _as_operator(url: str, amqp_url: str) -> None:
     await _prepared(amqp_url, dead_letters=3)
     async with Operations(RabbitMQ(url), topologies=[_app().topology]) as operations:
-        request = RedriveRequest(queue="orders.dlq", selection=FromHead(), reason="t", forced=True)
+        request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="t", forced=True)
         job = await operations.wait((await operations.start(request)).id)
     if job.counts.done != 3:
         raise BrokerError(job.reason)

@@ -18,7 +18,7 @@ import pytest
 from hopback import App, EmbeddedBroker, Park, RabbitMQ
 from hopback.clock import ManualClock
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.requests import DiscardRequest, FromHead, Settings
+from hopback.deadletters.requests import DiscardRequest, Selection, Settings
 from hopback.deadletters.service import Operations
 from hopback.errors import ConnectionFailed, InvalidTopology
 from hopback.message import Message, Properties
@@ -162,7 +162,7 @@ async def test_no_name_leads_an_export_out_of_its_folder(tmp_path: Path) -> None
         broker, overrides=[Override(queue)], settings=Settings(exports=folder)
     ) as operations:
         request = DiscardRequest(
-            queue=queue, selection=FromHead(), reason="t", confirm=queue, forced=True
+            queue=queue, selection=Selection(), reason="t", confirm=queue, forced=True
         )
         job = await operations.wait((await operations.start(request)).id)
     assert job.counts.done == 2

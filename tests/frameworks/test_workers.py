@@ -14,7 +14,7 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.port import count_now
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import ClockKind, ServerSettings
-from hopback.deadletters import FromHead, Operations, RedriveRequest, Who
+from hopback.deadletters import Operations, RedriveRequest, Selection, Who
 from hopback.runtime.context import compose
 from hopback.testing import BrokerThread
 from hopback.topology.model import Queue
@@ -134,7 +134,7 @@ async def _looked(operations: Operations, queue: str) -> dict[str, tuple[DeadLet
 
 
 async def _redriven(operations: Operations, queue: str, count: int) -> None:
-    head = FromHead(count)
+    head = Selection(limit=count)
     request = RedriveRequest(queue=queue, selection=head, expected_count=count, reason="repaired")
     job = await operations.acting_as(Who("test", "test")).start(request)
     job = await operations.wait(job.id)

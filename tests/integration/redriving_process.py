@@ -14,7 +14,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Settings
+from hopback.deadletters.requests import Pace, RedriveRequest, Selection, Settings
 from hopback.deadletters.service import Operations
 
 LEASE_S = 0.6
@@ -50,7 +50,7 @@ async def main(
                 else operations.start(
                     RedriveRequest(
                         queue=source,
-                        selection=FromHead(),
+                        selection=Selection(),
                         reason="repaired",
                         pace=Pace(in_flight=in_flight),
                     )

@@ -12,7 +12,7 @@ from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import RAMP, FromHead, Pace, RedriveRequest
+from hopback.deadletters.requests import RAMP, Pace, RedriveRequest, Selection
 from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.service import Operations
 from hopback.message import Message, Properties
@@ -83,7 +83,7 @@ async def test_a_careful_job_sends_one_message_into_trouble(
             while (await operations.queue("slow.dlq")).depth.ready != _COUNT:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         request = RedriveRequest(
-            queue="slow.dlq", selection=FromHead(), reason="try", pace=Pace(ramp=RAMP)
+            queue="slow.dlq", selection=Selection(), reason="try", pace=Pace(ramp=RAMP)
         )
         plan = await operations.plan(request)
         assert plan.watch_s == pytest.approx(9.5, abs=2)

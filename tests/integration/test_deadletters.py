@@ -14,9 +14,9 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.requests import (
-    FromHead,
     Pace,
     RedriveRequest,
+    Selection,
     Settings,
     Target,
     TargetKind,
@@ -96,7 +96,7 @@ async def _open_shop(
 
 
 def _redrive(**changes: Any) -> RedriveRequest:
-    plain: dict[str, Any] = {"queue": DLQ, "selection": FromHead(), "reason": "repaired"}
+    plain: dict[str, Any] = {"queue": DLQ, "selection": Selection(), "reason": "repaired"}
     return RedriveRequest(**plain | changes)
 
 

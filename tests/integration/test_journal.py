@@ -28,10 +28,10 @@ from hopback.deadletters.journal import (
 from hopback.deadletters.journal_sql import SqlJournal, read_job, write_control, write_job
 from hopback.deadletters.requests import (
     AuditQuery,
-    FromHead,
     JobKind,
     Pace,
     RedriveRequest,
+    Selection,
     Settings,
     Target,
     TargetKind,
@@ -429,7 +429,7 @@ async def test_a_job_is_paused_from_another_process(sql_database: SqlDatabase) -
     await _fill(broker, 30)
     async with here, there:
         request = RedriveRequest(
-            queue="raffle_dlq", selection=FromHead(), reason="repaired", pace=Pace(rate=20.0)
+            queue="raffle_dlq", selection=Selection(), reason="repaired", pace=Pace(rate=20.0)
         )
         job = await here.start(request)
         with pytest.raises(JobConflict):

@@ -16,7 +16,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.deadletters.contract import Price
 from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import DiscardRequest, FromHead, FromSession, RedriveRequest
+from hopback.deadletters.requests import DiscardRequest, RedriveRequest, Selection
 from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.service import Operations
 from hopback.errors import UnsafeOperation
@@ -113,15 +113,15 @@ async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Pa
         assert (session.held, session.ready, session.complete) == (100, 321, False)
         page = await operations.messages(session.id, "customer")
         for request in (
-            RedriveRequest(queue="events.dlq", selection=FromHead(), reason="x", forced=True),
+            RedriveRequest(queue="events.dlq", selection=Selection(), reason="x", forced=True),
             RedriveRequest(
                 queue="events.dlq",
-                selection=FromSession(session.id, (page.dead_letters[0].id,)),
+                selection=Selection(session=session.id, ids=(page.dead_letters[0].id,)),
                 reason="x",
             ),
             DiscardRequest(
                 queue="events.dlq",
-                selection=FromHead(),
+                selection=Selection(),
                 reason="x",
                 confirm="events.dlq",
                 export=False,

@@ -515,7 +515,7 @@ _NOW_IN_CONTRACT = {
 }  # fmt: skip
 _NOW_IN_REQUESTS = {
     "NewJob": "JobRequest", "NewSession": "SessionRequest", "PaceBody": "Pace",
-    "RetryBody": "RetryRequest", "SelectionBody": "JobSelection", "TargetBody": "Target",
+    "RetryBody": "RetryRequest", "SelectionBody": "Selection", "TargetBody": "Target",
 }  # fmt: skip
 _NO_MORE_MADE = ("cost", "depth", "failure", "group", "job", "letter", "message", "plan", "queue")
 _OLD: dict[str, tuple[object, str]] = {

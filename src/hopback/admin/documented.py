@@ -23,7 +23,7 @@ from hopback.admin.api import PathRoute
 from hopback.admin.problems import MEDIA_TYPE, Refused, problem_body, refusal_of
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.head import Turns, held_size
-from hopback.deadletters.requests import FromHead, RedriveRequest, Who, Window
+from hopback.deadletters.requests import RedriveRequest, Selection, Who, Window
 from hopback.errors import UnsafeOperation
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class _Documented:
         operation = str(uuid.uuid4())
         asked = RedriveRequest(
             queue=summary["queue"],
-            selection=FromHead(limit),
+            selection=Selection(limit=limit),
             reason=f"{request.method} {request.url.path}",
             by=who,
             max_redrives=None,

@@ -26,11 +26,10 @@ from hopback.deadletters.requests import (
     LONGEST_WATCH_S,
     RAMP,
     DiscardRequest,
-    FromHead,
-    FromSession,
     GroupBy,
     Pace,
     RedriveRequest,
+    Selection,
     Window,
 )
 from hopback.deadletters.search import SearchRequest
@@ -92,9 +91,9 @@ def _common(visit: Visit) -> dict[str, Any]:
     key = visit.field("key")
     return {
         "queue": visit.path["queue"],
-        "selection": FromSession(session, ids, "" if ids else text)
+        "selection": Selection(session=session, ids=ids, filter="" if ids else text)
         if session
-        else FromHead(limit, text),
+        else Selection(limit=limit, filter=text),
         "reason": visit.field("reason").strip(),
         "expected_count": expected,
         "key": f"{visit.principal.id} {key}" if key else None,
@@ -128,7 +127,7 @@ async def _first(visit: Visit, request: Request) -> Response:
     operations, selection = visit.operations, request.selection
     detail = await operations.queue(request.queue)
     held, matching, trouble = 0, 0, ""
-    if isinstance(selection, FromSession):
+    if selection.session:
         held = operations.session(selection.session).held
         try:
             page = await operations.messages(selection.session, selection.filter, size=1)

@@ -56,10 +56,10 @@ from hopback.deadletters.requests import (
     UNHURRIED,
     DiscardRequest,
     Edit,
-    FromHead,
     JobKind,
     Pace,
     RedriveRequest,
+    Selection,
     Target,
     TargetKind,
 )
@@ -297,7 +297,7 @@ def redrive(
             ) from error
     request = RedriveRequest(
         queue=queue,
-        selection=FromHead(limit, terms),
+        selection=Selection(limit=limit, filter=terms),
         reason=reason,
         target=target,
         pace=Pace(rate, in_flight, ramp or (), watch_s),
@@ -349,7 +349,7 @@ def discard(
         )
     request = DiscardRequest(
         queue=queue,
-        selection=FromHead(limit, terms),
+        selection=Selection(limit=limit, filter=terms),
         reason=reason,
         confirm=queue,
         export=not no_export,

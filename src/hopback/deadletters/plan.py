@@ -32,7 +32,6 @@ from hopback.deadletters.requests import (
     LONGEST_WATCH_S,
     MOST_IN_FLIGHT,
     MOST_REDRIVES,
-    FromSession,
     GroupBy,
     JobKind,
     RedriveRequest,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
     from hopback.deadletters.patch import ChangeSample
-    from hopback.deadletters.requests import FromHead, Request, Settings, Who
+    from hopback.deadletters.requests import Request, Selection, Settings, Who
     from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
     from hopback.topology.plan import Redrive
@@ -96,7 +95,7 @@ def check_request(request: Request) -> None:
         raise BadRequest("maxRedrives", f"1 to {MOST_REDRIVES}, got {request.max_redrives}")
     if isinstance(request, RedriveRequest) and len(request.change) > MOST_STEPS:
         raise BadRequest("change", f"at most {MOST_STEPS} steps, got {len(request.change)}")
-    limit = None if isinstance(request.selection, FromSession) else request.selection.limit
+    limit = request.selection.limit
     if limit is not None and limit < 1:
         raise BadRequest("limit", f"1 or more, got {limit}")
     parse_filter(request.selection.filter)
@@ -113,7 +112,7 @@ def check_request(request: Request) -> None:
         raise BadRequest("pace", "1 try or more, and waits that are not negative")
 
 
-async def chosen_messages(session: BrowseSession, selection: FromSession) -> ChosenMessages:
+async def chosen_messages(session: BrowseSession, selection: Selection) -> ChosenMessages:
     """The dead letters that are meant, in the order of the queue; NoSuch for an id that is not held."""
     found = await session.sift(parse_filter(selection.filter))
     if not selection.ids:
@@ -136,7 +135,7 @@ def frozen_messages(
     )
 
 
-def frozen_head(ready: int, selection: FromHead) -> SelectionSnapshot:
+def frozen_head(ready: int, selection: Selection) -> SelectionSnapshot:
     """The first messages, as many as are there now."""
     count = ready if selection.limit is None else min(selection.limit, ready)
     return SelectionSnapshot(count, selection.filter, behind=ready - count)
@@ -378,7 +377,7 @@ class Planner:
     ) -> tuple[SelectionSnapshot, ChosenMessages | None]:
         """What a request selects now, and the dead letters if a session holds them."""
         selection = request.selection
-        if not isinstance(selection, FromSession):
+        if not selection.session:
             return frozen_head(ready, selection), None
         session = self._sessions.one(selection.session)
         if session.source.name != request.queue:

@@ -39,12 +39,9 @@ __all__ = [
     "DiscardRequest",
     "Edit",
     "EditRequest",
-    "FromHead",
-    "FromSession",
     "GroupBy",
     "JobKind",
     "JobRequest",
-    "JobSelection",
     "LimitReason",
     "NewRate",
     "Pace",
@@ -272,28 +269,29 @@ UNHURRIED = Pace()
 """As fast as it goes, within the window, without a ramp."""
 
 
-class FromSession(Struct, frozen=True, rename="camel"):
-    """Messages that a browse session holds: these ids, or all that the filter matches.
+class Selection(_Asked, frozen=True, kw_only=True):
+    """Messages of one dead-letter queue, and their number once they were counted.
 
-    The job takes over the session's deliveries; what it does not touch goes back in order.
+    Without a `session` these are the first `limit` messages of the queue: by default, all messages that
+    are ready when they are counted. With a `session` they are the messages `ids` that this browse session
+    holds, or all of its messages. `filter` leaves out messages that do not match. A family, or group, of
+    failures is the filter `group:FINGERPRINT`.
+
+    A plan returns the selection with `queue`, `limit` and `count` set: a job that starts with it moves
+    no message that arrived after the plan. `count` is the number of messages that match. It is exact
+    unless `estimate` gives the reason why it is not. `last` is the digest of the last of the `limit`
+    messages, if the plan has read all of them: the job then finds the end of the selection even if
+    messages have left the queue since the plan.
     """
 
-    session: str
-    ids: tuple[str, ...] = ()
-    filter: str = ""
-
-
-class FromHead(Struct, frozen=True, rename="camel"):
-    """The first `limit` messages at the head, at most as many as are there when the job starts.
-
-    What the filter does not match is held meanwhile and given back in order.
-    """
-
-    limit: int | None = None
-    filter: str = ""
-
-
-Selection: TypeAlias = FromSession | FromHead
+    session: _Name = ""
+    ids: _Ids = ()
+    filter: _FilterText = ""
+    limit: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    queue: _Name = ""
+    count: Annotated[int, Meta(ge=0)] | None = None
+    estimate: str = ""
+    last: _Name = ""
 
 
 class RedriveRequest(Struct, frozen=True, rename="camel", kw_only=True):
@@ -352,36 +350,13 @@ class JobKind(StrEnum):
     DISCARD = "discard"
 
 
-class JobSelection(_Asked, frozen=True):
-    """Which messages: of a session (these ids, or a filter), or the first ones of the queue."""
-
-    session: _Name = ""
-    ids: _Ids = ()
-    filter: _FilterText = ""
-    limit: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
-
-    @property
-    def selection(self) -> Selection:
-        """The same in the words of the library."""
-        if self.session:
-            return FromSession(self.session, self.ids, self.filter)
-        return FromHead(self.limit, self.filter)
-
-    @classmethod
-    def of(cls, selection: Selection) -> JobSelection:
-        """The same in the words of the API."""
-        if isinstance(selection, FromSession):
-            return cls(selection.session, selection.ids, selection.filter)
-        return cls(filter=selection.filter, limit=selection.limit)
-
-
 class JobRequest(_Asked, frozen=True, kw_only=True):
     """A re-drive or a discard, as the API is asked for it; `confirm` repeats the queue's name."""
 
     kind: JobKind
     queue: _QueueName
     reason: _Reason
-    selection: JobSelection = JobSelection()
+    selection: Selection = Selection()
     target: Target = BY_DESIGN
     pace: Pace = UNHURRIED
     expected_count: Annotated[int, Meta(ge=0)] | None = None
@@ -397,7 +372,7 @@ class JobRequest(_Asked, frozen=True, kw_only=True):
         if self.kind is JobKind.DISCARD:
             return DiscardRequest(
                 queue=self.queue,
-                selection=self.selection.selection,
+                selection=self.selection,
                 reason=self.reason,
                 confirm=self.confirm,
                 by=by,
@@ -409,7 +384,7 @@ class JobRequest(_Asked, frozen=True, kw_only=True):
             )
         return RedriveRequest(
             queue=self.queue,
-            selection=self.selection.selection,
+            selection=self.selection,
             reason=self.reason,
             by=by,
             target=self.target,
@@ -431,7 +406,7 @@ class JobRequest(_Asked, frozen=True, kw_only=True):
             kind=JobKind.DISCARD if redrive is None else JobKind.REDRIVE,
             queue=request.queue,
             reason=request.reason,
-            selection=JobSelection.of(request.selection),
+            selection=request.selection,
             target=BY_DESIGN if redrive is None else redrive.target,
             pace=request.pace,
             expected_count=request.expected_count,

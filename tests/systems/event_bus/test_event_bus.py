@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from hopback import EmbeddedBroker, Publisher
-from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.requests import RedriveRequest, Selection
 from hopback.deadletters.service import Operations
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.events import EventBus
@@ -184,7 +184,7 @@ async def _retry_by_hand(test: AppTest) -> None:
     assert isinstance(test.broker, EmbeddedBroker)
     topologies = [test.service.topology]
     async with Operations(test.broker, topologies=topologies, clock=_LoopTime()) as operations:
-        request = RedriveRequest(queue=_DLQ, selection=FromHead(), reason="repaired")
+        request = RedriveRequest(queue=_DLQ, selection=Selection(), reason="repaired")
         job = await operations.wait((await operations.start(request)).id)
         assert job.counts.done == 1
 

@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import replace
 
-from hopback.deadletters.requests import FromHead, RedriveRequest, Target, TargetKind
+from hopback.deadletters.requests import RedriveRequest, Selection, Target, TargetKind
 from hopback.deadletters.surveys import SurveyProgress
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
@@ -203,7 +203,7 @@ async def test_what_came_back_is_searched_for_in_a_queue_that_no_session_holds_a
     dead_letters = [dead_letter(n, "KeyError" if n % 3 else "LookupError") for n in range(2100)]
     async with admin(*dead_letters) as service:
         job = await service.operations.start(RedriveRequest(
-            queue=DLQ, selection=FromHead(30), reason="x",
+            queue=DLQ, selection=Selection(limit=30), reason="x",
             target=Target(TargetKind.QUEUE, routing_key=DLQ),
         ))  # fmt: skip
         await service.operations.wait(job.id)

@@ -11,7 +11,7 @@ from msgspec import structs
 from hopback.admin.rendering import renderer, visible
 from hopback.deadletters.alerts import Alert, AlertKind, AlertState, ToldState
 from hopback.deadletters.contract import AuditEntry, JobState, Moment
-from hopback.deadletters.requests import FromHead, Pace, RedriveRequest, Window
+from hopback.deadletters.requests import Pace, RedriveRequest, Selection, Window
 from hopback.message import Properties
 from hopback.topology.model import Queue
 from tests.unit.admin.admin_service import DLQ, NOW, admin, dead_letter
@@ -102,7 +102,7 @@ def test_a_trend_counts_what_came_and_not_that_nothing_did(arrived: int, words: 
 async def test_a_paused_job_says_so_once() -> None:
     """Its state and why it is so are one word then."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
-        slow = RedriveRequest(queue=DLQ, selection=FromHead(), reason="x", pace=Pace(0.001))
+        slow = RedriveRequest(queue=DLQ, selection=Selection(), reason="x", pace=Pace(0.001))
         job = await service.operations.start(slow)
         await service.operations.pause(job.id)
         async for told in service.operations.events(job.id):
@@ -142,7 +142,7 @@ async def test_a_look_of_our_own_is_no_consumer_to_be_warned_of() -> None:
 async def test_a_job_in_the_way_is_said_at_the_first_step() -> None:
     """With a link to it, and without a way on: nobody walks three steps for nothing."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
-        slow = RedriveRequest(queue=DLQ, selection=FromHead(), reason="x", pace=Pace(0.001))
+        slow = RedriveRequest(queue=DLQ, selection=Selection(), reason="x", pace=Pace(0.001))
         job = await service.operations.start(slow)
         first = await service.client.get(f"/queues/{DLQ}/discard")
         await service.operations.cancel(job.id)

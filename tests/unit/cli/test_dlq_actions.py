@@ -24,10 +24,10 @@ from hopback.deadletters.contract import Counts, Job, JobState, Moment, ReachedQ
 from hopback.deadletters.requests import (
     DiscardRequest,
     Edit,
-    FromHead,
     JobKind,
     Pace,
     RedriveRequest,
+    Selection,
     Target,
     TargetKind,
 )
@@ -40,7 +40,7 @@ _Output = pytest.CaptureFixture[str]
 
 
 def _redrive(**more: Any) -> RedriveRequest:
-    return RedriveRequest(queue=DLQ, selection=FromHead(), reason="repaired", **more)
+    return RedriveRequest(queue=DLQ, selection=Selection(), reason="repaired", **more)
 
 
 def _again(ident: str) -> str:
@@ -311,7 +311,7 @@ async def test_a_discard_writes_first_and_can_be_imported_again(
     async with raffle(exports=tmp_path) as found:
         await found.park(4)
         before = _contents(found)
-        request = DiscardRequest(queue=DLQ, selection=FromHead(), reason="junk", confirm=DLQ)
+        request = DiscardRequest(queue=DLQ, selection=Selection(), reason="junk", confirm=DLQ)
         assert await carry_out(found.dead_letters, request, "table", _again) == Exit.OK
         assert "Written to" in capsys.readouterr().out
         assert found.held(DLQ) == []

@@ -33,11 +33,11 @@ from hopback.deadletters.requests import (
     UNHURRIED,
     DiscardRequest,
     Edit,
-    FromHead,
     GroupBy,
     JobRequest,
     Pace,
     RedriveRequest,
+    Selection,
     SessionRequest,
     Target,
     TargetKind,
@@ -76,7 +76,7 @@ async def _served(
 
 def _request(**more: Any) -> RedriveRequest:
     return RedriveRequest(
-        queue=DLQ, selection=FromHead(), reason="repaired", **{"target": _INTO_MAIN, **more}
+        queue=DLQ, selection=Selection(), reason="repaired", **{"target": _INTO_MAIN, **more}
     )
 
 
@@ -149,7 +149,7 @@ async def test_a_refusal_leaves_with_the_same_code(by: str) -> None:
         dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
         await found.park(2)
         nowhere = Target(TargetKind.QUEUE, routing_key="no.such")
-        discard = DiscardRequest(queue=DLQ, selection=FromHead(), reason="junk", confirm="other")
+        discard = DiscardRequest(queue=DLQ, selection=Selection(), reason="junk", confirm="other")
         for work, code in (
             (dead_letters.queue("no/such queue"), Exit.NOT_FOUND),
             (dead_letters.job("j-none"), Exit.NOT_FOUND),
@@ -232,7 +232,7 @@ async def test_a_discard_by_a_server_says_what_becomes_of_the_messages(
     """They are in the server's file, or gone for good."""
     async with _served(exports=tmp_path) as (found, remote, _):
         await found.park(1)
-        asked = DiscardRequest(queue=DLQ, selection=FromHead(), reason="old", confirm=DLQ)
+        asked = DiscardRequest(queue=DLQ, selection=Selection(), reason="old", confirm=DLQ)
         print_plan(await remote.plan(asked), err=False)
         kept = capsys.readouterr().out
         assert str(tmp_path) in kept
@@ -247,7 +247,7 @@ async def test_a_discard_by_a_server_says_what_becomes_of_the_messages(
 def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
     """Library, API and command; the page and the command offer the ramp of the library."""
     asked = convert(JobRequest, {"kind": "re-drive", "queue": "q", "reason": "x"})
-    library = RedriveRequest(queue="q", selection=FromHead(), reason="x")
+    library = RedriveRequest(queue="q", selection=Selection(), reason="x")
     assert asked.request() == library
     options = {option.name: option for option in redrive.params}
     assert options["in_flight"].default == UNHURRIED.in_flight == library.pace.in_flight

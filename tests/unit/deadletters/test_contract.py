@@ -10,11 +10,11 @@ from hopback.deadletters.codec import convert, encode, from_json, schemas, to_js
 from hopback.deadletters.contract import Counts, Job, JobState, Moment, QueueDetail
 from hopback.deadletters.requests import (
     DiscardRequest,
-    FromSession,
     JobKind,
     JobRequest,
     Pace,
     RedriveRequest,
+    Selection,
     Target,
     TargetKind,
 )
@@ -68,7 +68,7 @@ def test_a_request_goes_to_a_server_and_comes_back_the_same() -> None:
     pace = Pace(rate=5.0, in_flight=7, ramp=(1, 2), watch_s=3.0)
     redrive = RedriveRequest(
         queue="q.dlq",
-        selection=FromSession("s-1", ("1-a",)),
+        selection=Selection(session="s-1", ids=("1-a",)),
         reason="repaired",
         target=Target(TargetKind.QUEUE, routing_key="q", reset=True),
         pace=pace,
@@ -78,7 +78,7 @@ def test_a_request_goes_to_a_server_and_comes_back_the_same() -> None:
     )
     discard = DiscardRequest(
         queue="q.dlq",
-        selection=FromSession("s-1"),
+        selection=Selection(session="s-1"),
         reason="junk",
         confirm="q.dlq",
         export=False,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded import run_virtual
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.head import walk
-from hopback.deadletters.requests import FromHead, Pace, Settings
+from hopback.deadletters.requests import Pace, Selection, Settings
 from hopback.message import Message
 from tests.unit.operations.kills import Steps
 from tests.unit.operations.shop import DLQ, MAIN, open_shop, properties, redrive
@@ -106,7 +106,7 @@ async def _life(chance: random.Random, longest: int) -> JobState:
         await _look(shop, chance.choice([0, 0, 0, count, chance.randrange(count + 1)]))
         steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(chance.randrange(1, 3 * count + 10))
-        selection = FromHead(limit=there.limit, filter="id:yes" if there.is_filtered else "")
+        selection = Selection(limit=there.limit, filter="id:yes" if there.is_filtered else "")
         pace = Pace(in_flight=chance.choice([1, 2, 3, 5]))
         job = await shop.operations.start(redrive(selection=selection, pace=pace))
         for kill in range(_MOST_KILLS):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.requests import DiscardRequest, FromHead, RedriveRequest, Who
+from hopback.deadletters.requests import DiscardRequest, RedriveRequest, Selection, Who
 from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
@@ -120,14 +120,19 @@ async def open_shop(
 
 def redrive(**changes: Any) -> RedriveRequest:
     """A request to re-drive everything in the dead-letter queue."""
-    plain: dict[str, Any] = {"queue": DLQ, "selection": FromHead(), "reason": "repaired", "by": ANN}
+    plain: dict[str, Any] = {
+        "queue": DLQ,
+        "selection": Selection(),
+        "reason": "repaired",
+        "by": ANN,
+    }
     return RedriveRequest(**plain | changes)
 
 
 def discard(**changes: Any) -> DiscardRequest:
     """A request to discard everything in the dead-letter queue, without an export."""
     plain: dict[str, Any] = {
-        "queue": DLQ, "selection": FromHead(), "reason": "worthless", "by": ANN, "confirm": DLQ,
+        "queue": DLQ, "selection": Selection(), "reason": "worthless", "by": ANN, "confirm": DLQ,
         "export": False,
     }  # fmt: skip
     return DiscardRequest(**plain | changes)

@@ -11,7 +11,7 @@ import pytest
 from hopback.deadletters.actions import COPY_OF
 from hopback.deadletters.archive import FileSink, read_line, read_lines, run_file
 from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import Edit, FromHead, FromSession, Settings, Target, TargetKind
+from hopback.deadletters.requests import Edit, Selection, Settings, Target, TargetKind
 from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
@@ -86,11 +86,11 @@ async def test_a_discard_of_chosen_messages_without_export() -> None:
     async with open_shop() as shop:
         await shop.park(5)
         session = await shop.operations.open_session(DLQ)
-        selection = FromSession(session.id, filter="id:m3")
+        selection = Selection(session=session.id, filter="id:m3")
         job = await shop.operations.start(discard(selection=selection, expected_count=1))
         assert (await shop.operations.wait(job.id)).counts.done == 1
         assert shop.bodies(DLQ) == [b"0", b"1", b"2", b"4"]
-        plan = await shop.operations.plan(discard(selection=FromHead(filter="id:m1")))
+        plan = await shop.operations.plan(discard(selection=Selection(filter="id:m1")))
         assert (plan.selected, plan.matching, plan.ways) == (4, 1, ())
         assert any("written down nowhere" in warning for warning in plan.warnings)
 

@@ -10,7 +10,7 @@ import pytest
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.deadletters.contract import HeldBack, Price
 from hopback.deadletters.head import walk
-from hopback.deadletters.requests import FromHead, FromSession, GroupBy, Settings, Window
+from hopback.deadletters.requests import GroupBy, Selection, Settings, Window
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
@@ -192,12 +192,12 @@ async def test_what_a_filter_cannot_look_into_is_said() -> None:
         )
         groups = await operations.groups(session.id, GroupBy.REASON, text)
         assert (groups.matching, groups.not_looked_into) == (1, 2)
-        held = redrive(selection=FromSession(session.id, filter=text))
+        held = redrive(selection=Selection(session=session.id, filter=text))
         assert "2 messages have bodies too large" in (await operations.plan(held)).warnings[-1]
         await operations.release(session.id)
         survey = await operations.survey(DLQ, where=text)
         assert (survey.matching, survey.not_looked_into) == (1, 2)
-        plan = await operations.plan(redrive(selection=FromHead(filter=text)))
+        plan = await operations.plan(redrive(selection=Selection(filter=text)))
         assert (plan.matching, "left out, whatever they hold" in plan.warnings[-1]) == (1, True)
 
 

@@ -14,7 +14,7 @@ from hopback.deadletters.archive import read_line
 from hopback.deadletters.codec import read_patch
 from hopback.deadletters.journal_sql import read_job, write_job
 from hopback.deadletters.patch import PatchFailed, PatchOperation, change_sample, patched
-from hopback.deadletters.requests import FromHead, Settings
+from hopback.deadletters.requests import Selection, Settings
 from hopback.errors import BadRequest, NotAllowed
 from hopback.message import Message
 from hopback.testing import in_virtual_time
@@ -154,4 +154,4 @@ async def test_changing_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
         await shop.park(1)
         for ask in (shop.operations.plan, shop.operations.start):
             with pytest.raises(NotAllowed, match="switched off"):
-                await ask(redrive(selection=FromHead(), change=_CHANGE))
+                await ask(redrive(selection=Selection(), change=_CHANGE))

@@ -8,7 +8,7 @@ import pytest
 
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.requests import FromHead, Pace, Target, TargetKind
+from hopback.deadletters.requests import Pace, Selection, Target, TargetKind
 from hopback.errors import NoSuch
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
@@ -27,7 +27,7 @@ async def test_the_file_pipeline_waits_once_more_and_tells_everybody() -> None:
         await channel.bind(Binding("domain.events", "heard", "operations.#"))
         await shop.park(2, queue="q.validator.dlq")
         job = await shop.operations.start(
-            redrive(queue="q.validator.dlq", operation="corr-1", selection=FromHead(limit=1))
+            redrive(queue="q.validator.dlq", operation="corr-1", selection=Selection(limit=1))
         )
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done) == (JobState.COMPLETED, 1)

@@ -18,9 +18,8 @@ from hopback.deadletters.head import Held
 from hopback.deadletters.journal import Checkpoint, MemoryJournal, SelectionSnapshot
 from hopback.deadletters.requests import (
     RAMP,
-    FromHead,
-    FromSession,
     Pace,
+    Selection,
     Window,
 )
 from hopback.deadletters.selection import SelectedMessages, mark_of
@@ -214,7 +213,7 @@ async def test_nothing_is_left_when_more_comes_back_than_is_remembered(
     """What was forgotten goes once more, the rest goes, and nothing that was not selected does."""
     parked = _parked()
     async with _life(parked) as life:
-        await life.start(redrive(selection=FromHead(limit=limit), pace=_PACE))
+        await life.start(redrive(selection=Selection(limit=limit), pace=_PACE))
         if service_killed:
             await life.reach(40)
             await life.kill_service()
@@ -244,7 +243,7 @@ async def test_what_a_filter_leaves_out_is_told_from_what_was_forgotten(
         Message("", DLQ, b"%d" % n, properties("yes" if n % every else "no")) for n in range(_COUNT)
     ]
     async with _life(parked) as life:
-        await life.start(redrive(selection=FromHead(limit=limit, filter="id:yes"), pace=_PACE))
+        await life.start(redrive(selection=Selection(limit=limit, filter="id:yes"), pace=_PACE))
         for done, forgotten in ((20, 15), (30, 50), (45, 25)):
             await life.reach(done)
             await life.kill_broker(forgotten)
@@ -266,7 +265,7 @@ async def test_a_discard_whose_acks_were_forgotten(limit: int | None) -> None:
     """Everything selected is gone, and nothing else."""
     parked = _parked()
     async with _life(parked) as life:
-        await life.start(discard(selection=FromHead(limit=limit), pace=_PACE))
+        await life.start(discard(selection=Selection(limit=limit), pace=_PACE))
         await life.reach(60)
         await life.kill_broker(50, late=5)
         job = await life.end()
@@ -282,7 +281,7 @@ async def test_chosen_messages_whose_acks_were_forgotten() -> None:
     async with _life(parked) as life:
         await life.shop.publish(parked)
         session = await life.shop.operations.open_session(DLQ, Window(limit=_LIMIT), by=ANN)
-        asked = redrive(selection=FromSession(session.id), pace=_PACE)
+        asked = redrive(selection=Selection(session=session.id), pace=_PACE)
         life.ident = (await life.shop.operations.start(asked)).id
         await life.reach(60)
         await life.kill_broker(50, late=5)
@@ -366,7 +365,7 @@ async def test_killed_again_where_hardly_anything_is_left(last: int, every: int)
     limit = 74 * every
     async with _life(parked) as life:
         pace = Pace(4.0, in_flight=1)
-        await life.start(redrive(selection=FromHead(limit=limit, filter="id:yes"), pace=pace))
+        await life.start(redrive(selection=Selection(limit=limit, filter="id:yes"), pace=pace))
         await life.reach(20)
         await life.kill_service()
         await life.reach(54)
@@ -389,7 +388,7 @@ async def test_equal_messages_are_not_told_from_new_ones(forgotten: int, late: i
     """Where nobody can tell what is left, the job moves no other message, nor says that all is done."""
     parked = [Message("", DLQ, b"%d" % (n % 7), properties("m")) for n in range(_COUNT)]
     async with _life(parked) as life:
-        await life.start(redrive(selection=FromHead(limit=_LIMIT), pace=_PACE))
+        await life.start(redrive(selection=Selection(limit=_LIMIT), pace=_PACE))
         await life.reach(60)
         await life.kill_broker(forgotten, late=late)
         job = await life.end()
@@ -430,7 +429,7 @@ async def test_a_batch_that_was_published_twice_is_no_forgotten_ack() -> None:
     half = _parked(_COUNT // 2)
     parked = half + half
     async with _life(parked) as life:
-        await life.start(redrive(selection=FromHead(limit=_LIMIT), pace=_PACE))
+        await life.start(redrive(selection=Selection(limit=_LIMIT), pace=_PACE))
         await life.reach(40)
         await life.shop.publish([Message("", DLQ, b"late")] * _COUNT)
         await life.kill_service()
@@ -448,7 +447,7 @@ async def test_a_batch_that_was_published_twice_and_forgotten(forgotten: int, la
     half = _parked(_COUNT // 2)
     parked = half + half
     async with _life(parked) as life:
-        await life.start(redrive(selection=FromHead(limit=_LIMIT), pace=_PACE))
+        await life.start(redrive(selection=Selection(limit=_LIMIT), pace=_PACE))
         await life.reach(80)
         await life.kill_broker(forgotten, late=late)
         job = await life.end()
@@ -467,7 +466,7 @@ async def test_a_batch_that_was_published_twice_and_a_killed_service(
     """What is left of it has the marks of what is done: it is not taken for that, nor is more taken."""
     parked = (_parked(count // 2) * 3)[:count]
     async with _life(parked) as life:
-        await life.start(redrive(selection=FromHead(limit=limit), pace=Pace(20.0, in_flight=5)))
+        await life.start(redrive(selection=Selection(limit=limit), pace=Pace(20.0, in_flight=5)))
         await life.reach(done)
         await life.kill_service()
         job = await life.end()
@@ -525,7 +524,7 @@ async def test_a_job_that_gave_up_with_failed_ones_and_a_killed_broker(
     """What had failed stays and is counted once, what was forgotten goes again, the rest goes."""
     parked = _some_fail(every=10)
     async with _life(parked, room=50, is_shared=True) as life:
-        await life.start(redrive(selection=FromHead(limit=limit), pace=_PACE))
+        await life.start(redrive(selection=Selection(limit=limit), pace=_PACE))
         gave_up = await life.end()
         assert gave_up.state is JobState.FAILED
         assert gave_up.counts.failed > 1
@@ -576,7 +575,7 @@ async def test_a_job_that_stopped_with_failed_ones_and_a_killed_broker(
 
         await work()
         pace = Pace(ramp=RAMP)
-        await life.start(redrive(selection=FromHead(limit=limit), pace=pace))
+        await life.start(redrive(selection=Selection(limit=limit), pace=pace))
         stopped = await life.end()
         selected = {one.body for one in _movable(parked[:limit])}
         assert (stopped.state, stopped.counts.done) == (JobState.STOPPED, len(selected))

@@ -10,7 +10,7 @@ import pytest
 from hopback.broker.embedded import run_virtual
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.head import walk
-from hopback.deadletters.requests import FromHead, FromSession, Pace, Settings, Window
+from hopback.deadletters.requests import Pace, Selection, Settings, Window
 from hopback.message import Message
 from hopback.testing import in_virtual_time
 from tests.unit.operations.kills import Steps
@@ -89,7 +89,7 @@ async def _redriven(
             await _browsed(shop)
         steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(step)
-        asked = redrive(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
+        asked = redrive(selection=Selection(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
         job = await shop.operations.start(asked)
         done = await _killed_and_resumed(shop, steps, job.id, [step // 2 + 1])
         ends[done.state] += 1
@@ -130,7 +130,7 @@ async def _twins_redriven(
         await shop.publish(Message("", DLQ, body, properties("m")) for body in bodies)
         steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(step)
-        asked = redrive(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
+        asked = redrive(selection=Selection(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
         job = await shop.operations.start(asked)
         done = await _killed_and_resumed(shop, steps, job.id, [step // 2 + 1], late)
         ends[done.state] += 1
@@ -182,7 +182,7 @@ async def test_a_job_whose_messages_were_published_anew_takes_no_other(limit: in
         await shop.publish(parked)
         steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(64)
-        asked = redrive(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
+        asked = redrive(selection=Selection(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
         job = await shop.operations.wait((await shop.operations.start(asked)).id)
         assert job.state is JobState.INTERRUPTED
         left = [Message("", DLQ, one.body, one.properties) for one in shop.queue(DLQ).ready]
@@ -213,7 +213,7 @@ async def _discarded(step: int, browsed: bool, limit: int | None) -> None:
             await _browsed(shop)
         steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(step)
-        asked = discard(selection=FromHead(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
+        asked = discard(selection=Selection(limit=limit), pace=Pace(in_flight=_IN_FLIGHT))
         job = await shop.operations.start(asked)
         done = await _killed_and_resumed(shop, steps, job.id, [step // 2 + 1])
         others = {b"%d" % n for n in range(_COUNT if limit is None else limit, _COUNT)}
@@ -234,7 +234,9 @@ async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[:6])
         steps.kill_at(1)
-        job = await shop.operations.start(redrive(selection=FromSession(session.id, chosen)))
+        job = await shop.operations.start(
+            redrive(selection=Selection(session=session.id, ids=chosen))
+        )
         done = await _killed_and_resumed(shop, steps, job.id, [1, 1])
         assert (done.state, done.run, done.counts.done) == (JobState.COMPLETED, 4, 6)
         assert sorted(shop.bodies(MAIN)) == [b"%d" % n for n in range(6)]
@@ -258,7 +260,7 @@ async def _filtered(step: int, limit: int | None) -> None:
         )
         steps.broker, shop.broker.faults = shop.broker, steps
         steps.kill_at(step)
-        selection = FromHead(limit=limit, filter="id:yes")
+        selection = Selection(limit=limit, filter="id:yes")
         asked = redrive(selection=selection, pace=Pace(in_flight=_IN_FLIGHT))
         job = await shop.operations.start(asked)
         done = await _killed_and_resumed(shop, steps, job.id, [step // 2 + 1])

@@ -15,9 +15,8 @@ from hopback.deadletters.journal import ControlRequest, MemoryJournal
 from hopback.deadletters.requests import (
     RAMP,
     AuditQuery,
-    FromHead,
-    FromSession,
     Pace,
+    Selection,
     Settings,
     Target,
     TargetKind,
@@ -84,7 +83,7 @@ async def test_a_filter_leaves_the_rest_where_it_was() -> None:
             )
             for n in range(300)
         )
-        job = await shop.operations.start(redrive(selection=FromHead(filter="type:even")))
+        job = await shop.operations.start(redrive(selection=Selection(filter="type:even")))
         done = await shop.operations.wait(job.id)
         assert (done.counts.done, done.counts.skipped, done.counts.returned) == (150, 150, 150)
         assert shop.bodies(MAIN) == [b"%d" % n for n in range(0, 300, 2)]
@@ -120,7 +119,7 @@ async def test_the_first_n_are_the_first_n() -> None:
     """A limit takes messages from the head, never one more."""
     async with open_shop() as shop:
         await shop.park(500)
-        job = await shop.operations.start(redrive(selection=FromHead(limit=201)))
+        job = await shop.operations.start(redrive(selection=Selection(limit=201)))
         done = await shop.operations.wait(job.id)
         assert (done.counts.selected, done.counts.done) == (201, 201)
         assert len(shop.bodies(MAIN)) == 201
@@ -136,7 +135,7 @@ async def test_a_session_is_taken_over_by_the_job() -> None:
         session = await shop.operations.open_session(DLQ, Window(limit=10), by=ANN)
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[2:8:2])
-        request = redrive(selection=FromSession(session.id, chosen), expected_count=3)
+        request = redrive(selection=Selection(session=session.id, ids=chosen), expected_count=3)
         job = await shop.operations.start(request)
         done = await shop.operations.wait(job.id)
         assert (done.counts.selected, done.counts.done, done.counts.returned) == (3, 3, 7)
@@ -153,7 +152,7 @@ async def test_a_wrong_count_touches_nothing() -> None:
         await shop.park(5)
         with pytest.raises(CountMismatch, match="expected 4 messages, found 5"):
             await shop.operations.start(redrive(expected_count=4))
-        selection = FromHead(filter="id:m1")
+        selection = Selection(filter="id:m1")
         with pytest.raises(CountMismatch, match="found 1"):
             await shop.operations.start(redrive(selection=selection, expected_count=5))
         assert shop.bodies(DLQ) == [b"0", b"1", b"2", b"3", b"4"]
@@ -453,7 +452,7 @@ async def test_what_arrived_before_an_interruption_is_counted(limit: int | None)
     """A job that goes on after its connection was lost tells of all that came while it ran."""
     async with open_shop() as shop:
         await shop.park(300)
-        selection = FromHead(limit=limit)
+        selection = Selection(limit=limit)
         job = await shop.operations.start(redrive(selection=selection, pace=Pace(rate=100)))
         await _pass(1)
         await shop.publish(Message("", DLQ, b"late") for _ in range(600))
@@ -548,9 +547,9 @@ async def test_a_ramp_goes_on_when_nothing_comes_back() -> None:
         assert shop.operations.clock.now() - started >= 15
 
 
-@pytest.mark.parametrize("selection", [FromHead(limit=0), FromHead(filter="nonsense>1")])
+@pytest.mark.parametrize("selection", [Selection(limit=0), Selection(filter="nonsense>1")])
 @in_virtual_time
-async def test_a_bad_request_begins_nothing(selection: FromHead) -> None:
+async def test_a_bad_request_begins_nothing(selection: Selection) -> None:
     """A limit below one and a filter that cannot be read are refused at once; so is silence."""
     async with open_shop() as shop:
         await shop.park(1)

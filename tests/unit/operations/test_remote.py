@@ -15,11 +15,10 @@ from hopback.broker.embedded import EmbeddedManagement
 from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.deadletters.requests import (
     DiscardRequest,
-    FromHead,
-    FromSession,
     GroupBy,
     Pace,
     RedriveRequest,
+    Selection,
     Target,
     TargetKind,
     Window,
@@ -57,7 +56,7 @@ async def _served(
 def _request(**more: Any) -> RedriveRequest:
     said: dict[str, Any] = {
         "queue": DLQ,
-        "selection": FromHead(),
+        "selection": Selection(),
         "reason": "the database is back",
         "target": Target(TargetKind.QUEUE, routing_key=MAIN),
     }
@@ -142,12 +141,12 @@ async def test_a_server_refuses_as_the_library_does() -> None:
     """The same error for the same mistake, in the server's words, with something to do about it."""
     async with _served() as (found, remote):
         await found.park(2)
-        discard = DiscardRequest(queue=DLQ, selection=FromHead(), reason="junk", confirm="other")
+        discard = DiscardRequest(queue=DLQ, selection=Selection(), reason="junk", confirm="other")
         nowhere = Target(TargetKind.QUEUE, routing_key="no.such")
         for work, kind in (
             (remote.queue("no/such queue"), NoSuch),
             (remote.job("j-none"), NoSuch),
-            (remote.start(_request(selection=FromSession("s-none"))), NoSuch),
+            (remote.start(_request(selection=Selection(session="s-none"))), NoSuch),
             (remote.plan(_request(max_redrives=-1)), BadRequest),
             (remote.start(discard), BadRequest),
             (remote.start(_request(expected_count=99)), CountMismatch),
@@ -168,7 +167,7 @@ async def test_a_discard_at_a_server_says_where_the_server_writes(tmp_path: Path
     """The plan has the server's file, and a file of this machine is refused, not forgotten."""
     async with _served(exports=tmp_path) as (found, remote):
         await found.park(1)
-        asked = DiscardRequest(queue=DLQ, selection=FromHead(), reason="old", confirm=DLQ)
+        asked = DiscardRequest(queue=DLQ, selection=Selection(), reason="old", confirm=DLQ)
         assert (await remote.plan(asked)).export_to.startswith(str(tmp_path))
         assert (await remote.plan(structs.replace(asked, export=False))).export_to == ""
         for verb in (remote.plan, remote.start):

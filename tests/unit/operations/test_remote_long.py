@@ -15,7 +15,7 @@ import pytest
 from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.deadletters.remote import RemoteDeadLetters
-from hopback.deadletters.requests import FromHead, RedriveRequest, Target, TargetKind, Window
+from hopback.deadletters.requests import RedriveRequest, Selection, Target, TargetKind, Window
 from hopback.deadletters.search import SearchRequest
 from hopback.errors import CountMismatch, NoSuch, ServerUnavailable
 from hopback.testing import in_virtual_time
@@ -175,7 +175,7 @@ async def test_what_is_refused_after_minutes_is_refused_as_at_once() -> None:
             await remote.open_session("nowhere.dlq", Window(limit=10))
         asked = RedriveRequest(
             queue=DLQ,
-            selection=FromHead(filter="error:TimeoutError"),
+            selection=Selection(filter="error:TimeoutError"),
             reason="the cause is repaired",
             target=Target(TargetKind.QUEUE, routing_key=MAIN),
             expected_count=7,
@@ -189,7 +189,7 @@ async def test_dry_runs_surveys_and_searches_are_waited_for() -> None:
     """None of them has a limit but silence, and a search that finds nothing is not silent."""
     async with _served(30) as (found, remote, _):
         target = Target(TargetKind.QUEUE, routing_key=MAIN)
-        asked = RedriveRequest(queue=DLQ, selection=FromHead(), reason="repaired", target=target)
+        asked = RedriveRequest(queue=DLQ, selection=Selection(), reason="repaired", target=target)
         assert (await remote.plan(asked)).matching == 30
         surveyed = await remote.errors(survey=True)
         assert sum(one.count for one in surveyed.items) == 30

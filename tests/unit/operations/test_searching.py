@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from hopback.deadletters.filters import Judgement, parse_filter
-from hopback.deadletters.requests import FromHead, FromSession, Window
+from hopback.deadletters.requests import Selection, Window
 from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadFilter, BadRequest, NoSuch, UnsafeOperation
 from hopback.message import Message, Properties, Received
@@ -95,7 +95,7 @@ async def test_a_message_is_found_and_opened_wherever_it_stands() -> None:
         assert (session.held, session.skipped, session.complete) == (20, 2945, False)
         view = await shop.operations.message(session.id, hits[0].dead_letter.id)
         assert view.payload == {"customer": "C-02950"}
-        chosen = FromSession(session.id, (hits[0].dead_letter.id,))
+        chosen = Selection(session=session.id, ids=(hits[0].dead_letter.id,))
         job = await shop.operations.wait(
             (await shop.operations.start(redrive(selection=chosen))).id
         )
@@ -145,7 +145,7 @@ async def test_all_that_match_a_word_go_back() -> None:
     """What was found can be acted upon: the same words select the messages of a job."""
     async with open_shop() as shop:
         await _fill(shop, 200)
-        asked = redrive(selection=FromHead(filter="C-0001"), expected_count=10)
+        asked = redrive(selection=Selection(filter="C-0001"), expected_count=10)
         job = await shop.operations.wait((await shop.operations.start(asked)).id)
         assert job.counts.done == 10
         assert len(shop.bodies(DLQ)) == 190

@@ -9,7 +9,7 @@ import pytest
 
 from hopback.broker.embedded import Fault, run_virtual
 from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import FromHead, Pace, Settings
+from hopback.deadletters.requests import Pace, Selection, Settings
 from hopback.errors import BrokerError
 from hopback.message import Message
 from hopback.version import BrokerVersion
@@ -82,7 +82,7 @@ async def _weather(seed: int, per_turn: int, version: str, twins: bool) -> None:
         _trouble(shop, chance)
         pace = Pace(in_flight=_IN_FLIGHT, pause_s=0.01)
         limit = _COUNT - 10
-        selection = FromHead(limit=limit)
+        selection = Selection(limit=limit)
         while True:
             try:
                 job = await shop.operations.start(redrive(selection=selection, pace=pace))
@@ -117,7 +117,7 @@ async def _filtered(seed: int, per_turn: int) -> None:
             Message("", DLQ, b"%d" % n, properties(kind)) for n, kind in enumerate(kinds)
         )
         pace = Pace(in_flight=_IN_FLIGHT, pause_s=0.01)
-        job = await shop.operations.start(redrive(selection=FromHead(filter="id:yes"), pace=pace))
+        job = await shop.operations.start(redrive(selection=Selection(filter="id:yes"), pace=pace))
         _trouble(shop, chance)
         await _until_done(shop, job.id)
         kept = [b"%d" % n for n, kind in enumerate(kinds) if kind == "no"]

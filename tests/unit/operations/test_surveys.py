@@ -13,9 +13,9 @@ from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.journal_sql import open_journal
 from hopback.deadletters.requests import (
     DiscardRequest,
-    FromHead,
     Pace,
     RedriveRequest,
+    Selection,
     Settings,
 )
 from hopback.deadletters.service import Operations
@@ -129,7 +129,7 @@ async def test_a_survey_leaves_alone_what_it_could_harm(tmp_path: Path) -> None:
             await operations.open_session("mail.dlq")
             job = await operations.start(
                 RedriveRequest(
-                    queue="billing.dlq", selection=FromHead(), reason="x", pace=Pace(rate=0.001)
+                    queue="billing.dlq", selection=Selection(), reason="x", pace=Pace(rate=0.001)
                 )
             )
             await asyncio.sleep(6)  # until the numbers of the management API are new
@@ -178,7 +178,7 @@ async def test_what_was_discarded_is_counted_from_its_file(tmp_path: Path) -> No
         await site.fail("orders.dlq", "TimeoutError", 5)
         async with site.operations(exports) as operations:
             discard = DiscardRequest(
-                queue="orders.dlq", selection=FromHead(3), reason="x", confirm="orders.dlq"
+                queue="orders.dlq", selection=Selection(limit=3), reason="x", confirm="orders.dlq"
             )
             job = await operations.wait((await operations.start(discard)).id)
             written = Path(job.export_to)
@@ -220,7 +220,7 @@ async def test_discards_of_other_brokers_and_files_of_other_hosts_are_left_alone
             await each.fail("orders.dlq", "TimeoutError", 5)
         async with site.operations(exports) as here, other.operations(exports) as there:
             discard = DiscardRequest(
-                queue="orders.dlq", selection=FromHead(3), reason="x", confirm="orders.dlq"
+                queue="orders.dlq", selection=Selection(limit=3), reason="x", confirm="orders.dlq"
             )
             job = await here.wait((await here.start(discard)).id)
             written = Path(job.export_to)

@@ -9,7 +9,7 @@ import pytest
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.requests import AuditQuery, FromHead, Pace, Window
+from hopback.deadletters.requests import AuditQuery, Pace, Selection, Window
 from hopback.deadletters.service import Operations
 from hopback.testing import in_virtual_time
 from tests.unit.operations.kills import Steps
@@ -92,7 +92,7 @@ async def _interrupted(shop: Shop, steps: Steps) -> Job:
     await shop.park(_COUNT)
     steps.broker, shop.broker.faults = shop.broker, steps
     steps.kill_at(_LIMIT)
-    asked = redrive(selection=FromHead(limit=_LIMIT), pace=Pace(in_flight=2))
+    asked = redrive(selection=Selection(limit=_LIMIT), pace=Pace(in_flight=2))
     return await shop.operations.wait((await shop.operations.start(asked)).id)
 
 

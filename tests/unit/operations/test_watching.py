@@ -17,7 +17,7 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import dead_letter_queues
-from hopback.deadletters.requests import RAMP, AuditQuery, FromHead, Pace, RedriveRequest
+from hopback.deadletters.requests import RAMP, AuditQuery, Pace, RedriveRequest, Selection
 from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.selection import WatchTimer
 from hopback.deadletters.service import Operations
@@ -116,7 +116,7 @@ async def _pass(seconds: float) -> None:
 
 def _careful(**pace: Any) -> RedriveRequest:
     return RedriveRequest(
-        queue="work.dlq", selection=FromHead(), reason="try", pace=Pace(ramp=RAMP, **pace)
+        queue="work.dlq", selection=Selection(), reason="try", pace=Pace(ramp=RAMP, **pace)
     )
 
 
@@ -237,7 +237,7 @@ async def test_came_back_is_a_number_only_where_it_was_counted() -> None:
     """A careful job that ends well counted none; one that does not watch cannot know."""
     async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (plant, operations):
         plant.repaired = True
-        half = RedriveRequest(queue="work.dlq", selection=FromHead(30), reason="a")
+        half = RedriveRequest(queue="work.dlq", selection=Selection(limit=30), reason="a")
         first = await operations.wait((await operations.start(half)).id)
         assert (first.state, first.counts.came_back) == (JobState.COMPLETED, None)
         rest = await operations.wait((await operations.start(_careful())).id)
@@ -248,7 +248,7 @@ async def test_came_back_is_a_number_only_where_it_was_counted() -> None:
 async def test_what_did_not_wait_to_see_does_not_know_what_came_back() -> None:
     """Everything comes back after a job that ended at once: its count says that nobody knows."""
     async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (_, operations):
-        plain = RedriveRequest(queue="work.dlq", selection=FromHead(), reason="b")
+        plain = RedriveRequest(queue="work.dlq", selection=Selection(), reason="b")
         job = await operations.wait((await operations.start(plain)).id)
         assert (job.state, job.counts.came_back, job.watch_s) == (JobState.COMPLETED, None, None)
         await _pass(30)

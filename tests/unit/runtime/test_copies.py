@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hopback import App, Context, EmbeddedBroker, Outcome, Retry
-from hopback.deadletters.requests import FromHead, RedriveRequest
+from hopback.deadletters.requests import RedriveRequest, Selection
 from hopback.deadletters.service import Operations
 from hopback.headers.names import LINEAGE
 from hopback.message import Message, Properties
@@ -176,7 +176,7 @@ async def test_a_message_re_driven_right_after_parking_runs_with_all_its_attempt
             (parked,) = test.broker.snapshot().queue("orders.dlq").messages
             assert LINEAGE not in parked.properties.headers
             async with Operations(test.broker, topologies=[test.app.topology]) as operations:
-                request = RedriveRequest(queue="orders.dlq", selection=FromHead(), reason="again")
+                request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="again")
                 await operations.wait((await operations.start(request)).id)
             await test.drain()
         assert not test.happened("delivery.copy")

@@ -11,7 +11,7 @@ import pytest
 from hopback import App, Context
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.publisher import Publisher
-from hopback.deadletters import FromHead, Operations, RedriveRequest
+from hopback.deadletters import Operations, RedriveRequest, Selection
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology, Returned
 from hopback.message import Message
@@ -184,7 +184,9 @@ async def test_what_rests_because_it_could_not_be_delivered_is_seen_counted_and_
             seen = await operations.message(session.id, row.id)
             assert "elsewhere" in str([one for one in seen.headers if one.name == "hopback-delay"])
             await operations.release(session.id)
-            request = RedriveRequest(queue=f"{DUE}.dlq", selection=FromHead(), reason="it is there")
+            request = RedriveRequest(
+                queue=f"{DUE}.dlq", selection=Selection(), reason="it is there"
+            )
             await operations.wait((await operations.start(request)).id)
         await test.drain()
         sent = await channel.get("elsewhere")
