@@ -305,7 +305,7 @@ async def test_an_event_that_is_not_due_waits_in_our_hands_and_goes_back() -> No
             await test.publish("", queue, {"processAfterDelayMs": 60_000})
             assert await test.drain() == Tally(snoozed=3, done=1)
             snoozed = [one.fields["delay_ms"] for one in test.happened("delivery.snoozed")]
-    assert all(10 <= delay <= 20 for delay in snoozed)
+    assert all(10 <= delay <= 30 for delay in snoozed)
     assert asked == 4
 
 

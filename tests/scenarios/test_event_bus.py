@@ -190,14 +190,14 @@ async def test_delayed_path_waits_locally_and_requeues_to_the_same_queue(
 ) -> None:
     """425: a local sleep, then back to its queue; a delay over 5 s makes no dead-letter cycles.
 
-    The wait is 0.5 to 2 s (here always 1.25 s) but never longer than the time still due, and it
-    counts no attempt.
+    The first wait is 0.5 to 2 s (here 1.25 s), every further one 2.5 s, but never longer than the
+    time still due, and it counts no attempt.
     """
     _services(scenario)
     cincout = scenario.script(_QUEUE, lambda run: _early(scenario, run), pushes=True)
     await scenario.publish(*_MAIN, _delayed(12_000))
     await scenario.drain()
-    assert cincout.times == [*(1.25 * n for n in range(10)), 12.0]
+    assert cincout.times == [0.0, *(1.25 + 2.5 * n for n in range(5)), 12.0]
     assert set(cincout.attempts) == {1}
     assert scenario.arrivals(_WAITING) == []
     assert scenario.others(cincout) == {_ORDERS: 1}

@@ -13,7 +13,8 @@
 #       is malformed (it crashes the queue) or tells of a death in this very queue that was no
 #       rejection (the way back is then dropped as a cycle).
 # 5. A snooze counts no attempt. It waits in a retry queue, or in our hands where the plan says so:
-#    a requeue costs a quorum queue one of its deliveries, a classic queue nothing.
+#    a requeue costs a quorum queue one of its deliveries, a classic queue nothing. A wait in our hands
+#    is never shorter than the plan's minimum.
 #    What is to wait longer than any retry queue of the plan waits in the queues of delays, where
 #    there are any: it comes back when it said. A retry that asks for more than any tier does the same.
 # 6. What cannot carry its count cannot be retried by publish: it is parked. What cannot even be
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.policy.decision import Decision
     from hopback.policy.outcome import Outcome
-    from hopback.topology.plan import Plan
+    from hopback.topology.plan import LocalWait, Plan
 
 __all__ = ["decide"]
 
@@ -132,14 +133,23 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
     if plan.snooze_exhausts and case.exhausted:
         return _park(case, "not due yet, and no attempt is left")
     if plan.snooze is not None:
-        # The time still due, but no longer than a random part of the range allowed.
-        spread = plan.snooze.min_ms + max(0.0, min(1.0, chance)) * (
-            plan.snooze.max_ms - plan.snooze.min_ms
-        )
-        return decided.Requeue(min(seconds, spread / 1000))
+        again = case.reading.delivery.redelivered
+        return decided.Requeue(_local_wait(plan.snooze, seconds, chance, again=again))
     if not plan.tiers and not case.longest_delay_ms:
         return _park(case, "not due yet, and the plan has no retry queue to wait in")
     return _wait(case, seconds, "not due yet", counted=False)
+
+
+def _local_wait(wait: LocalWait, seconds: float, chance: float, *, again: bool) -> float:
+    """Seconds in the consumer before a requeue: the time still due, within limits.
+
+    The lower limit is the plan's minimum. The upper limit of the first wait is random within the plan's
+    range. A message that was requeued before may wait longer, so that a receiver that never becomes
+    ready is not called more often than it has to be.
+    """
+    spread = wait.min_ms + max(0.0, min(1.0, chance)) * (wait.max_ms - wait.min_ms)
+    longest = wait.max_ms + wait.min_ms if again else spread
+    return max(min(seconds, longest / 1000), wait.min_ms / 1000)
 
 
 def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decision:

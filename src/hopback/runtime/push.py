@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["SIGNATURE", "PushHandler", "PushRunner", "PushTarget", "push_client"]
 
 _HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")
-# A day: longer than any retry queue of a sensible plan, short of what overflows.
 _LONGEST_WAIT = 86_400.0
+"""Seconds. A `processAfterDelayMs` of more than a day is asked about once a day."""
+_POLL_S = 2.5
+"""Seconds between two calls of a receiver that answers 425 to an event without a due time in the future.
+At most 30 calls a minute for each event are allowed."""
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 SIGNATURE = "x-hopback-signature"
 """The header that says that a request comes from here, and when it was made."""
@@ -191,16 +194,19 @@ class PushRunner:
         return {**self._target.headers, **harmless}
 
     def _due_in(self, delivery: Delivery) -> float:
-        """Seconds until the event is due, as its `processAfterDelayMs` says; long if it does not."""
+        """Seconds until `processAfterDelayMs` is over; `_POLL_S` if it is over or unknown."""
         try:
             event: Any = json.loads(delivery.body)
         except (ValueError, RecursionError):
-            return _LONGEST_WAIT
+            return _POLL_S
         delay_ms = event.get("processAfterDelayMs") if isinstance(event, dict) else None
         since = delivery.properties.timestamp
         if not isinstance(delay_ms, int | float) or not 0 <= delay_ms < 1e12 or since is None:
-            return _LONGEST_WAIT
-        return min(max(since + delay_ms / 1000 - self._clock.now(), 0.0), _LONGEST_WAIT)
+            return _POLL_S
+        due_in = since + delay_ms / 1000 - self._clock.now()
+        if due_in <= 0:
+            due_in += 1  # the timestamp has whole seconds: the event may be up to 1 s younger
+        return min(due_in, _LONGEST_WAIT) if due_in > 0 else _POLL_S
 
 
 def push_client(target: PushTarget) -> httpx.AsyncClient:

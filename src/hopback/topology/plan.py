@@ -111,7 +111,11 @@ class Parking:
 
 @dataclass(frozen=True, slots=True)
 class LocalWait:
-    """A snooze spent in the process before a requeue; for classic queues only."""
+    """A snooze spent in the process before a requeue; for classic queues only.
+
+    The wait is the time still due, but at least `min_ms` and at most a random time up to `max_ms`.
+    A message that was requeued before waits at most `max_ms + min_ms`.
+    """
 
     min_ms: int = 500
     max_ms: int = 2000

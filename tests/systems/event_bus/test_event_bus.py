@@ -162,6 +162,29 @@ async def test_an_event_that_is_not_due_waits_without_counting(hardened: bool) -
         assert 200 in [status for _, status in answers[:-1]]  # the other event passed by
 
 
+@_FORMS
+@pytest.mark.parametrize("delay", [None, 0, 700, 12_000])
+@in_virtual_time
+async def test_receiver_that_stays_at_425_is_called_at_most_30_times_a_minute(
+    hardened: bool, delay: int | None
+) -> None:
+    fields: dict[str, Any] = {} if delay is None else {"processAfterDelayMs": delay}
+    async with _running(hardened) as bus:
+        await bus.behave(_ORDERS, status=425)
+        await bus.publish(**fields)
+        await bus.test.advance(180)
+        assert {attempt for attempt, _ in await bus.answered(_ORDERS)} == {1}
+        snoozed = bus.test.happened("delivery.snoozed", queue=_QUEUE)
+        calls = [one.at for one in snoozed]
+        assert calls
+        for call in calls:
+            assert len([one for one in calls if call <= one < call + 1]) <= 2
+            assert len([one for one in calls if call <= one < call + 60]) <= 30
+        await bus.behave(_ORDERS)
+        await bus.test.drain()
+        assert (await bus.answered(_ORDERS))[-1] == (1, 200)
+
+
 @in_virtual_time
 async def test_manual_retry_continues_the_count() -> None:
     """Moved back after ten retries, one more failure parks it at once; when repaired it is done."""

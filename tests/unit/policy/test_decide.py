@@ -184,12 +184,26 @@ def test_a_tier_that_rejecting_does_not_lead_to_is_published_into() -> None:
 
 @pytest.mark.parametrize(
     ("delay", "chance", "wait"),
-    [(60, 0.0, 0.5), (60, 1.0, 2.0), (60, 0.5, 1.25), (0.2, 1.0, 0.2), (-1, 0.5, 0.0),
-     (60, 7.0, 2.0), (60, -7.0, 0.5), (60, float("nan"), 2.0), (float("inf"), 0.0, 0.5)],
+    [(60, 0.0, 0.5), (60, 1.0, 2.0), (60, 0.5, 1.25), (0.7, 1.0, 0.7), (0.2, 1.0, 0.5), (0, 0.5, 0.5),
+     (-1, 0.5, 0.5), (60, 7.0, 2.0), (60, -7.0, 0.5), (60, float("nan"), 2.0), (float("inf"), 0.0, 0.5)],
 )  # fmt: skip
-def test_an_event_that_is_not_due_waits_locally(delay: float, chance: float, wait: float) -> None:
-    """min(time still due, random 0.5–2 s) on the event bus, then it is requeued."""
+def test_first_local_wait_is_the_time_due_between_minimum_and_random_maximum(
+    delay: float, chance: float, wait: float
+) -> None:
     decision = _decided(_BUS, Snooze(delay), chance=chance)
+    assert isinstance(decision, decided.Requeue)
+    assert decision.delay == pytest.approx(wait)
+
+
+@pytest.mark.parametrize(
+    ("delay", "chance", "wait"),
+    [(60, 0.0, 2.5), (60, 1.0, 2.5), (0.7, 1.0, 0.7), (0.2, 1.0, 0.5), (0, 0.5, 0.5)],
+)  # fmt: skip
+def test_later_local_waits_last_longer_than_the_plans_maximum_unless_due_sooner(
+    delay: float, chance: float, wait: float
+) -> None:
+    delivery = Received(_BUS.queue, "x", "k", b"", Properties(), redelivered=True)
+    decision = decide(delivery, Snooze(delay), _BUS, version=_V40, chance=chance)
     assert isinstance(decision, decided.Requeue)
     assert decision.delay == pytest.approx(wait)
 

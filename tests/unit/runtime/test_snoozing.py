@@ -21,7 +21,7 @@ _PLAN = Plan(
     parking=Parking("rest", Leave.PUBLISH, "", "rest"),
     count=Count.HEADER,
     redrive=Redrive("", "letters"),
-    snooze=LocalWait(60_000, 60_000),
+    snooze=LocalWait(1_000, 60_000),
 )
 
 
@@ -38,7 +38,7 @@ async def test_without_a_retry_queue_it_waits_in_hand_and_is_never_parked() -> N
         sizes.append(len(rows))
         return [Snooze(40)] * len(rows) if len(sizes) < 3 else None
 
-    async with AppTest(app) as test:
+    async with AppTest(app, chance=1.0) as test:
         for number in range(3):
             await test.publish("", "letters", number)
         await test.advance(79)

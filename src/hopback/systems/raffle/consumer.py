@@ -79,7 +79,7 @@ _PLAN = Plan(
     parking=Parking("raffle_queue", Leave.PUBLISH, "", "raffle_queue"),
     count=Count.HEADER,
     redrive=Redrive("", "raffle_dlq"),
-    snooze=LocalWait(int(_LONGEST_PAUSE * 1000), int(_LONGEST_PAUSE * 1000)),
+    snooze=LocalWait(1_000, int(_LONGEST_PAUSE * 1000)),
 )
 
 
