@@ -10,39 +10,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["make_private", "private_folder", "write_private"]
+__all__ = ["create_private", "make_private", "private_folder", "write_private"]
 
 _FILE = 0o600  # for its owner alone
 _FOLDER = 0o700  # for its owner alone
 
 
-def make_private(path: Path) -> None:
-    """Make an empty file if there is none, and let nobody but its owner read it; OSError if it cannot be.
-
-    A file of somebody else stays as that one wants it. A file that is there is not opened: closing it
-    again would drop the locks that SQLite holds on it in this process.
-    """
+def create_private(path: Path) -> None:
+    """Create an empty file that only its owner may read, unless the file exists; OSError if it cannot."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE))
-    _tighten(path)
+
+
+def make_private(path: Path) -> None:
+    """Remove the rights of other users from an existing file; OSError if it is missing.
+
+    The file of another user keeps its rights. The file is not opened: if it is a database, closing it
+    would drop the locks that SQLite holds on it in this process.
+    """
+    mode = path.stat().st_mode
+    # A terminal or a pipe keeps its rights, and a read-only file stays read-only.
+    if stat.S_ISREG(mode) and stat.S_IMODE(mode) & ~_FILE:
+        with suppress(PermissionError):
+            path.chmod(stat.S_IMODE(mode) & _FILE)
 
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a whole file that nobody but its owner reads, also where one was there before."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE)
     with os.fdopen(descriptor, "wb") as file:
-        _tighten(path)
+        make_private(path)
         file.write(content)
-
-
-def _tighten(path: Path) -> None:
-    """What others may do goes, what the owner may do stays: a file that is read-only remains so."""
-    mode = path.stat().st_mode
-    if (
-        stat.S_ISREG(mode) and stat.S_IMODE(mode) & ~_FILE
-    ):  # a terminal or a pipe has rights of its own
-        with suppress(PermissionError):  # it is somebody else's
-            path.chmod(stat.S_IMODE(mode) & _FILE)
 
 
 def private_folder(path: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 from hopback.errors import StoreUnavailable
-from hopback.private_files import make_private
+from hopback.private_files import create_private, make_private
 from hopback.sql.database import NOTHING, RowRefused
 from hopback.sql.versions import LATEST, apply_missing, version_of
 
@@ -28,12 +28,18 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.sql.database import Execute, Row, Values
 
-__all__ = ["SqliteDatabase", "make_database_private", "set_up", "sqlite_file", "sqlite_url"]
+__all__ = [
+    "SqliteDatabase",
+    "create_database_file",
+    "make_database_private",
+    "set_up",
+    "sqlite_file",
+    "sqlite_url",
+]
 
 T = TypeVar("T")
 
-_MAGIC = b"SQLite format 3\0"
-"""What every database of SQLite begins with; a new one is empty."""
+_CREATING = threading.Lock()
 _BUSY_S = 10.0
 """How long a writer of SQLite waits for another: far longer than any transaction of ours takes."""
 _AGAIN_S = 0.05
@@ -52,21 +58,23 @@ def sqlite_url(file: Path) -> str:
     return f"sqlite:///{quote(str(file))}"
 
 
-def make_database_private(file: Path) -> None:
-    """Let nobody but its owner read the file, which is made if it is not there.
+def create_database_file(file: Path) -> None:
+    """Create a missing database file so that only its owner may read it, before SQLite opens it.
 
-    SQLite gives what it makes beside a database the rights of the database; what an older process left
-    there is tightened, too. What cannot be opened, or is no database, is left as it is: SQLite says so.
+    Existing files are not opened, here and elsewhere: SQLite holds POSIX locks on them, and closing any
+    descriptor of a file drops all locks that the process holds on it. The next process to close the
+    database would then delete the write-ahead log that this process goes on writing.
     """
-    with suppress(OSError):
-        if file.exists():
-            with file.open("rb") as opened:
-                if opened.read(len(_MAGIC)) not in (b"", _MAGIC):
-                    return
-        make_private(file)
-        for beside in ("-wal", "-shm"):
-            if (left := Path(f"{file}{beside}")).exists():
-                make_private(left)
+    # The lock keeps a second thread from connecting before this one has closed the new file.
+    with _CREATING, suppress(OSError):  # SQLite reports the reason when it opens the file
+        create_private(file)
+
+
+def make_database_private(file: Path) -> None:
+    """Remove the rights of other users from a database that SQLite accepted, and from its log."""
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(OSError):
+            make_private(Path(f"{file}{suffix}"))
 
 
 def set_up(execute: Callable[[str], object], wait: Callable[[float], object]) -> None:
@@ -137,11 +145,12 @@ class SqliteDatabase:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            make_database_private(self._file)
+            create_database_file(self._file)
             # Transactions are ours: the module must not begin one behind our back.
             connection = sqlite3.connect(self._file, isolation_level=None)
             try:
                 set_up(connection.execute, self._wait)
+                make_database_private(self._file)
                 # A writer waits where it begins, and there so that it can be told to stop.
                 connection.execute("PRAGMA busy_timeout=0")
                 self._migrate(connection)

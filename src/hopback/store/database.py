@@ -35,7 +35,7 @@ from hopback.clock import SystemClock
 from hopback.errors import HopbackError, StoreUnavailable
 from hopback.extras import needs
 from hopback.sql.database import NOTHING, RowRefused
-from hopback.sql.sqlite import make_database_private, set_up, sqlite_file
+from hopback.sql.sqlite import create_database_file, make_database_private, set_up, sqlite_file
 from hopback.sql.versions import LATEST, SLOTS, apply_missing, version_of
 
 if TYPE_CHECKING:
@@ -462,7 +462,7 @@ def _make_sqlite_safe(engine: AsyncEngine) -> None:
 
     def on_do_connect(*_: object) -> None:
         if file is not None:
-            make_database_private(file)
+            create_database_file(file)
 
     def on_connect(raw: Any, _record: object) -> None:
         try:
@@ -470,6 +470,8 @@ def _make_sqlite_safe(engine: AsyncEngine) -> None:
             cursor = raw.cursor()
             set_up(cursor.execute, lambda seconds: await_only(asyncio.sleep(seconds)))
             cursor.close()
+            if file is not None:
+                make_database_private(file)
         except BaseException:
             raw.terminate()  # the pool does not know this connection yet, nobody else would close it
             raise
