@@ -142,7 +142,7 @@ RENAMED = {
     "hopback.deadletters.taking": "hopback.deadletters.head",
     "hopback.deadletters.trouble": "hopback.deadletters.engine",
     "hopback.deadletters.walking": "hopback.deadletters.head",
-    "hopback.deadletters.watching": "hopback.deadletters.selection",
+    "hopback.deadletters.watching": "hopback.deadletters.return_watch",
     "hopback.deadletters.work": "hopback.deadletters.engine",
     "hopback.deadletters.workshop": "hopback.deadletters.job",
     "hopback.headers.deaths": "hopback.headers.history",

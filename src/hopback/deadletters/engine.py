@@ -29,12 +29,8 @@ from hopback.deadletters.head import Turns, rough_size
 from hopback.deadletters.journal import PROCESS_ENDED
 from hopback.deadletters.message import delivery_count, read_dead_letter
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.selection import (
-    SelectedMessage,
-    arrived_text,
-    came_back_text,
-    counted_messages,
-)
+from hopback.deadletters.return_watch import arrived_text, came_back_text, counted_messages
+from hopback.deadletters.selection import SelectedMessage
 from hopback.errors import BrokerError, HopbackError, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
 from hopback.renamed import OldNameLookup, old_names
@@ -49,7 +45,8 @@ if TYPE_CHECKING:
     from hopback.deadletters.job import JobRun
     from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.live import BrokerSnapshot
-    from hopback.deadletters.selection import Arrivals, SelectedMessages, Watch
+    from hopback.deadletters.return_watch import Arrivals, Watch
+    from hopback.deadletters.selection import SelectedMessages
     from hopback.message import Delivery
 
 

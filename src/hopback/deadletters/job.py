@@ -30,7 +30,8 @@ from hopback.deadletters.head import Head, Held, held_ahead
 from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.resume_point import head_length, head_limits, read_head
-from hopback.deadletters.selection import SelectedMessages, Watch, WatchTimer
+from hopback.deadletters.return_watch import Watch, WatchTimer
+from hopback.deadletters.selection import SelectedMessages
 from hopback.errors import (
     BrokerError,
     HopbackError,

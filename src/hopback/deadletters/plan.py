@@ -37,7 +37,7 @@ from hopback.deadletters.requests import (
     RedriveRequest,
     TargetKind,
 )
-from hopback.deadletters.selection import WatchTimer, planned_seconds
+from hopback.deadletters.return_watch import WatchTimer, planned_seconds
 from hopback.deadletters.session import ChosenMessages, Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, UnsafeOperation

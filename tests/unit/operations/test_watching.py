@@ -18,8 +18,8 @@ from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import dead_letter_queues
 from hopback.deadletters.requests import RAMP, AuditQuery, Pace, RedriveRequest, Selection
+from hopback.deadletters.return_watch import WatchTimer
 from hopback.deadletters.search import SearchRequest
-from hopback.deadletters.selection import WatchTimer
 from hopback.deadletters.service import Operations
 from hopback.message import Message, Properties, Received
 from hopback.testing import in_virtual_time
