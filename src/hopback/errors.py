@@ -24,7 +24,8 @@
     │       ├── Returned          no queue wanted it
     │       ├── Nacked            a queue refused it
     │       ├── ConfirmTimeout    the broker said nothing in time
-    │       └── PublishInterrupted  the channel died before the broker answered
+    │       ├── PublishInterrupted  the channel died before the broker answered
+    │       └── DeliveryLost      not sent: the delivery that caused it is no longer ours
     ├── OperationRefused          yours: an operation on dead letters cannot be done as asked
     │   ├── BadRequest            a part of the request has to change
     │   ├── BadFilter             a term of a filter cannot be read
@@ -60,6 +61,7 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionLost",
     "CountMismatch",
+    "DeliveryLost",
     "HopbackError",
     "InvalidTopology",
     "JobConflict",
@@ -285,6 +287,15 @@ class PublishInterrupted(PublishFailed):
     """The channel or connection ended before the broker answered."""
 
     remedy: ClassVar[str] = "Send again with the same message id: it may have been stored."
+
+
+class DeliveryLost(PublishFailed):
+    """Not sent: the channel of the delivery that is being handled has ended.
+
+    The broker delivers the message again, and that run publishes. A publish now would make two.
+    """
+
+    remedy: ClassVar[str] = "Let the handler end: the broker delivers its message again."
 
 
 class OperationRefused(HopbackError):

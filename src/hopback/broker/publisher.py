@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from hopback.broker.supervise import Supervised
-from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, Nacked
+from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, DeliveryLost, Nacked
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ _NACKS_IN_A_ROW = 10
 """A channel that first met a quorum queue without a leader is nacked forever on RabbitMQ ≤ 3.12.0,
 though the queue has a new leader: only a new channel helps."""
 _SECONDS_BETWEEN_REOPENINGS = 1.0  # a queue that goes on refusing must not cost a channel each time
+
+_LOST = (
+    "nothing was sent: the channel of the delivery that is being handled has ended, and the broker"
+    " delivers it again"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -130,8 +135,13 @@ class Publisher:
             self._current.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
             self._current.exception()  # nobody may be waiting; that is no news
 
-    async def publish(self, message: Message, *, mandatory: bool = True) -> None:
+    async def publish(
+        self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
+    ) -> None:
         """Publish and wait for the confirm.
+
+        `ended` is set when the delivery that causes this publish is lost: DeliveryLost if that happens
+        before the message is handed over.
 
         Returned, Nacked, ConfirmTimeout and PublishInterrupted tell this message's fate;
         ConnectionFailed says that nothing was sent within the time. Unless both `mandatory` and
@@ -141,8 +151,10 @@ class Publisher:
         if message.delay is not None:
             raise ValueError("expected a message without delay: publish it by an App with delays()")
         wanted = mandatory and message.mandatory
+        if ended is not None and ended.is_set():
+            raise DeliveryLost(_LOST)
         at_once = self._hand_over_at_once(message, wanted)
-        current, fate = at_once or await self._hand_over(message, wanted)
+        current, fate = at_once or await self._hand_over(message, wanted, ended)
         try:
             await fate
             current.nacks = 0
@@ -177,7 +189,7 @@ class Publisher:
         return current, fate
 
     async def _hand_over(
-        self, message: Message, mandatory: bool
+        self, message: Message, mandatory: bool, ended: asyncio.Event | None
     ) -> tuple[_OpenChannel, asyncio.Future[None]]:
         """Send on a channel that has room. One that proves closed has sent nothing: take the next."""
         try:
@@ -186,6 +198,8 @@ class Publisher:
                     current = await asyncio.shield(self._current)
                     try:
                         await current.channel.room()
+                        if ended is not None and ended.is_set():
+                            raise DeliveryLost(_LOST)
                         if not current.retired.is_set():
                             fate = current.channel.publish(message, mandatory=mandatory)
                             current.enter()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hopback.policy.batching import BatchWindow, halves
 from hopback.policy.outcome import MENU, Done, Park, Retry, Snooze, outcome_of
 from hopback.runtime.answer import DONE, Answer
-from hopback.runtime.context import Context, current_context
+from hopback.runtime.context import BatchRun, Context, current_batch, current_context
 from hopback.runtime.middleware import run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool, ended
@@ -165,6 +165,8 @@ class _MiddlewareRun:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             return self._inner if error is self._inner.error else answer_for(error, self._rules)
+        finally:
+            context.has_ended = True
         inner = self._inner
         return inner if said is None or said is inner.outcome else Answer(outcome_of(said))
 
@@ -456,6 +458,8 @@ class Batches:
         if not alive:
             return
         deliveries = [one.taken.delivery for one in alive]
+        run = BatchRun(alive[0].taken.session.ended)
+        current_batch.set(run)
         try:
             with self._around(deliveries, self._settling.plan) as tell:
                 answers = await isolating.answers([one.payload for one in alive])
@@ -467,6 +471,8 @@ class Batches:
             for one in alive:
                 self._settling.abandon(one.taken, self._loop.time() - began, "interrupted")
             raise
+        finally:
+            run.has_ended = True
         duration = self._loop.time() - began
         await self._conclude_all([one.taken for one in alive], answers, duration)
         self._bus.emit(

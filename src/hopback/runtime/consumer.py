@@ -128,6 +128,8 @@ class Intake:
     def _on_delivery(self, delivery: Delivery) -> None:
         self.received += 1
         taken = HeldDelivery(delivery, self._session)
+        # Publishes of its run look here: a run whose channel has ended publishes nothing.
+        delivery.session_ended = self._session.ended  # type: ignore[attr-defined]
         if delivery.redelivered and self._quarantine is not None and is_suspected(delivery):
             self._suspected.append(taken)
             if not self.isolating and not self._stopped:

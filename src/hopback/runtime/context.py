@@ -9,7 +9,7 @@ import uuid
 import warnings
 from collections.abc import Coroutine
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
 from hopback.broker.port import REPLY_TO
 from hopback.headers import identity
@@ -31,12 +31,16 @@ if TYPE_CHECKING:
 __all__ = [
     "DIRECT_REPLY",
     "TRACE_HEADERS",
+    "BatchRun",
     "Context",
     "Outlet",
     "PublishOptions",
+    "Send",
     "compose",
     "context_with",
+    "current_batch",
     "current_context",
+    "end_of_session",
     "publish_from_thread",
     "trace_source",
     "warn_of_milliseconds",
@@ -46,13 +50,58 @@ current_context: ContextVar[Context] = ContextVar("hopback_current_context")
 """The context of the delivery that is being handled; what is published meanwhile belongs to it."""
 
 
+class Send(Protocol):
+    """Publishes a message; `ended` is set when the delivery that causes the publish is lost."""
+
+    def __call__(
+        self, message: Message, ended: asyncio.Event | None = None, /
+    ) -> Coroutine[Any, Any, None]:
+        """Publish and wait for the confirm."""
+
+
+class BatchRun:
+    """One run of a batch handler: its publishes depend on the channel of its deliveries."""
+
+    __slots__ = ("has_ended", "session_ended")
+
+    def __init__(self, session_ended: asyncio.Event) -> None:
+        self.session_ended: asyncio.Event = session_ended
+        self.has_ended: bool = False
+
+
+current_batch: ContextVar[BatchRun] = ContextVar("hopback_current_batch")
+"""The batch that is being handled by this task."""
+
+
+def end_of_session() -> asyncio.Event | None:
+    """The event that is set when the run that calls this cannot settle any more.
+
+    None outside a run, and in a task that outlived the run which started it.
+    """
+    batch = current_batch.get(None)
+    if batch is not None and not batch.has_ended:
+        return batch.session_ended
+    context = current_context.get(None)
+    if context is None or context.has_ended:
+        return None
+    return getattr(context.delivery, "session_ended", None)
+
+
 class Context:
     """One delivery as its handler sees it. Read on demand: what nobody asks for costs nothing."""
 
     codecs: ClassVar[Codecs | None] = None
     """What encodes payloads by content type, if the application has codecs (see `context_with`)."""
 
-    __slots__ = ("_publish", "_reading", "delivery", "has_replied", "plan", "publishing")
+    __slots__ = (
+        "_publish",
+        "_reading",
+        "delivery",
+        "has_ended",
+        "has_replied",
+        "plan",
+        "publishing",
+    )
 
     def __init__(
         self,
@@ -68,6 +117,8 @@ class Context:
         self._reading: Reading | None = None
         self.has_replied: bool = False
         """Whether `reply` was called."""
+        self.has_ended: bool = False
+        """Whether the run is over: a task that it left behind publishes on its own account."""
 
     @property
     def attempt(self) -> int:
@@ -339,20 +390,28 @@ class Outlet:
     publish that nobody awaits would be lost without a word: there `send` returns when it is done.
     """
 
-    def __init__(self, publish: Callable[[Message], Coroutine[None, None, None]]) -> None:
+    def __init__(
+        self, publish: Callable[[Message, asyncio.Event | None], Coroutine[None, None, None]]
+    ) -> None:
         self._publish = publish
         self._loop = asyncio.get_running_loop()
 
-    def send(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Publish and have it confirmed; raises what the publisher raises."""
+    def send(
+        self, message: Message, ended: asyncio.Event | None = None
+    ) -> Coroutine[Any, Any, None]:
+        """Publish and wait for the confirm; raises what the publisher raises.
+
+        `ended` is the end of the session of the run that publishes, by default of the current run.
+        """
+        ended = end_of_session() if ended is None else ended
         try:
             asyncio.get_running_loop()
             is_on_a_loop = True
         except RuntimeError:
             is_on_a_loop = False
         if is_on_a_loop:
-            return self._publish(message)
-        asyncio.run_coroutine_threadsafe(self._publish(message), self._loop).result()
+            return self._publish(message, ended)
+        asyncio.run_coroutine_threadsafe(self._publish(message, ended), self._loop).result()
         return _Sent()
 
 

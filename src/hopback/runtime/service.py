@@ -53,7 +53,7 @@ from hopback.topology.expand import dead_letters_park
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
     from hopback.broker.port import Broker, Connection
     from hopback.broker.supervise import OnState
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from hopback.runtime.answer import Answer, Run
     from hopback.runtime.app import AnyHandler, App
     from hopback.runtime.codecs import Codecs
+    from hopback.runtime.context import Send
     from hopback.runtime.dependencies import Need, Overrides, Provider
     from hopback.runtime.handler import Handler, HandlerOptions
     from hopback.runtime.middleware import Middleware
@@ -177,7 +178,7 @@ class Assembly:
     """Makes consumers that share a topology and a way to publish, and closes what runs them."""
 
     topology: Topology
-    publish: Callable[[Message], Coroutine[Any, Any, None]]
+    publish: Send
     world: Environment
     concurrency: int | None = None
     """Overrides how many handlers of each queue run at once."""
@@ -508,12 +509,15 @@ class Service:
 
     # --- running ---------------------------------------------------------------------------------
 
-    async def publish(self, message: Message) -> None:
-        """Publish on the publishing connection and wait for the confirm."""
+    async def publish(self, message: Message, ended: asyncio.Event | None = None) -> None:
+        """Publish on the publishing connection and wait for the confirm.
+
+        DeliveryLost if `ended` is set before the message was handed over.
+        """
         if message.delay is not None:
             message = await self.delays.wrap(message)
         try:
-            await self._publisher.publish(message)
+            await self._publisher.publish(message, ended=ended)
         except BrokerError as error:
             self.upkeep.report(message, error)
             self.world.bus.emit(

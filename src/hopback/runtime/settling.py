@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from hopback.broker.supervise import Backoff
 from hopback.clock import Clock, SystemClock
-from hopback.errors import BrokerError
+from hopback.errors import BrokerError, DeliveryLost
 from hopback.observe.events import Bus
 from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
@@ -28,11 +28,12 @@ from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from hopback.message import Message
     from hopback.policy.decision import Decision, Effect
     from hopback.runtime.answer import AroundBatch, HeldDelivery, Run
+    from hopback.runtime.context import Send
     from hopback.runtime.failures import FailedRuns
     from hopback.runtime.quarantine import Survivor
     from hopback.topology.plan import Plan
@@ -75,7 +76,7 @@ class Settling:
     def __init__(
         self,
         plan: Plan,
-        publish: Callable[[Message], Coroutine[Any, Any, None]],
+        publish: Send,
         world: Environment,
         *,
         dead_letters_park: bool = False,
@@ -220,7 +221,9 @@ class Settling:
                     _settle(taken, how)
                 case Publish(message=message):
                     try:
-                        await self._publish(message)
+                        await self._publish(message, taken.session.ended)
+                    except DeliveryLost as lost:
+                        raise _Abandoned(str(lost)) from lost
                     except BrokerError as error:
                         await self._publish_at_last(message, error, taken, answer)
                 case Hold(delay=delay):
@@ -249,7 +252,9 @@ class Settling:
                 )
                 await _pause(taken, wait)
                 try:
-                    return await self._publish(message)
+                    return await self._publish(message, taken.session.ended)
+                except DeliveryLost as lost:
+                    raise _Abandoned(str(lost)) from lost
                 except BrokerError as again:
                     error = again
         finally:

@@ -165,6 +165,7 @@ class FunctionRunner:
                 raise
             return answer_for(error, handler.options.rules)
         finally:
+            context.has_ended = True
             current_context.reset(token)
 
     async def _provided(self, context: Context, arguments: tuple[object, ...]) -> Any:
@@ -288,10 +289,15 @@ def inside_middleware(
             inner = await run(delivery)
             return inner.outcome
 
+        context = Context(delivery, plan, publish)
+        token = current_context.set(context)
         try:
-            said = await run_through(middleware, Context(delivery, plan, publish), outcome)
+            said = await run_through(middleware, context, outcome)
         except Exception as error:
             return answer_for(error)
+        finally:
+            context.has_ended = True
+            current_context.reset(token)
         return inner if said is inner.outcome else Answer(outcome_of(said))
 
     return surrounded

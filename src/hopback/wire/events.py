@@ -11,6 +11,7 @@ from hopback.message import Properties
 from hopback.wire.properties import decode_properties
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
 __all__ = [
@@ -84,9 +85,12 @@ class Content:
 
 
 class Delivered(Content):
-    """basic.deliver with its message; `queue` is filled in by the channel, which knows the consumer."""
+    """basic.deliver with its message; `queue` is filled in by the channel, which knows the consumer.
 
-    __slots__ = ("consumer", "queue", "redelivered", "tag")
+    `session_ended` belongs to the consumer: it is unset until a consumer writes it.
+    """
+
+    __slots__ = ("consumer", "queue", "redelivered", "session_ended", "tag")
 
     def __init__(
         self,
@@ -107,6 +111,8 @@ class Delivered(Content):
         self.body = body
         self._properties = None
         self.queue: str = ""
+
+    session_ended: asyncio.Event
 
 
 class Got(Delivered):

@@ -268,7 +268,7 @@ async def test_a_message_that_can_be_moved_nowhere_is_kept_and_said() -> None:
     world = Environment(bus=Bus(lambda name, fields: said.append((name, fields["retry_in"]))))
     session = ConsumeSession(channel, connection.version)
 
-    async def publish(_message: Message) -> None:
+    async def publish(_message: Message, _ended: object = None, /) -> None:
         raise AssertionError("nothing may be published")
 
     settling = Settling(plan, publish, world)
@@ -294,7 +294,7 @@ async def test_an_unexpected_error_before_settlement_leaves_the_message_where_it
     assert found is not None
     world = Environment(bus=Bus(lambda name, fields: said.append((name, fields["reason"]))))
 
-    async def publish(_message: Message) -> None:
+    async def publish(_message: Message, _ended: object = None, /) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
     settling = Settling(plan, publish, world)

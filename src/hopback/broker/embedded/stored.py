@@ -9,6 +9,8 @@ from hopback.message import Properties
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
+    from asyncio import Event
+
     from hopback.broker.embedded.consumers import QueueConsumer
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.fields import FieldValue, FurtherHeaders, Headers
@@ -150,6 +152,7 @@ class Taken:
         "counts",
         "entry",
         "redelivered",
+        "session_ended",
         "source",
         "tag",
         "void",
@@ -174,6 +177,9 @@ class Taken:
         """Its queue has taken it back or is gone: settling it means nothing."""
         self.counts: dict[str, FieldValue] | None = None
         self._properties: Properties | None = None
+
+    session_ended: Event
+    """Belongs to the consumer: unset until a consumer writes it."""
 
     def __repr__(self) -> str:
         return f"<delivery {self.tag} from {self.queue!r}: {self.body[:40]!r}>"
