@@ -12,8 +12,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from hopback import __version__
-from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach
-from hopback.admin.auth import CALLBACK, address_of, cookie_name, forbidden
+from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty
+from hopback.admin.auth import CALLBACK, address_of, cookie_name
 from hopback.admin.keys import ApiKey, new_key
 from hopback.admin.pages import (
     NOTICE_READ,
@@ -24,6 +24,7 @@ from hopback.admin.pages import (
     see_other,
 )
 from hopback.admin.problems import Refused
+from hopback.admin.queue_rules import EVERY_QUEUE, NO_QUEUE
 from hopback.admin.roles import EVERYTHING, Role
 from hopback.deadletters.contract import AuditEntry, AuditList, Moment
 from hopback.deadletters.requests import AuditQuery
@@ -141,7 +142,7 @@ class ReadyAnswer(Struct, frozen=True, rename="camel"):
     reason: str
 
 
-@ACCESS.row("GET", "/admin/me", answer=MeAnswer)
+@ACCESS.row("GET", "/admin/me", None, NO_QUEUE, answer=MeAnswer)
 async def _show_me(call: Call[Empty, None]) -> MeAnswer:
     """Who the caller is here."""
     me = call.principal
@@ -162,7 +163,7 @@ def key_answer(key: ApiKey) -> KeyAnswer:
     )
 
 
-@ACCESS.row("GET", "/admin/keys", Role.ADMIN, Reach.EVERYWHERE, answer=KeyList)
+@ACCESS.row("GET", "/admin/keys", Role.ADMIN, EVERY_QUEUE, answer=KeyList)
 async def _list_keys(call: Call[Empty, None]) -> KeyList:
     """The API keys, without their secrets."""
     ring = call.services.gate.keys
@@ -171,9 +172,7 @@ async def _list_keys(call: Call[Empty, None]) -> KeyList:
     return KeyList(items, len(items))
 
 
-@ACCESS.row(
-    "POST", "/admin/keys", Role.ADMIN, Reach.EVERYWHERE, body=NewKey, answer=MadeKey, status=201
-)
+@ACCESS.row("POST", "/admin/keys", Role.ADMIN, EVERY_QUEUE, body=NewKey, answer=MadeKey, status=201)
 async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
     """A new API key; its secret is shown this once."""
     body, services = call.body, call.services
@@ -191,7 +190,7 @@ async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
     return MadeKey(key_answer(key), secret)
 
 
-@ACCESS.row("DELETE", "/admin/keys/{key}", Role.ADMIN, Reach.EVERYWHERE, status=204)
+@ACCESS.row("DELETE", "/admin/keys/{key}", Role.ADMIN, EVERY_QUEUE, status=204)
 async def _delete_key(call: Call[Empty, None]) -> None:
     """Let a key open no more."""
     key = await call.services.remove_key(call.path["key"])
@@ -199,9 +198,7 @@ async def _delete_key(call: Call[Empty, None]) -> None:
     await call.operations.note("key.delete", details=details)
 
 
-@ACCESS.row(
-    "GET", "/admin/audit", Role.ADMIN, Reach.EVERYWHERE, query=AuditRequest, answer=AuditList
-)
+@ACCESS.row("GET", "/admin/audit", Role.ADMIN, EVERY_QUEUE, query=AuditRequest, answer=AuditList)
 async def _list_audit(call: Call[AuditRequest, None]) -> AuditList:
     """What was done, the newest first."""
     asked = call.query
@@ -211,13 +208,21 @@ async def _list_audit(call: Call[AuditRequest, None]) -> AuditList:
     return AuditList(entries, more)
 
 
-@ACCESS.row("GET", "/healthz", media=("text/plain",), public=True)
+@ACCESS.row("GET", "/healthz", None, NO_QUEUE, media=("text/plain",), public=True)
 async def _healthz(_call: Call[Empty, None]) -> Response:
     """Whether the service is alive."""
     return PlainTextResponse("ok\n")
 
 
-@ACCESS.row("GET", "/readyz", answer=ReadyAnswer, public=True, further=((503, ReadyAnswer),))
+@ACCESS.row(
+    "GET",
+    "/readyz",
+    None,
+    NO_QUEUE,
+    answer=ReadyAnswer,
+    public=True,
+    further=((503, ReadyAnswer),),
+)
 async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
     """Whether the broker answers, too."""
     services = call.services
@@ -233,7 +238,7 @@ async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
     return ApiAnswer(answer, status=200 if error is None else 503)
 
 
-@ACCESS.row("GET", "/metrics", media=("text/plain",), role=Role.VIEWER, reach=Reach.EVERYWHERE)
+@ACCESS.row("GET", "/metrics", Role.VIEWER, EVERY_QUEUE, media=("text/plain",))
 async def _metrics(call: Call[Empty, None]) -> Response:
     """Depths and sessions for Prometheus."""
     return Response(
@@ -456,7 +461,7 @@ def _attempt_cookie(*, secure: bool) -> str:
     return "__Host-hopback_oidc" if secure else "hopback_oidc"
 
 
-@ACCESS_PAGES.post("/notice/read")
+@ACCESS_PAGES.post("/notice/read", None, NO_QUEUE)
 async def _notice_read(visit: Visit) -> Response:
     answer = see_other(own_page(visit.field("next", "/")))
     secure = visit.request.url.scheme == "https"
@@ -466,7 +471,7 @@ async def _notice_read(visit: Visit) -> Response:
     return answer
 
 
-@ACCESS_PAGES.get("/you")
+@ACCESS_PAGES.get("/you", None, NO_QUEUE)
 async def _you(visit: Visit) -> Response:
     return _you_page(visit, "")
 
@@ -481,14 +486,8 @@ def _you_page(visit: Visit, secret: str) -> Response:
     )
 
 
-def _need_admin(visit: Visit) -> None:
-    if not visit.principal.allows_everywhere(Role.ADMIN):
-        raise forbidden()
-
-
-@ACCESS_PAGES.post("/keys")
+@ACCESS_PAGES.post("/keys", Role.ADMIN, EVERY_QUEUE)
 async def _make_key_by_page(visit: Visit) -> Response:
-    _need_admin(visit)
     services, now = visit.services, visit.services.clock.now()
     role, name = visit.field("role"), visit.field("name").strip()
     if role not in set(Role) or not 1 <= len(name) <= 100:
@@ -508,18 +507,16 @@ async def _make_key_by_page(visit: Visit) -> Response:
     return _you_page(visit, secret)
 
 
-@ACCESS_PAGES.post("/keys/{key}/delete")
+@ACCESS_PAGES.post("/keys/{key}/delete", Role.ADMIN, EVERY_QUEUE)
 async def _delete_key_by_page(visit: Visit) -> Response:
-    _need_admin(visit)
     key = await visit.services.remove_key(visit.path["key"])
     details = {"key": key.id, "name": key.name}
     await visit.operations.note("key.delete", details=details)
     return see_other("/you?told=key-deleted")
 
 
-@ACCESS_PAGES.get("/audit")
+@ACCESS_PAGES.get("/audit", Role.ADMIN, EVERY_QUEUE)
 async def _audit(visit: Visit) -> Response:
-    _need_admin(visit)
     before = visit.number("cursor", 0) or None
     asked = AuditQuery(
         visit.field("by"), visit.field("action"), visit.field("queue"), "", before, _OLDER

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, structs
 
-from hopback.admin.api import ApiTable, Call, Empty, Reach
+from hopback.admin.api import ApiTable, Call, Empty
 from hopback.admin.auth import forbidden
 from hopback.admin.pages import Pages
+from hopback.admin.queue_rules import EVERY_QUEUE, VISIBLE_QUEUES
 from hopback.admin.roles import Role
 from hopback.admin.settings import AlertTargetKind
 from hopback.deadletters.alert_book import list_alerts, read_alerts
@@ -478,7 +479,7 @@ async def visible_alerts(call: Call[Empty, None]) -> AlertList:
     return structs.replace(found, items=items, total=len(items))
 
 
-@ALERTS.row("GET", "/admin/alerts", Role.VIEWER, answer=AlertList)
+@ALERTS.row("GET", "/admin/alerts", Role.VIEWER, VISIBLE_QUEUES, answer=AlertList)
 async def _list_alerts(call: Call[Empty, None]) -> AlertList:
     """Alerts that fire, are about to, or were resolved within a week."""
     return await visible_alerts(call)
@@ -488,7 +489,7 @@ async def _list_alerts(call: Call[Empty, None]) -> AlertList:
     "POST",
     "/admin/alerts/test",
     Role.ADMIN,
-    Reach.EVERYWHERE,
+    EVERY_QUEUE,
     body=AlertTestRequest,
     answer=AlertTestResult,
     errors=(404,),
@@ -510,12 +511,12 @@ ALERT_PAGES = Pages()
 """The rows of this part."""
 
 
-@ALERT_PAGES.get("/alerts")
+@ALERT_PAGES.get("/alerts", Role.VIEWER, VISIBLE_QUEUES)
 async def _alerts(visit: Visit) -> Response:
     return await _page(visit, None)
 
 
-@ALERT_PAGES.post("/alerts/test")
+@ALERT_PAGES.post("/alerts/test", Role.ADMIN, EVERY_QUEUE)
 async def _test(visit: Visit) -> Response:
     if not visit.services.manages(visit.principal):
         raise forbidden()

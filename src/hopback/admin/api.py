@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, replace
-from enum import Enum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, unquote
@@ -22,6 +21,7 @@ from hopback import __version__
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.events import AT_ONCE_S, EVENTS, LongWork
 from hopback.admin.problems import MEDIA_TYPE, Refused, problem_response, unexpected
+from hopback.admin.queue_rules import may_begin, require
 from hopback.admin.roles import Role
 from hopback.deadletters.codec import convert, decode, encode
 from hopback.deadletters.codec import schemas as schemas_of
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Scope
 
+    from hopback.admin.queue_rules import QueueRule
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services
     from hopback.deadletters.contract import OnProgress
@@ -55,7 +56,6 @@ __all__ = [
     "Empty",
     "PathRoute",
     "ProblemDocument",
-    "Reach",
     "admit",
     "answer_event",
     "api_routes",
@@ -76,15 +76,6 @@ class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 QueryT = TypeVar("QueryT")
 BodyT = TypeVar("BodyT")
-
-
-class Reach(Enum):
-    """For which queues the role is needed."""
-
-    QUEUE = "the queue in the path"
-    SOMEWHERE = "any queue; the answer holds only what may be seen"
-    MAP = "any queue; the answer is the topology of the whole broker"
-    EVERYWHERE = "all queues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +117,19 @@ class Call(Generic[QueryT, BodyT]):
 
 @dataclass(frozen=True, slots=True)
 class ApiEndpoint:
-    """One row of the API. `role` None: everybody who is known may call; `public`: anybody."""
+    """One endpoint.
+
+    `role` None: every authenticated caller may call it. `public`: unauthenticated callers may, too.
+    """
 
     method: str
     path: str
     name: str
     summary: str
     call: Callable[[Any], Awaitable[object]]
-    role: Role | None = None
-    reach: Reach = Reach.SOMEWHERE
+    role: Role | None
+    queues: tuple[QueueRule, ...]
+    """The queues that a request touches. The caller needs the role for each of them."""
     query: type = Empty
     body: type | None = None
     body_optional: bool = False
@@ -150,18 +145,6 @@ class ApiEndpoint:
     """It may take minutes: it ends when its caller hangs up, and who accepts events is told how far it is."""
     public: bool = False
 
-    def permits(self, principal: Principal, queue: str) -> bool:
-        """Whether they may call it; `queue` is the one in the path, if there is one."""
-        if self.role is None:
-            return True
-        match self.reach:
-            case Reach.QUEUE:
-                return bool(queue) and principal.allows(self.role, queue)
-            case Reach.EVERYWHERE:
-                return principal.allows_everywhere(self.role)
-            case Reach.SOMEWHERE | Reach.MAP:
-                return principal.allows_somewhere(self.role)
-
 
 _Answers = TypeVar("_Answers", bound="Callable[[Any], Awaitable[object]]")
 
@@ -173,8 +156,8 @@ class ApiTable(list[ApiEndpoint]):
         self,
         method: str,
         path: str,
-        role: Role | None = None,
-        reach: Reach = Reach.SOMEWHERE,
+        role: Role | None,
+        *queues: QueueRule,
         **more: Any,
     ) -> Callable[[_Answers], _Answers]:
         """Add a row with the fields of ApiEndpoint; its name and summary are those of the function."""
@@ -183,7 +166,7 @@ class ApiTable(list[ApiEndpoint]):
             first, *words = call.__name__.strip("_").split("_")
             name = first + "".join(map(str.title, words))
             summary = " ".join((call.__doc__ or "").split())
-            self.append(ApiEndpoint(method, path, name, summary, call, role, reach, **more))
+            self.append(ApiEndpoint(method, path, name, summary, call, role, queues, **more))
             return call
 
         return add
@@ -254,12 +237,14 @@ def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Ro
 
 
 async def _answer(endpoint: ApiEndpoint, request: Request, services: Services) -> Response:
-    params, queue = request.path_params, request.path_params.get("queue", "")
+    params, rules = request.path_params, endpoint.queues
     if endpoint.public:
         services.gate.take_turn(address_of(request))
         principal = services.nobody
     else:
-        principal = await admit(services, request, lambda found: endpoint.permits(found, queue))
+        principal = await admit(
+            services, request, lambda found: may_begin(endpoint.role, rules, found, params)
+        )
     try:
         query: Any = convert(endpoint.query, dict(request.query_params), strict=False)
     except BadRequest as error:
@@ -306,6 +291,7 @@ async def _called(endpoint: ApiEndpoint, call: Call[Any, Any]) -> Response:
     """What the row answers."""
     request, services = call.request, call.services
     try:
+        await require(endpoint.role, endpoint.queues, call)
         found = await endpoint.call(call)
     except Refused as refused:
         if refused.status == 403 and request.method in _UNSAFE:
@@ -494,7 +480,8 @@ def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
         "responses": _responses(row, schemas),
     }
     if row.role is not None:
-        operation["description"] = f"Needs the role `{row.role}` for {row.reach.value}."
+        rules = "; and for ".join(rule.text for rule in row.queues)
+        operation["description"] = f"Needs the role `{row.role}` for {rules}."
     if row.public:
         operation["security"] = []
     if row.body is not None:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from hopback.admin.access import metrics_of
 from hopback.admin.api import ApiTable, Call, Empty
 from hopback.admin.overview import read_all
+from hopback.admin.queue_rules import VISIBLE_QUEUES
 from hopback.admin.roles import Role
 from hopback.admin.services import Services, placed
 from hopback.deadletters.contract import Moment, QueueSummary
@@ -97,14 +98,16 @@ def _answer(services: Services, principal: Principal, swept: Swept | None) -> Br
     )
 
 
-@BROKERS.row("GET", "/admin/brokers", answer=BrokerList)
+@BROKERS.row("GET", "/admin/brokers", None, VISIBLE_QUEUES, answer=BrokerList)
 async def _list_brokers(call: Call[Empty, None]) -> BrokerList:
     """The brokers that the caller may see, and whether they answer."""
     items = [_answer(*each) for each in await _visible_brokers(call)]
     return BrokerList(items, len(items))
 
 
-@BROKERS.row("GET", "/admin/brokers/queues", query=FindQuery, answer=AllQueues)
+@BROKERS.row(
+    "GET", "/admin/brokers/queues", None, VISIBLE_QUEUES, query=FindQuery, answer=AllQueues
+)
 async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
     """The dead-letter queues of all brokers, as they were read some seconds ago."""
     seen, wanted = await _visible_brokers(call), call.query.find.lower()
@@ -124,7 +127,7 @@ async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
     return AllQueues(items, len(found), [_answer(*each) for each in seen])
 
 
-@BROKERS.row("GET", "/admin/brokers/metrics", media=("text/plain",))
+@BROKERS.row("GET", "/admin/brokers/metrics", None, VISIBLE_QUEUES, media=("text/plain",))
 async def _all_metrics(call: Call[Empty, None]) -> Response:
     """The metrics of every broker for all of whose queues the caller is a viewer, by the label `broker`."""
     allowed = [

@@ -10,12 +10,22 @@ from urllib.parse import quote
 from msgspec import Meta, Struct, structs
 from starlette.responses import Response
 
-from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, Reach, answer_event
+from hopback.admin.api import ApiAnswer, ApiTable, Call, Empty, answer_event
 from hopback.admin.auth import forbidden
 from hopback.admin.events import AT_ONCE_S, EVENTS, job_events, search_events
 from hopback.admin.problems import Refused
+from hopback.admin.queue_rules import (
+    EVERY_QUEUE,
+    JOB_QUEUE,
+    JOB_TARGETS,
+    PATH_QUEUE,
+    SESSION_QUEUE,
+    VISIBLE_QUEUES,
+    QueueRule,
+    queues_of_answer,
+    targets_of,
+)
 from hopback.admin.roles import Role
-from hopback.admin.services import need_target
 from hopback.deadletters import contract, requests
 from hopback.deadletters.contract import (
     EditedCopy,
@@ -34,14 +44,12 @@ from hopback.deadletters.contract import (
 )
 from hopback.deadletters.discovery import CandidateList, QueueAnswer
 from hopback.deadletters.requests import (
-    BY_DESIGN,
     EditRequest,
     GroupBy,
     JobKind,
     JobRequest,
     LimitReason,
     NewRate,
-    RedriveRequest,
     Renewal,
     RetryRequest,
     SessionRequest,
@@ -53,7 +61,7 @@ from hopback.headers import timestamp
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable
 
     from hopback.deadletters.search import SearchProgress
 
@@ -102,29 +110,23 @@ class FailuresQuery(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
-def _held_session(call: Call[Any, Any], role: Role = Role.OPERATOR) -> SessionView:
-    """The session in the path, if the caller may see it."""
-    view = call.operations.session(call.path["session"])
-    call.need(role, view.queue)
-    return view
+def _held_session(call: Call[Any, Any]) -> SessionView:
+    return call.operations.session(call.path["session"])
 
 
-async def _visible_job(call: Call[Any, Any], role: Role = Role.VIEWER) -> Job:
-    """The job in the path, if the caller may see it."""
-    job = await call.operations.job(call.path["job"])
-    call.need(role, job.queue)
-    return job
+async def _job_in_path(call: Call[Any, Any]) -> Job:
+    return await call.operations.job(call.path["job"])
 
 
 async def _steerable_job(call: Call[Any, Any]) -> Job:
-    """The job in the path, if the caller may steer it: operators their own, admins all."""
-    job = await _visible_job(call, Role.OPERATOR)
+    """Return the job in the path. Refuse an operator who did not start it. Admins may steer every job."""
+    job = await _job_in_path(call)
     if job.by_id != call.principal.id and not call.principal.allows(Role.ADMIN, job.queue):
         raise forbidden("An operator steers own jobs only; this one belongs to someone else.")
     return job
 
 
-@DEADLETTERS.row("GET", "/admin/dlq/overview", Role.VIEWER, answer=Overview)
+@DEADLETTERS.row("GET", "/admin/dlq/overview", Role.VIEWER, VISIBLE_QUEUES, answer=Overview)
 async def _show_overview(call: Call[Empty, None]) -> Overview:
     """The dead-letter queues with their depths, from one sweep a second."""
     swept, now = await call.services.sweep.get(), call.services.clock.now()
@@ -133,7 +135,7 @@ async def _show_overview(call: Call[Empty, None]) -> Overview:
     return Overview(items, len(items), Moment(swept.at), round(swept.age(now), 3))
 
 
-@DEADLETTERS.row("GET", "/admin/dlq/candidates", Role.VIEWER, answer=CandidateList)
+@DEADLETTERS.row("GET", "/admin/dlq/candidates", Role.VIEWER, VISIBLE_QUEUES, answer=CandidateList)
 async def _list_candidates(call: Call[Empty, None]) -> CandidateList:
     """Queues with messages and no consumer: are they dead letters? And what was answered before."""
     found = await call.operations.candidates()
@@ -142,22 +144,31 @@ async def _list_candidates(call: Call[Empty, None]) -> CandidateList:
     return CandidateList(items, len(items), sum(one.messages for one in items), answers)
 
 
+async def _answered_queues(call: Call[Empty, QueueAnswer]) -> tuple[str, ...]:
+    return queues_of_answer(call.body)
+
+
 @DEADLETTERS.row(
-    "PUT", "/admin/dlq/candidates", Role.ADMIN, body=QueueAnswer, status=204, errors=(404,)
+    "PUT",
+    "/admin/dlq/candidates",
+    Role.ADMIN,
+    QueueRule("the queue and its main queue", _answered_queues),
+    body=QueueAnswer,
+    status=204,
+    errors=(404,),
 )
 async def _answer_candidate(call: Call[Empty, QueueAnswer]) -> None:
     """Say that a queue holds dead letters, or none; `forget` takes that back."""
-    call.need(Role.ADMIN, call.body.queue)
     await call.operations.answer_candidate(call.body)
 
 
-@DEADLETTERS.row("GET", "/admin/dlq/queues/{queue}", Role.VIEWER, Reach.QUEUE, answer=QueueDetail)
+@DEADLETTERS.row("GET", "/admin/dlq/queues/{queue}", Role.VIEWER, PATH_QUEUE, answer=QueueDetail)
 async def _show_queue(call: Call[Empty, None]) -> QueueDetail:
     """A dead-letter queue: type, cost of looking, targets, depth with its age."""
     return await call.operations.queue(call.path["queue"])
 
 
-@DEADLETTERS.row("GET", "/admin/dlq/errors", Role.OPERATOR, Reach.EVERYWHERE, answer=ErrorOverview)
+@DEADLETTERS.row("GET", "/admin/dlq/errors", Role.OPERATOR, EVERY_QUEUE, answer=ErrorOverview)
 async def _list_errors(call: Call[Empty, None]) -> ErrorOverview:
     """The errors of all queues, by the last survey of each; what is new since yesterday is marked."""
     return await call.operations.errors()
@@ -167,7 +178,7 @@ async def _list_errors(call: Call[Empty, None]) -> ErrorOverview:
     "POST",
     "/admin/dlq/errors/survey",
     Role.OPERATOR,
-    Reach.EVERYWHERE,
+    EVERY_QUEUE,
     answer=ErrorOverview,
     takes_long=True,
 )
@@ -177,28 +188,31 @@ async def _survey_queues(call: Call[Empty, None]) -> ErrorOverview:
 
 
 @DEADLETTERS.row(
-    "GET", "/admin/dlq/queues/{queue}/trend", Role.VIEWER, Reach.QUEUE, answer=QueueTrend
+    "GET", "/admin/dlq/queues/{queue}/trend", Role.VIEWER, PATH_QUEUE, answer=QueueTrend
 )
 async def _show_trend(call: Call[Empty, None]) -> QueueTrend:
     """How the depth of a queue went, for a month; kept in the store."""
     return await call.operations.trend(call.path["queue"])
 
 
+async def _searched_queues(call: Call[Empty, SearchRequest]) -> tuple[str, ...]:
+    if call.body.job:
+        return ((await call.operations.job(call.body.job)).queue,)
+    return call.body.queues
+
+
 @DEADLETTERS.row(
     "POST",
     "/admin/dlq/search",
     Role.OPERATOR,
+    QueueRule("each named queue, or the queues that the caller may search", _searched_queues),
     body=SearchRequest,
     media=(EVENTS,),
     errors=(404, 409),
 )
 async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
     """Look through whole queues, one or all, as server-sent events of type `search`; leaving cancels."""
-    asked = call.body
-    if asked.job:
-        asked = structs.replace(asked, queues=((await call.operations.job(asked.job)).queue,))
-    for queue in asked.queues:
-        call.need(Role.OPERATOR, queue)
+    asked = structs.replace(call.body, queues=await _searched_queues(call))
     if not asked.queues:
         known = await call.operations.queues()
         names = [one.queue for one in known if call.principal.allows(Role.OPERATOR, one.queue)]
@@ -247,7 +261,7 @@ async def _search_stream(
     "POST",
     "/admin/dlq/queues/{queue}/lift-limit",
     Role.OPERATOR,
-    Reach.QUEUE,
+    PATH_QUEUE,
     body=LimitReason,
     body_optional=True,
     answer=LimitPolicy,
@@ -263,7 +277,7 @@ async def _lift_limit(call: Call[Empty, LimitReason]) -> LimitPolicy:
     "POST",
     "/admin/dlq/queues/{queue}/restore-limit",
     Role.OPERATOR,
-    Reach.QUEUE,
+    PATH_QUEUE,
     body=LimitReason,
     body_optional=True,
     status=204,
@@ -278,7 +292,7 @@ async def _restore_limit(call: Call[Empty, LimitReason]) -> None:
     "POST",
     "/admin/dlq/queues/{queue}/sessions",
     Role.OPERATOR,
-    Reach.QUEUE,
+    PATH_QUEUE,
     body=SessionRequest,
     body_optional=True,
     answer=SessionView,
@@ -293,13 +307,13 @@ async def _open_session(call: Call[Empty, SessionRequest]) -> ApiAnswer:
     return ApiAnswer(view, headers=(("Location", f"/admin/dlq/sessions/{view.id}"),))
 
 
-@DEADLETTERS.row("GET", _SESSION, Role.OPERATOR, answer=SessionView)
+@DEADLETTERS.row("GET", _SESSION, Role.OPERATOR, SESSION_QUEUE, answer=SessionView)
 async def _show_session(call: Call[Empty, None]) -> SessionView:
     """A browse session."""
     return _held_session(call)
 
 
-@DEADLETTERS.row("DELETE", _SESSION, Role.OPERATOR, status=204, takes_long=True)
+@DEADLETTERS.row("DELETE", _SESSION, Role.OPERATOR, SESSION_QUEUE, status=204, takes_long=True)
 async def _release_session(call: Call[Empty, None]) -> None:
     """Give everything back, in order."""
     view = _held_session(call)
@@ -308,7 +322,13 @@ async def _release_session(call: Call[Empty, None]) -> None:
 
 
 @DEADLETTERS.row(
-    "POST", f"{_SESSION}/renew", Role.OPERATOR, body=Renewal, body_optional=True, answer=SessionView
+    "POST",
+    f"{_SESSION}/renew",
+    Role.OPERATOR,
+    SESSION_QUEUE,
+    body=Renewal,
+    body_optional=True,
+    answer=SessionView,
 )
 async def _renew_session(call: Call[Empty, Renewal]) -> SessionView:
     """Hold on for longer."""
@@ -318,7 +338,14 @@ async def _renew_session(call: Call[Empty, Renewal]) -> SessionView:
     return renewed
 
 
-@DEADLETTERS.row("GET", f"{_SESSION}/messages", Role.OPERATOR, query=MessagesQuery, answer=Page)
+@DEADLETTERS.row(
+    "GET",
+    f"{_SESSION}/messages",
+    Role.OPERATOR,
+    SESSION_QUEUE,
+    query=MessagesQuery,
+    answer=Page,
+)
 async def _list_messages(call: Call[MessagesQuery, None]) -> Page:
     """Dead letters of a session that match."""
     view, asked = _held_session(call), call.query
@@ -327,7 +354,13 @@ async def _list_messages(call: Call[MessagesQuery, None]) -> Page:
     )
 
 
-@DEADLETTERS.row("GET", f"{_SESSION}/messages/{{message}}", Role.OPERATOR, answer=MessageView)
+@DEADLETTERS.row(
+    "GET",
+    f"{_SESSION}/messages/{{message}}",
+    Role.OPERATOR,
+    SESSION_QUEUE,
+    answer=MessageView,
+)
 async def _show_message(call: Call[Empty, None]) -> MessageView:
     """A message with its story, headers and payload; written to the audit."""
     view = _held_session(call)
@@ -338,6 +371,7 @@ async def _show_message(call: Call[Empty, None]) -> MessageView:
     "GET",
     f"{_SESSION}/messages/{{message}}/body",
     Role.OPERATOR,
+    SESSION_QUEUE,
     media=("application/octet-stream",),
 )
 async def _download_body(call: Call[Empty, None]) -> Response:
@@ -351,10 +385,16 @@ async def _download_body(call: Call[Empty, None]) -> Response:
     )
 
 
+async def _edit_targets(call: Call[Empty, EditRequest]) -> Iterable[str] | None:
+    return await targets_of(call, _held_session(call).queue, call.body.target)
+
+
 @DEADLETTERS.row(
     "POST",
     f"{_SESSION}/messages/{{message}}/edit",
     Role.OPERATOR,
+    SESSION_QUEUE,
+    QueueRule("every queue that the copy reaches", _edit_targets),
     body=EditRequest,
     answer=EditedCopy,
     status=201,
@@ -363,14 +403,20 @@ async def _download_body(call: Call[Empty, None]) -> Response:
 async def _edit_and_redrive(call: Call[Empty, EditRequest]) -> EditedCopy:
     """Send a changed copy of a message back; the original stays where it is."""
     view, asked = _held_session(call), call.body
-    await need_target(call.operations, call.principal, view.queue, asked.target)
     copy = await call.operations.edit_and_redrive(
         view.id, call.path["message"], asked.edit, target=asked.target, reason=asked.reason
     )
     return EditedCopy(copy)
 
 
-@DEADLETTERS.row("GET", f"{_SESSION}/groups", Role.OPERATOR, query=GroupQuery, answer=Groups)
+@DEADLETTERS.row(
+    "GET",
+    f"{_SESSION}/groups",
+    Role.OPERATOR,
+    SESSION_QUEUE,
+    query=GroupQuery,
+    answer=Groups,
+)
 async def _list_groups(call: Call[GroupQuery, None]) -> Groups:
     """Dead letters by what they have in common."""
     view, asked = _held_session(call), call.query
@@ -379,7 +425,9 @@ async def _list_groups(call: Call[GroupQuery, None]) -> Groups:
     return structs.replace(groups, items=items, more=len(groups.items) - len(items))
 
 
-@DEADLETTERS.row("GET", "/admin/dlq/jobs", Role.VIEWER, query=JobsQuery, answer=JobList)
+@DEADLETTERS.row(
+    "GET", "/admin/dlq/jobs", Role.VIEWER, VISIBLE_QUEUES, query=JobsQuery, answer=JobList
+)
 async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
     """Jobs, the newest first."""
     asked = call.query
@@ -388,10 +436,22 @@ async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
     return JobList(seen, len(seen))
 
 
+async def _moved_from(call: Call[Empty, JobRequest]) -> tuple[str, ...]:
+    return (call.body.queue,)
+
+
+async def _moved_to(call: Call[Empty, JobRequest]) -> Iterable[str] | None:
+    if call.body.kind is not JobKind.REDRIVE:
+        return ()
+    return await targets_of(call, call.body.queue, call.body.target)
+
+
 @DEADLETTERS.row(
     "POST",
     "/admin/dlq/jobs",
     Role.OPERATOR,
+    QueueRule("the dead-letter queue", _moved_from),
+    QueueRule("every queue that a re-drive reaches", _moved_to),
     body=JobRequest,
     answer=Job,
     status=202,
@@ -402,7 +462,6 @@ async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
 )
 async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
     """Begin a re-drive or a discard; with `dryRun` answer 200 with the plan instead."""
-    call.need(Role.OPERATOR, call.body.queue)
     if call.body.selection.ids and not call.body.selection.session:
         raise Refused(422, "invalid", "selection.ids: expected selection.session beside them.")
     if call.body.change:
@@ -414,8 +473,6 @@ async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
             raise Refused(400, "bad-key", expected)
         key = f"{call.principal.id} {key}"  # one caller's is not another's
     request = call.body.request(key=key, operation=call.correlation)
-    if isinstance(request, RedriveRequest):
-        await need_target(call.operations, call.principal, request.queue, request.target)
     if call.body.dry_run:
         plan = await call.operations.plan(request, on_progress=call.on_progress)
         return ApiAnswer(plan, status=200)
@@ -423,44 +480,59 @@ async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
     return ApiAnswer(job, headers=(("Location", f"/admin/dlq/jobs/{job.id}"),))
 
 
-@DEADLETTERS.row("GET", _JOB, Role.VIEWER, answer=Job)
+@DEADLETTERS.row("GET", _JOB, Role.VIEWER, JOB_QUEUE, answer=Job)
 async def _show_job(call: Call[Empty, None]) -> Job:
     """A job."""
-    return await _visible_job(call)
+    return await _job_in_path(call)
 
 
-@DEADLETTERS.row("GET", f"{_JOB}/failures", Role.VIEWER, query=FailuresQuery, answer=FailureList)
+@DEADLETTERS.row(
+    "GET",
+    f"{_JOB}/failures",
+    Role.VIEWER,
+    JOB_QUEUE,
+    query=FailuresQuery,
+    answer=FailureList,
+)
 async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
     """What a job could not move or left out."""
-    job, asked = await _visible_job(call), call.query
+    job, asked = await _job_in_path(call), call.query
     found = await call.operations.failures(job.id, cursor=asked.cursor, limit=asked.limit)
     more = str(asked.cursor + len(found)) if len(found) == asked.limit else None
     return FailureList(found, more)
 
 
-@DEADLETTERS.row("GET", f"{_JOB}/events", Role.VIEWER, media=(EVENTS,))
+@DEADLETTERS.row("GET", f"{_JOB}/events", Role.VIEWER, JOB_QUEUE, media=(EVENTS,))
 async def _follow_job(call: Call[Empty, None]) -> Response:
     """The job now and after every change, as server-sent events of type `job`."""
-    job = await _visible_job(call)
+    job = await _job_in_path(call)
     events = job_events(call.operations.events(job.id), call.services.placed)
     return call.services.streams.open(events, call.principal)
 
 
-@DEADLETTERS.row("POST", f"{_JOB}/cancel", Role.OPERATOR, answer=Job, errors=(409,))
+@DEADLETTERS.row("POST", f"{_JOB}/cancel", Role.OPERATOR, JOB_QUEUE, answer=Job, errors=(409,))
 async def _cancel_job(call: Call[Empty, None]) -> Job:
     """Finish what is in flight, give the rest back."""
     job = await _steerable_job(call)
     return await call.operations.cancel(job.id)
 
 
-@DEADLETTERS.row("POST", f"{_JOB}/pause", Role.OPERATOR, answer=Job, errors=(409,))
+@DEADLETTERS.row("POST", f"{_JOB}/pause", Role.OPERATOR, JOB_QUEUE, answer=Job, errors=(409,))
 async def _pause_job(call: Call[Empty, None]) -> Job:
     """Finish what is in flight, then wait."""
     job = await _steerable_job(call)
     return await call.operations.pause(job.id)
 
 
-@DEADLETTERS.row("POST", f"{_JOB}/resume", Role.OPERATOR, answer=Job, errors=(409,))
+@DEADLETTERS.row(
+    "POST",
+    f"{_JOB}/resume",
+    Role.OPERATOR,
+    JOB_QUEUE,
+    JOB_TARGETS,
+    answer=Job,
+    errors=(409,),
+)
 async def _resume_job(call: Call[Empty, None]) -> Job:
     """Go on."""
     job = await _steerable_job(call)
@@ -471,6 +543,8 @@ async def _resume_job(call: Call[Empty, None]) -> Job:
     "POST",
     f"{_JOB}/retry-failures",
     Role.OPERATOR,
+    JOB_QUEUE,
+    JOB_TARGETS,
     body=RetryRequest,
     answer=Job,
     status=202,
@@ -479,15 +553,11 @@ async def _resume_job(call: Call[Empty, None]) -> Job:
 async def _retry_failures(call: Call[Empty, RetryRequest]) -> ApiAnswer:
     """A new job for exactly what this one could not move."""
     job = await _steerable_job(call)
-    if job.kind is JobKind.REDRIVE:
-        await need_target(
-            call.operations, call.principal, job.queue, job.target_choice or BY_DESIGN
-        )
     again = await call.operations.retry_failures(job.id, reason=call.body.reason)
     return ApiAnswer(again, headers=(("Location", f"/admin/dlq/jobs/{again.id}"),))
 
 
-@DEADLETTERS.row("PATCH", _JOB, Role.OPERATOR, body=NewRate, answer=Job, errors=(409,))
+@DEADLETTERS.row("PATCH", _JOB, Role.OPERATOR, JOB_QUEUE, body=NewRate, answer=Job, errors=(409,))
 async def _set_rate(call: Call[Empty, NewRate]) -> Job:
     """Another rate from now on."""
     job = await _steerable_job(call)
@@ -523,7 +593,7 @@ _OLD: dict[str, tuple[object, str]] = {
     "QUEUES": (DEADLETTERS, "DEADLETTERS"),
     "held_session": (_held_session, "the operations of the call, and its need()"),
     "moment": (_timestamp, "hopback.deadletters.Moment, with hopback.deadletters.codec.encode"),
-    "visible_job": (_visible_job, "the operations of the call, and its need()"),
+    "visible_job": (_job_in_path, "the operations of the call, and its need()"),
 }
 for _module, _names in ((contract, _NOW_IN_CONTRACT), (requests, _NOW_IN_REQUESTS)):
     for _old, _new in _names.items():

@@ -36,6 +36,7 @@ from hopback.admin.auth import (
     TokenReader,
     TurnKeeper,
     fetch_json,
+    forbidden,
     new_secret,
 )
 from hopback.admin.documented import DOCUMENTED_PATHS, documented_routes
@@ -47,6 +48,7 @@ from hopback.admin.pages import WORK_PAGES, problem_page
 from hopback.admin.pages_deadletters import DEADLETTER_PAGES
 from hopback.admin.pages_jobs import JOB_PAGES
 from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
+from hopback.admin.queue_rules import EVERY_QUEUE, PATH_QUEUE, may_begin
 from hopback.admin.rendering import renderer
 from hopback.admin.roles import Role
 from hopback.admin.services import Denials, LiveBroker, Services, who, write_denial
@@ -56,7 +58,8 @@ from hopback.clock import SystemClock
 from hopback.deadletters.archive import forget_exports
 from hopback.deadletters.journal import Retention, forget_old
 from hopback.deadletters.named_brokers import broker_path
-from hopback.errors import HopbackError
+from hopback.deadletters.requests import BY_DESIGN
+from hopback.errors import HopbackError, NoSuch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from hopback.admin.auth import EndedSessions
     from hopback.admin.keys import KeyStore
     from hopback.admin.oidc import OidcSessionStore
+    from hopback.admin.roles import Principal
     from hopback.admin.settings import RequestLimits
     from hopback.broker.port import Broker
     from hopback.clock import Clock
@@ -82,6 +86,7 @@ __all__ = [
     "CONTENT_SECURITY_POLICY",
     "ENDPOINTS",
     "LOOPBACK",
+    "PAGES",
     "AdminBroker",
     "BrokerPaths",
     "Shell",
@@ -92,7 +97,18 @@ __all__ = [
 ]
 
 ENDPOINTS: tuple[ApiEndpoint, ...] = (*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS)
-"""Every row of the API of one broker."""
+"""The API of one broker."""
+PAGES = (
+    WORK_PAGES,
+    DEADLETTER_PAGES,
+    ARCHIVE_PAGES,
+    NOTE_PAGES,
+    JOB_PAGES,
+    ALERT_PAGES,
+    TOPOLOGY_PAGES,
+    ACCESS_PAGES,
+)
+"""The pages of one broker, in the order in which their paths are matched."""
 
 _LOG = logging.getLogger("hopback.admin")
 
@@ -232,19 +248,27 @@ def _services(
 def _broker_routes(services: Services) -> list[Route]:
     """The API of one broker, below its prefix; the three documented endpoints are for admins."""
 
+    async def check_targets(request: Request, principal: Principal, queue: str) -> None:
+        try:
+            reached = await services.operations.queues_reached(queue, BY_DESIGN)
+        except NoSuch:
+            return  # the endpoint reports an unknown queue in the words of its contract
+        for name in sorted(reached or ()):
+            if not principal.allows(Role.ADMIN, name):
+                refused = forbidden(f"Expected the role {Role.ADMIN} for queue {name!r}.")
+                await services.denied(principal, request, refused, queue)
+                raise refused
+
     async def authorize(request: Request) -> Who:
         queue = request.path_params.get("queue", "")
-        return who(
-            await admit(
-                services,
-                request,
-                lambda found: (
-                    found.allows(Role.ADMIN, queue)
-                    if queue
-                    else found.allows_everywhere(Role.ADMIN)
-                ),
-            )
+        rule = PATH_QUEUE if queue else EVERY_QUEUE
+        path = {"queue": queue}
+        principal = await admit(
+            services, request, lambda found: may_begin(Role.ADMIN, (rule,), found, path)
         )
+        if request.method == "POST":
+            await check_targets(request, principal, queue)
+        return who(principal)
 
     async def read() -> tuple[QueueSummary, ...]:
         return (await services.sweep.get()).queues
@@ -579,18 +603,8 @@ class _Files(StaticFiles):
 
 
 def page_routes(services: Services, templates: Environment) -> list[BaseRoute]:
-    """The routes of one broker's pages, with their live lines."""
-    parts = (
-        WORK_PAGES,
-        DEADLETTER_PAGES,
-        ARCHIVE_PAGES,
-        NOTE_PAGES,
-        JOB_PAGES,
-        ALERT_PAGES,
-        TOPOLOGY_PAGES,
-        ACCESS_PAGES,
-    )
-    return [route for part in parts for route in part.routes(services, templates)]
+    """Return the routes of one broker's pages."""
+    return [route for part in PAGES for route in part.routes(services, templates)]
 
 
 class BrokerPaths(BaseRoute):

@@ -11,10 +11,11 @@ from urllib.parse import quote
 from msgspec import Meta, Struct
 from starlette.responses import FileResponse
 
-from hopback.admin.api import ApiTable, Call, Empty, Reach
+from hopback.admin.api import ApiTable, Call, Empty
 from hopback.admin.events import StreamedResponse
 from hopback.admin.pages import Pages
 from hopback.admin.problems import Refused
+from hopback.admin.queue_rules import JOB_QUEUE, PATH_QUEUE, SESSION_QUEUE
 from hopback.admin.roles import Role
 from hopback.deadletters.contract import Imported
 
@@ -93,7 +94,7 @@ async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
     "POST",
     "/admin/dlq/queues/{queue}/export",
     Role.OPERATOR,
-    Reach.QUEUE,
+    PATH_QUEUE,
     body=ExportRequest,
     body_optional=True,
     media=(_NDJSON,),
@@ -110,6 +111,7 @@ async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
     "GET",
     "/admin/dlq/sessions/{session}/export",
     Role.OPERATOR,
+    SESSION_QUEUE,
     query=SessionExportQuery,
     media=(_NDJSON,),
     errors=(400, 404),
@@ -117,16 +119,16 @@ async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
 async def _export_session(call: Call[SessionExportQuery, None]) -> Response:
     """Messages that a session holds, as lines of JSON."""
     view = call.operations.session(call.path["session"])
-    call.need(Role.OPERATOR, view.queue)
     lines = call.operations.export(view.queue, session=view.id, where=call.query.filter)
     return await _download(lines, view.queue)
 
 
-@ARCHIVES.row("GET", "/admin/dlq/jobs/{job}/export", Role.OPERATOR, media=(_NDJSON,), errors=(404,))
+@ARCHIVES.row(
+    "GET", "/admin/dlq/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE, media=(_NDJSON,), errors=(404,)
+)
 async def _export_of_job(call: Call[Empty, None]) -> Response:
     """The file to which a discard wrote its messages before it removed them."""
     job = await call.operations.job(call.path["job"])
-    call.need(Role.OPERATOR, job.queue)
     return await _send_file(call.operations, job)
 
 
@@ -145,7 +147,7 @@ async def _send_file(operations: Operations, job: Job) -> Response:
     "POST",
     "/admin/dlq/queues/{queue}/import",
     Role.OPERATOR,
-    Reach.QUEUE,
+    PATH_QUEUE,
     query=ImportQuery,
     answer=Imported,
     errors=(404, 413),
@@ -166,33 +168,29 @@ async def _import(
 # --- pages
 
 
-@ARCHIVE_PAGES.get("/sessions/{session}/export")
+@ARCHIVE_PAGES.get("/sessions/{session}/export", Role.OPERATOR, SESSION_QUEUE)
 async def _export_session_page(visit: Visit) -> Response:
     view = visit.operations.session(visit.path["session"])
-    visit.need(Role.OPERATOR, view.queue)
     where = visit.field("filter")
     lines = visit.operations.export(view.queue, session=view.id, where=where)
     return await _download(lines, view.queue)
 
 
-@ARCHIVE_PAGES.post("/queues/{queue}/export")
+@ARCHIVE_PAGES.post("/queues/{queue}/export", Role.OPERATOR, PATH_QUEUE)
 async def _export_queue_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
-    visit.need(Role.OPERATOR, queue)
     return await _download(visit.operations.export(queue), queue)
 
 
-@ARCHIVE_PAGES.get("/jobs/{job}/export")
+@ARCHIVE_PAGES.get("/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE)
 async def _export_of_job_page(visit: Visit) -> Response:
     job = await visit.operations.job(visit.path["job"])
-    visit.need(Role.OPERATOR, job.queue)
     return await _send_file(visit.operations, job)
 
 
-@ARCHIVE_PAGES.upload("/queues/{queue}/import")
+@ARCHIVE_PAGES.upload("/queues/{queue}/import", Role.OPERATOR, PATH_QUEUE)
 async def _import_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
-    visit.need(Role.OPERATOR, queue)
     request = visit.request
     form = FormUpload(request.headers.get("content-type", ""), request.stream())
     file = form.file()

@@ -7,9 +7,10 @@ from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
-from hopback.admin.api import ApiTable, Call, Empty, Reach
+from hopback.admin.api import ApiTable, Call, Empty
 from hopback.admin.auth import forbidden
 from hopback.admin.pages import Pages, see_other
+from hopback.admin.queue_rules import PATH_QUEUE
 from hopback.admin.roles import Principal, Role
 from hopback.deadletters.codec import convert
 from hopback.deadletters.contract import AuditList
@@ -47,7 +48,7 @@ class NotesQuery(Struct, frozen=True, forbid_unknown_fields=True):
     group: Annotated[str, Meta(max_length=64)] = ""
 
 
-@NOTES.row("GET", f"{_QUEUE}/notes", Role.VIEWER, Reach.QUEUE, query=NotesQuery, answer=NoteList)
+@NOTES.row("GET", f"{_QUEUE}/notes", Role.VIEWER, PATH_QUEUE, query=NotesQuery, answer=NoteList)
 async def _list_notes(call: Call[NotesQuery, None]) -> NoteList:
     """What was written about the groups of a queue, the newest first."""
     return NoteList(await call.operations.notes.of(await _queue_of(call), call.query.group))
@@ -57,7 +58,7 @@ async def _list_notes(call: Call[NotesQuery, None]) -> NoteList:
     "POST",
     f"{_QUEUE}/notes",
     Role.OPERATOR,
-    Reach.QUEUE,
+    PATH_QUEUE,
     body=NewNote,
     answer=GroupNote,
     status=201,
@@ -69,7 +70,7 @@ async def _add_note(call: Call[Empty, NewNote]) -> GroupNote:
 
 
 @NOTES.row(
-    "DELETE", f"{_QUEUE}/notes/{{note}}", Role.OPERATOR, Reach.QUEUE, status=204, errors=(404,)
+    "DELETE", f"{_QUEUE}/notes/{{note}}", Role.OPERATOR, PATH_QUEUE, status=204, errors=(404,)
 )
 async def _remove_note(call: Call[Empty, None]) -> None:
     """Take a note of one's own away; an admin takes away any."""
@@ -90,7 +91,7 @@ async def may_remove(notes: GroupNotes, principal: Principal, queue: str, note: 
     "GET",
     f"{_QUEUE}/history",
     Role.OPERATOR,
-    Reach.QUEUE,
+    PATH_QUEUE,
     query=NotesQuery,
     answer=AuditList,
     errors=(404,),
@@ -101,7 +102,7 @@ async def _history(call: Call[NotesQuery, None]) -> AuditList:
     return AuditList(entries, None)
 
 
-@NOTES.row("GET", f"{_QUEUE}/filters", Role.VIEWER, Reach.QUEUE, answer=FilterList, errors=(404,))
+@NOTES.row("GET", f"{_QUEUE}/filters", Role.VIEWER, PATH_QUEUE, answer=FilterList, errors=(404,))
 async def _list_filters(call: Call[Empty, None]) -> FilterList:
     """The filters that somebody saved for a queue."""
     return FilterList(await call.operations.notes.filters(await _queue_of(call)))
@@ -111,7 +112,7 @@ async def _list_filters(call: Call[Empty, None]) -> FilterList:
     "POST",
     f"{_QUEUE}/filters",
     Role.OPERATOR,
-    Reach.QUEUE,
+    PATH_QUEUE,
     body=NewFilter,
     answer=SavedFilter,
     status=201,
@@ -123,7 +124,7 @@ async def _save_filter(call: Call[Empty, NewFilter]) -> SavedFilter:
 
 
 @NOTES.row(
-    "DELETE", f"{_QUEUE}/filters/{{name}}", Role.OPERATOR, Reach.QUEUE, status=204, errors=(404,)
+    "DELETE", f"{_QUEUE}/filters/{{name}}", Role.OPERATOR, PATH_QUEUE, status=204, errors=(404,)
 )
 async def _remove_filter(call: Call[Empty, None]) -> None:
     """Take a saved filter away."""
@@ -143,10 +144,9 @@ def _here(visit: Visit) -> str:
     return f"/queues/{queue}/groups/{group}"
 
 
-@NOTE_PAGES.get("/queues/{queue}/groups/{group}")
+@NOTE_PAGES.get("/queues/{queue}/groups/{group}", Role.VIEWER, PATH_QUEUE)
 async def _group(visit: Visit) -> Response:
     queue, group, notes = visit.path["queue"], visit.path["group"], visit.operations.notes
-    visit.need(Role.VIEWER, queue)
     await visit.operations.dead_letter_queue(queue)
     is_operator = visit.principal.allows(Role.OPERATOR, queue)
     return visit.page(
@@ -160,38 +160,34 @@ async def _group(visit: Visit) -> Response:
     )
 
 
-@NOTE_PAGES.post("/queues/{queue}/groups/{group}/notes")
+@NOTE_PAGES.post("/queues/{queue}/groups/{group}/notes", Role.OPERATOR, PATH_QUEUE)
 async def _add_note_by_page(visit: Visit) -> Response:
     queue, group = visit.path["queue"], visit.path["group"]
-    visit.need(Role.OPERATOR, queue)
     await visit.operations.dead_letter_queue(queue)
     said = convert(NewNote, {"group": group, "text": visit.field("text").strip()})
     await visit.operations.notes.add(queue, said)
     return see_other(_here(visit))
 
 
-@NOTE_PAGES.post("/queues/{queue}/groups/{group}/notes/{note}/remove")
+@NOTE_PAGES.post("/queues/{queue}/groups/{group}/notes/{note}/remove", Role.OPERATOR, PATH_QUEUE)
 async def _remove_note_by_page(visit: Visit) -> Response:
     queue, note, notes = visit.path["queue"], visit.path["note"], visit.operations.notes
-    visit.need(Role.OPERATOR, queue)
     await may_remove(notes, visit.principal, queue, note)
     await notes.remove(queue, note)
     return see_other(_here(visit))
 
 
-@NOTE_PAGES.post("/queues/{queue}/filters")
+@NOTE_PAGES.post("/queues/{queue}/filters", Role.OPERATOR, PATH_QUEUE)
 async def _save_filter_by_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
-    visit.need(Role.OPERATOR, queue)
     await visit.operations.dead_letter_queue(queue)
     said = {"name": visit.field("name").strip(), "filter": visit.field("filter").strip()}
     await visit.operations.notes.save_filter(queue, convert(NewFilter, said))
     return see_other(f"/queues/{quote(queue, safe='')}?told=filter-saved")
 
 
-@NOTE_PAGES.post("/queues/{queue}/filters/remove")
+@NOTE_PAGES.post("/queues/{queue}/filters/remove", Role.OPERATOR, PATH_QUEUE)
 async def _remove_filter_by_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
-    visit.need(Role.OPERATOR, queue)
     await visit.operations.notes.remove_filter(queue, visit.field("name"))
     return see_other(f"/queues/{quote(queue, safe='')}")

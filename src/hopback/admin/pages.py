@@ -16,6 +16,7 @@ from hopback.admin.api import PathRoute
 from hopback.admin.auth import forbidden
 from hopback.admin.events import AT_ONCE_S, LongWork, page_work_events
 from hopback.admin.problems import Refused, refusal_of
+from hopback.admin.queue_rules import NO_QUEUE, may_begin, require
 from hopback.admin.rendering import visible
 from hopback.deadletters.requests import HIGHEST_RATE, Target, TargetKind
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import Route
 
+    from hopback.admin.queue_rules import QueueRule
     from hopback.admin.roles import Principal, Role
     from hopback.admin.services import Services
     from hopback.deadletters.contract import OnProgress
@@ -36,6 +38,7 @@ __all__ = [
     "WORK_PAGES",
     "BrokerSwitch",
     "Page",
+    "PageRow",
     "PageWork",
     "Pages",
     "Visit",
@@ -163,29 +166,48 @@ Page: TypeAlias = "Callable[[Visit], Awaitable[Response]]"
 """What answers a visit."""
 
 
+@dataclass(frozen=True, slots=True)
+class PageRow:
+    """A page or the action of a form. `role` None: every authenticated visitor may see it."""
+
+    method: str
+    path: str
+    role: Role | None
+    queues: tuple[QueueRule, ...]
+    """The queues that a request touches. The visitor needs the role for each of them."""
+    answer: Page
+    reads_form: bool = True
+
+
 class Pages:
-    """Pages in the order in which they are tried; `get` and `post` stand above what answers."""
+    """Pages in the order in which they are matched. `get` and `post` decorate their functions."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[str, str, Page]] = []
-        self._uploads: set[str] = set()
+        self.rows: list[PageRow] = []
 
-    def get(self, path: str) -> Callable[[Page], Page]:
+    def get(self, path: str, role: Role | None, *queues: QueueRule) -> Callable[[Page], Page]:
         """Add a page."""
-        return self._adding("GET", path)
+        return self._add("GET", path, role, queues)
 
-    def post(self, path: str) -> Callable[[Page], Page]:
-        """Add what a form of a page is sent to."""
-        return self._adding("POST", path)
+    def post(self, path: str, role: Role | None, *queues: QueueRule) -> Callable[[Page], Page]:
+        """Add the action of a form."""
+        return self._add("POST", path, role, queues)
 
-    def upload(self, path: str) -> Callable[[Page], Page]:
-        """Add what a form with a file is sent to; it reads the body itself, as it comes."""
-        self._uploads.add(path)
-        return self._adding("POST", path)
+    def upload(self, path: str, role: Role | None, *queues: QueueRule) -> Callable[[Page], Page]:
+        """Add the action of a form with a file. The action reads the body itself."""
+        return self._add("POST", path, role, queues, reads_form=False)
 
-    def _adding(self, method: str, path: str) -> Callable[[Page], Page]:
+    def _add(
+        self,
+        method: str,
+        path: str,
+        role: Role | None,
+        queues: tuple[QueueRule, ...],
+        *,
+        reads_form: bool = True,
+    ) -> Callable[[Page], Page]:
         def add(answer: Page) -> Page:
-            self._rows.append((method, path, answer))
+            self.rows.append(PageRow(method, path, role, queues, answer, reads_form))
             return answer
 
         return add
@@ -194,11 +216,11 @@ class Pages:
         """The pages as routes."""
         return [
             PathRoute(
-                services.prefix + path,
-                partial(_respond, services, templates, answer, reads=path not in self._uploads),
-                methods=[method],
+                services.prefix + row.path,
+                partial(_respond, services, templates, row),
+                methods=[row.method],
             )
-            for method, path, answer in self._rows
+            for row in self.rows
         ]
 
 
@@ -275,7 +297,7 @@ def _waiting(visit: Visit) -> PageWork:
     return found
 
 
-@WORK_PAGES.get("/working/{work}")
+@WORK_PAGES.get("/working/{work}", None, NO_QUEUE)
 async def _working(visit: Visit) -> Response:
     """How far it is; when it is over, its answer, once."""
     waiting = _waiting(visit)
@@ -285,14 +307,14 @@ async def _working(visit: Visit) -> Response:
     return visit.page("working.html", waiting=waiting, name=visit.path["work"])
 
 
-@WORK_PAGES.get("/working/{work}/events")
+@WORK_PAGES.get("/working/{work}/events", None, NO_QUEUE)
 async def _working_events(visit: Visit) -> Response:
     waiting = _waiting(visit)
     events = page_work_events(waiting.work, waiting.attend)
     return visit.services.streams.open(events, visit.principal)
 
 
-@WORK_PAGES.post("/working/{work}/cancel")
+@WORK_PAGES.post("/working/{work}/cancel", None, NO_QUEUE)
 async def _cancel_work(visit: Visit) -> Response:
     waiting = _waiting(visit)
     await waiting.end()
@@ -302,10 +324,8 @@ async def _cancel_work(visit: Visit) -> Response:
 async def _respond(
     services: Services,
     templates: Environment,
-    answer: Page,
+    row: PageRow,
     request: Request,
-    *,
-    reads: bool = True,
 ) -> Response:
     principal = services.nobody
     try:
@@ -325,11 +345,14 @@ async def _respond(
             raise forbidden(
                 f"You are known here, but have no role{where}; an admin can give you one."
             )
+        if not may_begin(row.role, row.queues, principal, request.path_params):
+            raise forbidden(f"Expected the role {row.role} for {row.queues[0].text}.")
         fields = list(request.query_params.multi_items())
-        if request.method == "POST" and reads:
+        if request.method == "POST" and row.reads_form:
             fields += await form_fields(request)
         visit = Visit(request, services, principal, request.path_params, fields, templates)
-        response = await answer(visit)
+        await require(row.role, row.queues, visit)
+        response = await row.answer(visit)
         onward = response.headers.get("location", "")
         if not onward.startswith(f"{services.prefix}/") and onward.startswith("/"):
             # A page leads on to pages of its own broker.

@@ -19,9 +19,18 @@ from hopback.admin.events import AT_ONCE_S, changes_of_board, page_search_events
 from hopback.admin.overview import Insight, read_all
 from hopback.admin.pages import Pages, form_target, in_time, see_other
 from hopback.admin.problems import Refused, refusal_of
+from hopback.admin.queue_rules import (
+    EVERY_QUEUE,
+    NO_QUEUE,
+    PATH_QUEUE,
+    SESSION_QUEUE,
+    VISIBLE_QUEUES,
+    QueueRule,
+    queues_of_answer,
+    targets_of,
+)
 from hopback.admin.rendering import Form, clock_words, diff_lines, payload_of, visible
 from hopback.admin.roles import Role
-from hopback.admin.services import need_target
 from hopback.deadletters.contract import Page
 from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer
 from hopback.deadletters.filters import parse_filter
@@ -45,6 +54,8 @@ from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed
 from hopback.fields import Timestamp
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.responses import Response
 
     from hopback.admin.overview import Swept
@@ -155,7 +166,7 @@ async def _shown_brokers(visit: Visit) -> list[BoardBroker]:
     return shown
 
 
-@DEADLETTER_PAGES.get("/")
+@DEADLETTER_PAGES.get("/", None, VISIBLE_QUEUES)
 async def _board(visit: Visit) -> Response:
     brokers = await _shown_brokers(visit)
     rows = [row for broker in brokers for row in broker.rows]
@@ -248,10 +259,8 @@ async def _errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, 
     return sorted(shown, key=lambda one: (not one.is_new, -one.count)), known
 
 
-@DEADLETTER_PAGES.post("/errors/survey")
+@DEADLETTER_PAGES.post("/errors/survey", Role.OPERATOR, EVERY_QUEUE)
 async def _survey(visit: Visit) -> Response:
-    if not visit.principal.allows_everywhere(Role.OPERATOR):
-        raise forbidden("A survey of all queues needs the role operator for all queues.")
     running = visit.services.surveying
     if not running:
         asked = asyncio.create_task(visit.operations.errors(survey=True), name="survey")
@@ -271,7 +280,7 @@ def _say_why_not(survey: asyncio.Task[ErrorOverview]) -> None:
         _LOG.warning("the survey ended early: %s", survey.exception())
 
 
-@DEADLETTER_PAGES.get("/search")
+@DEADLETTER_PAGES.get("/search", Role.VIEWER, VISIBLE_QUEUES)
 async def _search(visit: Visit) -> Response:
     swept, find = await visit.services.sweep.get_or_last(), visit.field("find").strip()
     trouble = ""
@@ -293,12 +302,19 @@ async def _search(visit: Visit) -> Response:
     )
 
 
-@DEADLETTER_PAGES.get("/search/events")
+async def _named_queue(visit: Visit) -> tuple[str, ...]:
+    return (visit.field("in"),) if visit.field("in") else ()
+
+
+@DEADLETTER_PAGES.get(
+    "/search/events",
+    Role.OPERATOR,
+    QueueRule("the named queue, or the queues that the visitor may search", _named_queue),
+)
 async def _search_events(visit: Visit) -> Response:
     """What a search finds, as it goes on; in the queue that is named, or in all they may look into."""
     named = visit.field("in")
     if named:
-        visit.need(Role.OPERATOR, named)
         queues: tuple[str, ...] = (named,)
     else:
         known = await visit.operations.queues()
@@ -310,14 +326,23 @@ async def _search_events(visit: Visit) -> Response:
     return visit.services.streams.open(page_search_events(found, named), visit.principal)
 
 
-@DEADLETTER_PAGES.post("/candidates")
-async def _answer_candidate(visit: Visit) -> Response:
-    queue, answer = visit.field("queue"), visit.field("answer")
-    visit.need(Role.ADMIN, queue)
+def _answer_in(visit: Visit) -> QueueAnswer:
+    answer = visit.field("answer")
     if answer not in set(CandidateAnswer):
         raise Refused(400, "bad-field", f"answer: expected one of {', '.join(CandidateAnswer)}.")
-    said = QueueAnswer(queue, CandidateAnswer(answer), visit.field("main_queue").strip())
-    await visit.operations.answer_candidate(said)
+    main_queue = visit.field("main_queue").strip()
+    return QueueAnswer(visit.field("queue"), CandidateAnswer(answer), main_queue)
+
+
+async def _answered_queues(visit: Visit) -> tuple[str, ...]:
+    return queues_of_answer(_answer_in(visit))
+
+
+@DEADLETTER_PAGES.post(
+    "/candidates", Role.ADMIN, QueueRule("the queue and its main queue", _answered_queues)
+)
+async def _answer_candidate(visit: Visit) -> Response:
+    await visit.operations.answer_candidate(_answer_in(visit))
     visit.services.asked.forget()
     visit.services.sweep.forget()
     return see_other("/")
@@ -332,7 +357,7 @@ def _headline(rows: list[BoardRow]) -> str:
     return f"{dead_letters} in {holding} of {len(rows)} queues"
 
 
-@DEADLETTER_PAGES.get("/live")
+@DEADLETTER_PAGES.get("/live", None, NO_QUEUE)
 async def _live(visit: Visit) -> Response:
     """When what was shown at that moment is out of date; from now on, if none is given."""
     services, at = visit.services, visit.field("at")
@@ -349,7 +374,7 @@ async def _live(visit: Visit) -> Response:
     return services.streams.open(changes_of_board(sweeps, shown_at), visit.principal)
 
 
-@DEADLETTER_PAGES.get("/alive")
+@DEADLETTER_PAGES.get("/alive", None, VISIBLE_QUEUES)
 async def _alive(visit: Visit) -> Response:
     """What a page that stands open asks every few seconds: does what it shows still hold?"""
     swept, asked = visit.services.sweep.last, visit.field("session")
@@ -365,10 +390,9 @@ async def _alive(visit: Visit) -> Response:
     )
 
 
-@DEADLETTER_PAGES.get("/queues/{queue}")
+@DEADLETTER_PAGES.get("/queues/{queue}", Role.VIEWER, PATH_QUEUE)
 async def _queue(visit: Visit) -> Response:
     operations, name = visit.operations, visit.path["queue"]
-    visit.need(Role.VIEWER, name)
     return visit.page(
         "queue.html",
         detail=await operations.queue(name),
@@ -381,10 +405,9 @@ async def _queue(visit: Visit) -> Response:
     )
 
 
-@DEADLETTER_PAGES.post("/queues/{queue}/look")
+@DEADLETTER_PAGES.post("/queues/{queue}/look", Role.OPERATOR, PATH_QUEUE)
 async def _look(visit: Visit) -> Response:
     name, chosen, how = visit.path["queue"], visit.field("filter"), visit.field("how")
-    visit.need(Role.OPERATOR, name)
     asked = SessionRequest(
         limit=visit.number("limit", 100, least=1, most=10_000),
         ttl_seconds=visit.number("minutes", 5, least=1, most=25) * 60.0,
@@ -407,20 +430,17 @@ def _session_url(view: SessionView) -> str:
 
 
 def _session_of(visit: Visit) -> SessionView:
-    view = visit.operations.session(visit.path["session"])
-    visit.need(Role.OPERATOR, view.queue)
-    return view
+    return visit.operations.session(visit.path["session"])
 
 
-@DEADLETTER_PAGES.post("/queues/{queue}/restore-limit")
+@DEADLETTER_PAGES.post("/queues/{queue}/restore-limit", Role.OPERATOR, PATH_QUEUE)
 async def _restore_limit(visit: Visit) -> Response:
     name = visit.path["queue"]
-    visit.need(Role.OPERATOR, name)
     await visit.operations.restore_limit(name, reason=visit.field("reason").strip())
     return see_other(f"/queues/{quote(name, safe='')}?told=limit-restored")
 
 
-@DEADLETTER_PAGES.get("/sessions/{session}")
+@DEADLETTER_PAGES.get("/sessions/{session}", Role.OPERATOR, SESSION_QUEUE)
 async def _session(visit: Visit) -> Response:
     view, operations = _session_of(visit), visit.operations
     by = visit.field("by").strip() or GroupBy.FINGERPRINT.value
@@ -471,7 +491,7 @@ def group_filter(by: str, group: Group) -> str:
     return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
 
 
-@DEADLETTER_PAGES.post("/sessions/{session}/renew")
+@DEADLETTER_PAGES.post("/sessions/{session}/renew", Role.OPERATOR, SESSION_QUEUE)
 async def _renew(visit: Visit) -> Response:
     view = _session_of(visit)
     await visit.operations.renew(view.id)
@@ -479,7 +499,7 @@ async def _renew(visit: Visit) -> Response:
     return see_other(_session_url(view))
 
 
-@DEADLETTER_PAGES.post("/sessions/{session}/release")
+@DEADLETTER_PAGES.post("/sessions/{session}/release", Role.OPERATOR, SESSION_QUEUE)
 async def _release(visit: Visit) -> Response:
     view = _session_of(visit)
     await visit.operations.release(view.id)
@@ -487,7 +507,7 @@ async def _release(visit: Visit) -> Response:
     return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
 
 
-@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}")
+@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}", Role.OPERATOR, SESSION_QUEUE)
 async def _message(visit: Visit) -> Response:
     view = _session_of(visit)
     message = await visit.operations.message(view.id, visit.path["message"])
@@ -524,21 +544,35 @@ async def _message(visit: Visit) -> Response:
     )
 
 
-@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}/edit")
+@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}/edit", Role.OPERATOR, SESSION_QUEUE)
 async def _edit(visit: Visit) -> Response:
     view = _session_of(visit)
     await visit.operations.message(view.id, visit.path["message"])  # that it is shown is audited
     return await _edit_page(visit, EditForm.of(visit))
 
 
-@DEADLETTER_PAGES.post("/sessions/{session}/messages/{message}/edit")
+async def _edit_targets(visit: Visit) -> Iterable[str] | None:
+    if visit.field("step") not in _SENDING_STEPS:
+        return ()
+    target = form_target(visit.field("target"), visit.field("target_queue"))
+    return await targets_of(visit, _session_of(visit).queue, target)
+
+
+_SENDING_STEPS = ("review", "go")
+
+
+@DEADLETTER_PAGES.post(
+    "/sessions/{session}/messages/{message}/edit",
+    Role.OPERATOR,
+    SESSION_QUEUE,
+    QueueRule("every queue that the copy reaches", _edit_targets),
+)
 async def _edit_step(visit: Visit) -> Response:
     view, form, step = _session_of(visit), EditForm.of(visit), visit.field("step")
-    if step not in ("review", "go"):
+    if step not in _SENDING_STEPS:
         return await _edit_page(visit, form)
     try:
         asked = form.request
-        await need_target(visit.operations, visit.principal, view.queue, asked.target)
         if step == "review":
             return await _edit_page(visit, form, changes=form.changes(asked.edit))
         await visit.operations.edit_and_redrive(

@@ -16,9 +16,16 @@ from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job, page_search_events
 from hopback.admin.pages import Pages, form_target, in_time, see_other
 from hopback.admin.problems import Refused, refusal_of
+from hopback.admin.queue_rules import (
+    JOB_QUEUE,
+    PATH_QUEUE,
+    VISIBLE_QUEUES,
+    QueueRule,
+    targets_of,
+    targets_of_job,
+)
 from hopback.admin.rendering import visible
 from hopback.admin.roles import Role
-from hopback.admin.services import need_target
 from hopback.deadletters.codec import read_patch
 from hopback.deadletters.contract import JobState, Price
 from hopback.deadletters.requests import (
@@ -37,6 +44,8 @@ from hopback.errors import BadRequest, HopbackError, NoSuch
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.responses import Response
 
     from hopback.admin.pages import Visit
@@ -63,10 +72,19 @@ JOB_PAGES = Pages()
 """The rows of this part."""
 
 
-@JOB_PAGES.get("/queues/{queue}/re-drive")
-@JOB_PAGES.post("/queues/{queue}/re-drive")
+async def _moved_to(visit: Visit) -> Iterable[str] | None:
+    if visit.field("step", "1") in ("1", "2"):
+        return ()
+    target = form_target(visit.field("target"), visit.field("target_queue"))
+    return await targets_of(visit, visit.path["queue"], target)
+
+
+_TARGETS = QueueRule("every queue that the re-drive reaches", _moved_to)
+
+
+@JOB_PAGES.get("/queues/{queue}/re-drive", Role.OPERATOR, PATH_QUEUE)
+@JOB_PAGES.post("/queues/{queue}/re-drive", Role.OPERATOR, PATH_QUEUE, _TARGETS)
 async def _redrive(visit: Visit) -> Response:
-    visit.need(Role.OPERATOR, visit.path["queue"])
     if visit.field("change").strip():
         visit.need(Role.ADMIN, visit.path["queue"])
     target = form_target(visit.field("target"), visit.field("target_queue"))
@@ -75,10 +93,9 @@ async def _redrive(visit: Visit) -> Response:
     return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
 
 
-@JOB_PAGES.get("/queues/{queue}/discard")
-@JOB_PAGES.post("/queues/{queue}/discard")
+@JOB_PAGES.get("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE)
+@JOB_PAGES.post("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE)
 async def _discard(visit: Visit) -> Response:
-    visit.need(Role.OPERATOR, visit.path["queue"])
     confirm, export = visit.field("confirm"), _ticked(visit, "export")
     return await _step(visit, DiscardRequest(**_common(visit), confirm=confirm, export=export))
 
@@ -220,7 +237,7 @@ async def _back(visit: Visit, request: Request, error: HopbackError) -> Response
 
 
 async def _granted(visit: Visit, request: Request) -> Request:
-    """The same with its change; Refused if it aims where the visitor may not send.
+    """The same with its change.
 
     BadRequest of the field `change` if that cannot be read: until the review it is only a text.
     """
@@ -229,7 +246,6 @@ async def _granted(visit: Visit, request: Request) -> Request:
     change = visit.field("change").strip()
     if change:
         request = structs.replace(request, change=read_patch(change))
-    await need_target(visit.operations, visit.principal, request.queue, request.target)
     return request
 
 
@@ -259,7 +275,7 @@ def _page(visit: Visit, request: Request, step: int, trouble: str, **values: Any
     )
 
 
-@JOB_PAGES.get("/jobs")
+@JOB_PAGES.get("/jobs", Role.VIEWER, VISIBLE_QUEUES)
 async def _jobs(visit: Visit) -> Response:
     found = await visit.operations.jobs(limit=100)
     seen = [job for job in found if visit.principal.allows(Role.VIEWER, job.queue)]
@@ -268,10 +284,8 @@ async def _jobs(visit: Visit) -> Response:
     return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No job is running")
 
 
-async def _visible_job(visit: Visit) -> Job:
-    job = await visit.operations.job(visit.path["job"])
-    visit.need(Role.VIEWER, job.queue)
-    return job
+async def _job_in_path(visit: Visit) -> Job:
+    return await visit.operations.job(visit.path["job"])
 
 
 def _steers(visit: Visit, job: Job) -> bool:
@@ -280,9 +294,9 @@ def _steers(visit: Visit, job: Job) -> bool:
     return visit.principal.allows(Role.OPERATOR if mine else Role.ADMIN, job.queue)
 
 
-@JOB_PAGES.get("/jobs/{job}")
+@JOB_PAGES.get("/jobs/{job}", Role.VIEWER, JOB_QUEUE)
 async def _job(visit: Visit) -> Response:
-    job = await _visible_job(visit)
+    job = await _job_in_path(visit)
     failures = await visit.operations.failures(job.id, limit=50)
     speed = visit.services.speeds.of(job, visit.services.clock.now())
     begins = job.counts.done <= sum(job.ramp)  # by its first stages nobody can tell when it ends
@@ -299,7 +313,7 @@ async def _job(visit: Visit) -> Response:
     )
 
 
-_TARGETS = {
+_TARGET_WORDS = {
     "failed-queue": "straight into the queue that failed",
     "retry-exchange": "into the retry queue, to wait once more",
     "origin-exchange": "to the exchange they first came by",
@@ -318,12 +332,12 @@ async def _target_words(visit: Visit, queue: str, target: str) -> str:
         return visible(named)
     if target.startswith(("queue ", "exchange ")):  # as jobs of an earlier version say it
         return f"to {visible(target)}"
-    return _TARGETS.get(target, f"back {visible(target)}")
+    return _TARGET_WORDS.get(target, f"back {visible(target)}")
 
 
-@JOB_PAGES.get("/jobs/{job}/live")
+@JOB_PAGES.get("/jobs/{job}/live", Role.VIEWER, JOB_QUEUE)
 async def _live(visit: Visit) -> Response:
-    job = await _visible_job(visit)
+    job = await _job_in_path(visit)
     changes = changes_of_job(visit.operations.events(job.id))
     return visit.services.streams.open(changes, visit.principal)
 
@@ -343,25 +357,34 @@ async def _what_came_back(visit: Visit, job: Job) -> Response:
     return see_other(f"/jobs/{quote(job.id, safe='')}/came-back")
 
 
-@JOB_PAGES.get("/jobs/{job}/came-back")
+@JOB_PAGES.get("/jobs/{job}/came-back", Role.OPERATOR, JOB_QUEUE)
 async def _came_back(visit: Visit) -> Response:
     """What came back, as it is found."""
-    job = await _visible_job(visit)
-    visit.need(Role.OPERATOR, job.queue)
+    job = await _job_in_path(visit)
     return visit.page("search.html", job=job, find=f"job:{job.id}", queue=job.queue, trouble="")
 
 
-@JOB_PAGES.get("/jobs/{job}/came-back/events")
+@JOB_PAGES.get("/jobs/{job}/came-back/events", Role.OPERATOR, JOB_QUEUE)
 async def _came_back_events(visit: Visit) -> Response:
-    job = await _visible_job(visit)
-    visit.need(Role.OPERATOR, job.queue)
+    job = await _job_in_path(visit)
     found = visit.operations.search(SearchRequest(job=job.id, by=GroupBy.FINGERPRINT.value))
     return visit.services.streams.open(page_search_events(found, job.queue), visit.principal)
 
 
-@JOB_PAGES.post("/jobs/{job}/{verb}")
+async def _sends_again_to(visit: Visit) -> Iterable[str] | None:
+    if visit.path["verb"] not in ("resume", "retry-failures"):
+        return ()
+    return await targets_of_job(visit, await _job_in_path(visit))
+
+
+@JOB_PAGES.post(
+    "/jobs/{job}/{verb}",
+    Role.OPERATOR,
+    JOB_QUEUE,
+    QueueRule("every queue that the job publishes to", _sends_again_to),
+)
 async def _steer(visit: Visit) -> Response:
-    job, verb = await _visible_job(visit), visit.path["verb"]
+    job, verb = await _job_in_path(visit), visit.path["verb"]
     if not _steers(visit, job):
         raise forbidden("An operator steers own jobs only; an admin steers all.")
     operations = visit.operations

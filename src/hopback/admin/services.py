@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from msgspec import structs
 
-from hopback.admin.auth import address_of, forbidden
+from hopback.admin.auth import address_of
 from hopback.admin.overview import Insights, JobSpeeds, RecentReading
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.roles import Grant, Principal, Role
@@ -23,7 +23,7 @@ from hopback.deadletters.contract import (
     SessionView,
 )
 from hopback.deadletters.live import BrokerSnapshot
-from hopback.deadletters.requests import TargetKind, Who
+from hopback.deadletters.requests import Who
 from hopback.errors import ManagementNotFound
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.check import check
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import OnProgress
     from hopback.deadletters.discovery import CandidateList
     from hopback.deadletters.live import LiveView
-    from hopback.deadletters.requests import SessionRequest, Target
+    from hopback.deadletters.requests import SessionRequest
     from hopback.deadletters.service import Operations
     from hopback.deadletters.surveys import ErrorOverview
     from hopback.topology.model import Topology
@@ -61,7 +61,6 @@ __all__ = [
     "Denials",
     "LiveBroker",
     "Services",
-    "need_target",
     "placed",
     "who",
     "write_denial",
@@ -419,30 +418,6 @@ class Denials:
                         {**details, "code": "repeated"},
                     )
                 )
-
-
-_FREE = frozenset({TargetKind.QUEUE, TargetKind.EXCHANGE, TargetKind.ORIGIN_EXCHANGE})
-"""Targets that can lead beyond the queues whose dead letters are re-driven."""
-
-
-async def need_target(
-    operations: Operations, principal: Principal, queue: str, target: Target
-) -> None:
-    """Refuse a re-drive of `queue` that would reach a queue for which they are no operator."""
-    if target.kind not in _FREE or principal.allows_everywhere(Role.OPERATOR):
-        return
-    reached = await operations.queues_beyond(queue, target)
-    if reached is None:
-        raise forbidden(
-            f"Nothing tells which queues the target reaches ({target}): expected the role"
-            f" {Role.OPERATOR} for all queues, or a target queue."
-        )
-    missing = sorted(name for name in reached if not principal.allows(Role.OPERATOR, name))
-    if missing:
-        raise forbidden(
-            f"The target ({target}) reaches queue {missing[0]!r}: expected the role"
-            f" {Role.OPERATOR} for it."
-        )
 
 
 __getattr__: OldNameLookup = old_names(

@@ -14,10 +14,10 @@ from markupsafe import Markup
 from msgspec import Meta, Struct
 from starlette.responses import JSONResponse, Response
 
-from hopback.admin.api import ApiTable, Call, Empty, Reach
-from hopback.admin.auth import forbidden
+from hopback.admin.api import ApiTable, Call, Empty
 from hopback.admin.pages import Pages
 from hopback.admin.problems import Refused
+from hopback.admin.queue_rules import BROKER_MAP, QueueRule
 from hopback.admin.roles import Role
 from hopback.deadletters.contract import Moment
 from hopback.errors import InvalidTopology
@@ -188,7 +188,7 @@ class PlannedAnswer(Struct, frozen=True, rename="camel"):
     "GET",
     "/admin/topology",
     Role.VIEWER,
-    Reach.MAP,
+    BROKER_MAP,
     query=TopologyQuery,
     answer=TopologyAnswer,
     media=("application/json", "text/vnd.mermaid", _DEFINITIONS, _ASYNCAPI),
@@ -225,7 +225,7 @@ def finding_answer(finding: Finding) -> FindingAnswer:
     )
 
 
-@TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, Reach.MAP, answer=CheckAnswer)
+@TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, BROKER_MAP, answer=CheckAnswer)
 async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
     """The hazards of what stands on the broker."""
     snapshot = await call.services.live.snapshot()
@@ -237,7 +237,7 @@ async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
     "GET",
     "/admin/topology/route",
     Role.VIEWER,
-    Reach.MAP,
+    BROKER_MAP,
     query=RouteQuery,
     answer=RouteAnswer,
     errors=(404,),
@@ -256,7 +256,7 @@ async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
     "POST",
     "/admin/topology/plan",
     Role.VIEWER,
-    Reach.MAP,
+    BROKER_MAP,
     body=DesiredTopology,
     answer=PlannedAnswer,
 )
@@ -297,8 +297,6 @@ TOPOLOGY_PAGES = Pages()
 
 
 async def _snapshot(visit: Visit) -> BrokerSnapshot:
-    if not visit.principal.allows_somewhere(Role.VIEWER):
-        raise forbidden()
     found = await visit.services.live.snapshot()
     # The map is of the whole broker, or its paths would end nowhere; how full a queue is, is not.
     visible = visit.principal.visible(found.readings)
@@ -311,7 +309,7 @@ async def _listed_queues(visit: Visit) -> frozenset[str]:
     return frozenset(each.queue for each in swept.queues)
 
 
-@TOPOLOGY_PAGES.get("/topology")
+@TOPOLOGY_PAGES.get("/topology", Role.VIEWER, BROKER_MAP)
 async def _topology(visit: Visit) -> Response:
     snapshot = await _snapshot(visit)
     exchange, key = visit.field("exchange"), visit.field("key")
@@ -356,11 +354,16 @@ _LONGEST_OUTAGE_S = 7 * 86_400.0
 """A week; longer ones are no question for a page."""
 
 
-@TOPOLOGY_PAGES.get("/topology/rehearse")
+async def _rehearsed_queue(visit: Visit) -> tuple[str, ...]:
+    return (visit.field("queue"),)
+
+
+@TOPOLOGY_PAGES.get(
+    "/topology/rehearse", Role.VIEWER, QueueRule("the rehearsed queue", _rehearsed_queue)
+)
 async def _rehearse(visit: Visit) -> Response:
     """What an outage would do to a queue, with its present rate filled in. Nothing is asked of the broker."""
     queue = visit.field("queue")
-    visit.need(Role.VIEWER, queue)
     snapshot = await _snapshot(visit)
     if snapshot.topology.plan(queue) is None:
         raise Refused(
@@ -441,12 +444,12 @@ def _rehearsal_of(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any
     return {"facts": page.facts_of(forecast), "findings": findings, "charts": drawn}
 
 
-@TOPOLOGY_PAGES.get("/topology/graph.json")
+@TOPOLOGY_PAGES.get("/topology/graph.json", Role.VIEWER, BROKER_MAP)
 async def _graph(visit: Visit) -> Response:
     return JSONResponse(graph(await _snapshot(visit), await _listed_queues(visit)))
 
 
-@TOPOLOGY_PAGES.get("/checks")
+@TOPOLOGY_PAGES.get("/checks", Role.VIEWER, BROKER_MAP)
 async def _checks(visit: Visit) -> Response:
     snapshot = await _snapshot(visit)
     counts = {"error": 0, "warning": 0}

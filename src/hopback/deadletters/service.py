@@ -39,7 +39,7 @@ from hopback.deadletters.requests import (
 from hopback.deadletters.search import Search, SearchProgress, SearchRequest, survey_of
 from hopback.deadletters.session import Sessions, view_of
 from hopback.deadletters.surveys import Surveys
-from hopback.deadletters.targets import queues_beyond
+from hopback.deadletters.targets import queues_reached
 from hopback.deadletters.views import Views, summary_of
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 
@@ -641,13 +641,13 @@ class Operations:
         )
         return sent
 
-    async def queues_beyond(self, queue: str, target: Target) -> frozenset[str] | None:
-        """The queues a re-drive of this dead-letter queue to that target reaches beside its origins.
+    async def queues_reached(self, queue: str, target: Target) -> frozenset[str] | None:
+        """Return the queues that a re-drive of this dead-letter queue to that target can reach.
 
-        None if nothing tells, because the routes were not read from the broker.
+        None if the routes are unknown because they were not read from the broker.
         """
         snapshot = await self._live.snapshot()
-        return queues_beyond(target, snapshot.one(queue), snapshot.table())
+        return queues_reached(target, snapshot.one(queue), snapshot.table())
 
     @property
     def notes(self) -> JournalNotes:

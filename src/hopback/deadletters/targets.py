@@ -32,7 +32,7 @@ __all__ = [
     "Aim",
     "aim_at",
     "known_ways",
-    "queues_beyond",
+    "queues_reached",
     "target_flaw",
     "target_text",
 ]
@@ -183,13 +183,13 @@ def _way(
     return Redrive(target.exchange, target.routing_key)
 
 
-def queues_beyond(
+def queues_reached(
     target: Target, source: DeadLetterQueue, table: RoutingTable | None
 ) -> frozenset[str] | None:
-    """The queues a re-drive to this target can reach, beside those whose dead letters rest here.
+    """Return the queues that a re-drive to this target can reach, or None if the routes are unknown.
 
-    None if nothing tells: routes are known only where they were read from the broker. Where the
-    headers of a message have a part in routing, every queue counts that some message can reach.
+    A retry queue counts as the queue that it leads to. Where headers decide about the route, every queue
+    counts that some message can reach.
     """
     match target.kind:
         case TargetKind.QUEUE:
@@ -199,10 +199,10 @@ def queues_beyond(
         case TargetKind.EXCHANGE:
             found = None if table is None else table.reachable(target.exchange, target.routing_key)
         case TargetKind.ORIGIN_EXCHANGE:
-            found = None if table is None else table.beside(source.origins)
+            found = None if table is None else (*table.beside(source.origins), *source.origins)
         case _:
-            found = ()
-    return None if found is None else frozenset(found) - set(source.origins)
+            found = source.origins
+    return None if found is None else frozenset(found)
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"BY_DESIGN": "hopback.deadletters.BY_DESIGN"})

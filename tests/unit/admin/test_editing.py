@@ -94,9 +94,10 @@ async def test_editing_is_off_unless_it_is_switched_on() -> None:
 
 
 def _team() -> tuple[AdminSettings, dict[str, str]]:
-    """Settings with a key for an operator of the dead-letter queue alone, and its header."""
-    secret, key = new_key("team", Grant(Role.OPERATOR, (DLQ,)), expires=None, made_by="", now=NOW)
-    kept = {"name": key.name, "hash": key.hash, "role": "operator", "queues": [DLQ]}
+    """Settings with a key for an operator of the queue and its dead-letter queue, and its header."""
+    grant = Grant(Role.OPERATOR, (MAIN, DLQ))
+    secret, key = new_key("team", grant, expires=None, made_by="", now=NOW)
+    kept = {"name": key.name, "hash": key.hash, "role": "operator", "queues": [MAIN, DLQ]}
     return settings(keys=[kept]), {"Authorization": f"Bearer {secret}"}
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _JOBS = "/admin/dlq/jobs"
 _GRANTS = [
-    {"claim": "team", "role": "operator", "queues": ["orders.*"]},
-    {"claim": "boss", "role": "admin", "queues": ["orders.*"]},
+    {"claim": "team", "role": "operator", "queues": ["orders", "orders.*"]},
+    {"claim": "boss", "role": "admin", "queues": ["orders", "orders.*"]},
     {"claim": "all", "role": "operator", "queues": ["*"]},
 ]
 _OTHER = "payments.dlq"
