@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
 
 __all__ = ["Endpoint", "Request", "Respond", "Response", "is_loopback"]
 
 _MOST_BYTES = 16_384  # probes and commands are tiny: what is larger is none
-_MOST_AT_ONCE = 64  # a probe and a scrape or two at a time; more than this is no probe
+_MOST_AT_ONCE = 64
+"""Connections at once. A new one takes the place of the oldest that waits for its client, so that silent
+clients cannot keep probes and scrapes out. If all of them are being answered, the new one gets 503."""
 
 
 def is_loopback(address: str) -> bool:
@@ -88,6 +91,8 @@ class Endpoint:
         self._most_body = most_body
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
+        self._awaiting_client: dict[asyncio.Task[None], None] = {}
+        """Connections whose request is incomplete or whose answer is not read yet, oldest first."""
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and tell where: port 0 takes a free one. OSError if it is in use."""
@@ -96,6 +101,10 @@ class Endpoint:
         )
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
+
+    async def open_unix(self, path: Path) -> None:
+        """Listen on a Unix socket. OSError if it cannot be made."""
+        self._server = await asyncio.start_unix_server(self._on_connection, path, limit=_MOST_BYTES)
 
     async def close(self) -> None:
         """Listen no more and drop what is not answered yet."""
@@ -111,24 +120,38 @@ class Endpoint:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - the server calls it in a task
         self._serving.add(task)
+        self._awaiting_client[task] = None
         try:
             async with asyncio.timeout(self._timeout):
-                writer.write(await self._answer(reader, writer))
+                writer.write(await self._answer(reader, writer, task))
+                self._awaiting_client[task] = None
                 await writer.drain()
         except (TimeoutError, OSError):
             pass  # the client is gone or too slow
         finally:
             self._serving.discard(task)
+            self._awaiting_client.pop(task, None)
             with suppress(OSError):
                 writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    async def _answer(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[None],
+    ) -> bytes:
         if len(self._serving) > _MOST_AT_ONCE:
-            return Response(HTTPStatus.SERVICE_UNAVAILABLE).encode()
+            oldest = next(iter(self._awaiting_client))
+            if oldest is task:
+                return Response(HTTPStatus.SERVICE_UNAVAILABLE).encode()
+            del self._awaiting_client[oldest]
+            self._serving.discard(oldest)
+            oldest.cancel()
         try:
             request = await _read(reader, writer, self._most_body)
         except _Unreadable as unreadable:
             return Response(unreadable.status).encode()
+        self._awaiting_client.pop(task, None)
         response = await self._respond(request)
         return response.encode(with_body=request.method != "HEAD")
 

@@ -104,3 +104,40 @@ async def test_closing_drops_who_is_not_answered_yet() -> None:
     left = {task for task in before if not task.done()} - {asyncio.current_task()}
     writer.close()
     assert left == set()
+
+
+async def test_half_open_requests_do_not_keep_probes_out() -> None:
+    """70 clients that never finish their request, and 70 more while probes are answered."""
+    async with _open(patience=60) as port:
+        silent = []
+        for _ in range(14):
+            for _ in range(10):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET /healthz HTTP/1.1\r\n")
+                await writer.drain()
+                silent.append(writer)
+            answer = await _send(port, b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200")
+        for writer in silent:
+            writer.close()
+
+
+async def test_clients_that_do_not_read_their_answer_do_not_keep_probes_out() -> None:
+    """70 scrapes whose answer fills the buffers of their sockets."""
+
+    async def large(request: Request) -> Response:
+        return Response(HTTPStatus.OK, b"x" * (10_000_000 if request.path == "/metrics" else 1))
+
+    endpoint = Endpoint(large, timeout=60)
+    _, port = await endpoint.open("127.0.0.1", 0)
+    silent = []
+    for _ in range(70):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await reader.readexactly(1)
+        silent.append(writer)
+    answer = await _send(port, b"GET /healthz HTTP/1.1\r\n\r\n")
+    for writer in silent:
+        writer.close()
+    await endpoint.close()
+    assert answer.startswith(b"HTTP/1.1 200")
