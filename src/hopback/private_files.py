@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 __all__ = ["create_private", "make_private", "private_folder", "write_private"]
 
@@ -49,3 +47,24 @@ def private_folder(path: Path) -> Path:
     for each in reversed(missing):
         each.mkdir(mode=_FOLDER, exist_ok=True)
     return path
+
+
+def control_socket(port: int) -> Path:
+    """The Unix socket on which the service with this HTTP port takes commands.
+
+    Its folder belongs to the user of the process and no other user can enter it. PermissionError if
+    the folder exists and is not like that.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = (
+        Path(runtime, "hopback")
+        if runtime
+        else Path(tempfile.gettempdir(), f"hopback-{os.getuid()}")
+    )
+    found = private_folder(folder).lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(
+            f"expected {folder} to belong to user {os.getuid()} with mode 0700, "
+            f"got user {found.st_uid} with mode {found.st_mode & 0o7777:04o}: remove it"
+        )
+    return folder / f"{port}.sock"

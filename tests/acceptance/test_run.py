@@ -117,7 +117,7 @@ def test_messages_are_handled_retried_parked_and_counted(
 def test_a_queue_is_paused_and_resumed_by_command(
     installed: Installed, folder: Path, amqp_url: str
 ) -> None:
-    """`hopback pause` and `resume` find the service on its loopback port."""
+    """`hopback pause` and `resume` find the control socket by the port of the service."""
     with running(installed, folder, "shop:app", "--http", "0", HOPBACK_BROKER=amqp_url) as service:
         service.until(lambda: _is_ready(service))
         port = service.urls[-1].rpartition(":")[2]
@@ -132,7 +132,7 @@ def test_a_queue_is_paused_and_resumed_by_command(
         assert service.end(signal.SIGTERM) == 0
     gone = installed.run("pause", "orders", "--http", port)
     assert gone.returncode == 7
-    assert "no service answers" in gone.stderr
+    assert "no service of this user answers" in gone.stderr
 
 
 @pytest.mark.broker

@@ -97,7 +97,7 @@ __all__ = [
     "--http",
     type=HttpAddress(),
     metavar="[HOST:]PORT",
-    help="Answer /healthz, /readyz, /metrics and pause commands here; the host is 127.0.0.1.",
+    help="Answer /healthz, /readyz and /metrics here, and take pause commands. The host is 127.0.0.1.",
 )
 @click.option(
     "--log-level",
@@ -423,17 +423,27 @@ def resume(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
 
 
 def _tell_service(queue: str, verb: str, address: tuple[str, int]) -> None:
+    import socket
     from http.client import HTTPConnection, HTTPException
 
-    connection = HTTPConnection(*address, timeout=_TIMEOUT_S)
+    from hopback.private_files import control_socket
+
+    class UnixConnection(HTTPConnection):
+        def connect(self) -> None:
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(_TIMEOUT_S)
+            self.sock.connect(str(control_socket(address[1])))
+
+    connection = UnixConnection("localhost")
     try:
         connection.request("POST", f"/queues/{quote(queue, safe='')}/{verb}")
         response = connection.getresponse()
         told = json.loads(response.read(_MOST_ANSWER_BYTES) or b"{}")
     except (OSError, HTTPException, ValueError) as error:
         raise CommandFailed(
-            f"no service answers at {url_host(*address)}: {error}",
-            do="Start it with `hopback run … --http PORT`, or name the right port.",
+            f"no service of this user answers at {url_host(*address)}: {error}",
+            do="Start it with `hopback run … --http PORT`, or name the right port. "
+            "Run this command as the user of the service, on its machine.",
             code=Exit.UNREACHABLE,
         ) from error
     finally:
@@ -442,7 +452,7 @@ def _tell_service(queue: str, verb: str, address: tuple[str, int]) -> None:
     if status != 200:
         raise CommandFailed(
             str(answer.get("error", f"HTTP {status}")),
-            do="Name a queue that the service consumes, on the machine where it runs.",
-            code={404: Exit.NOT_FOUND, 403: Exit.NOT_ALLOWED}.get(status, Exit.FAILED),
+            do="Name a queue that the service consumes.",
+            code={404: Exit.NOT_FOUND}.get(status, Exit.FAILED),
         )
     click.echo(safe(f"{queue} is {answer.get('state')} at {url_host(*address)}"))

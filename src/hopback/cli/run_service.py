@@ -18,8 +18,10 @@ from hopback.broker.management import Management, ManagementAddress, virtual_hos
 from hopback.cli.options import LOCAL_BROKER, cannot_listen, rabbitmq, url_host
 from hopback.cli.terminal import safe
 from hopback.clock import SystemClock
+from hopback.endpoint import Endpoint
 from hopback.observe.events import Bus
 from hopback.observe.logs import SEVERITY, JsonLog, LogBridge, TextLog
+from hopback.private_files import control_socket
 from hopback.runtime.depths import Depths, HeldBackReader, watched_queues
 from hopback.runtime.health import ControlEndpoint, Health
 from hopback.runtime.processes import ParentConnection, deaths_in
@@ -214,6 +216,20 @@ async def _attend(
             raise cannot_listen(settings.http, error.strerror or str(error)) from error
         stack.push_async_callback(endpoint.close)
         _LOG.info("listening on http://%s", url_host(host, port))
+        await _listen_to_commands(control, port, stack)
+
+
+async def _listen_to_commands(control: ControlEndpoint, port: int, stack: AsyncExitStack) -> None:
+    """Open the socket of `hopback pause`. A service that cannot have one runs without it."""
+    endpoint = Endpoint(control.command)
+    try:
+        path = control_socket(port)
+        await endpoint.open_unix(path)
+    except OSError as error:
+        _LOG.warning("`hopback pause` and `resume` cannot reach this process: %s", error)
+        return
+    stack.callback(path.unlink, missing_ok=True)
+    stack.push_async_callback(endpoint.close)
 
 
 async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:

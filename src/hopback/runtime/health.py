@@ -7,11 +7,12 @@ because a restart repairs nothing there. Ready: connected, and every consumer ta
     GET  /healthz                  alive? 200 or 503, with the reasons
     GET  /readyz                   ready? 200 or 503, with the reasons
     GET  /metrics                  Prometheus
+
+Commands come by a Unix socket (`private_files.control_socket`), in a folder that only the user of the
+process can enter:
+
     POST /queues/{queue}/pause     take no deliveries for now
     POST /queues/{queue}/resume    take them again
-
-Commands are for users of this machine: they are taken from loopback addresses alone, and never
-from a page in a browser.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import json
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from hopback.broker.supervise import SupervisedState
-from hopback.endpoint import Response, is_loopback
+from hopback.endpoint import Response
 from hopback.policy.breaker import BreakerState
 from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.consumer import ConsumerState
@@ -120,10 +121,6 @@ class Health:
         )
 
 
-_FORWARDED = ("origin", "sec-fetch-site", "forwarded", "x-forwarded-for")
-"""A browser sends the first two, a proxy the others: neither is a person on this machine."""
-
-
 class ControlEndpoint:
     """Answers requests about one service; `metrics` renders a scrape where the extra is there."""
 
@@ -149,14 +146,18 @@ class ControlEndpoint:
                     return _said(HTTPStatus.NOT_IMPLEMENTED, error=_NO_METRICS)
                 content_type, body = self._metrics()
                 return Response(HTTPStatus.OK, body, content_type)
-            case "POST", ["queues", queue, "pause" | "resume" as verb]:
-                return self._command(request, unquote(queue), verb)
             case _:
                 return _said(HTTPStatus.NOT_FOUND, error=_WHAT_THERE_IS)
 
-    def _command(self, request: Request, queue: str, verb: str) -> Response:
-        if not _is_allowed(request):
-            return _said(HTTPStatus.FORBIDDEN, error=_LOOPBACK_ONLY)
+    async def command(self, request: Request) -> Response:
+        """Carry out one command of a user who may open the control socket."""
+        match request.method, request.path.strip("/").split("/"):
+            case "POST", ["queues", queue, "pause" | "resume" as verb]:
+                return self._command(unquote(queue), verb)
+            case _:
+                return _said(HTTPStatus.NOT_FOUND, error=_COMMANDS)
+
+    def _command(self, queue: str, verb: str) -> Response:
         try:
             consumer = self._service.consumer(queue)
         except KeyError as error:
@@ -168,20 +169,9 @@ class ControlEndpoint:
         return _said(HTTPStatus.OK, queue=queue, state=str(consumer.state))
 
 
-_WHAT_THERE_IS = "expected GET /healthz, /readyz, /metrics or POST /queues/{queue}/pause|resume"
+_WHAT_THERE_IS = "expected GET /healthz, /readyz or /metrics"
+_COMMANDS = "expected POST /queues/{queue}/pause or /queues/{queue}/resume"
 _NO_METRICS = "metrics need the extra `metrics`: install hopback[metrics]"
-_LOOPBACK_ONLY = "commands are taken from this machine alone, and not from a browser or a proxy"
-
-
-def _is_allowed(request: Request) -> bool:
-    """From loopback, and addressed to it: a page that makes its name point here is still a page."""
-    try:
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    except ValueError:
-        return False
-    local = host == "localhost" or is_loopback(host)
-    foreign = any(name in request.headers for name in _FORWARDED)
-    return is_loopback(request.peer) and local and not foreign
 
 
 def _probe(condition: Condition) -> Response:
