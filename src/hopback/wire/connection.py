@@ -112,6 +112,9 @@ class WireConnection:
         self._held_fault: ProtocolError | None = None
         self.unread: bool = False
         """Whether `receive(b"")` has more to tell, once the events so far have been dealt with."""
+        self._ended_by_peer: set[int] = set()
+        """A client's channels that the broker has closed: RabbitMQ may still send deliveries on them, until
+        it answers the next `channel.open` of that number."""
         self._assembler = Assembler(self.limits)
         self._out: list[bytes] = []
         self._contents = _CONTENTS_FOR[role]
@@ -281,8 +284,12 @@ class WireConnection:
             self._emit(channel, found, events)
 
     def _ignored(self, channel: ChannelCore) -> bool:
-        """We asked to close: whatever still comes before the answer does not count."""
-        return channel.state is _CHANNEL_CLOSING[self.role] or self.state is _CLOSING[self.role]
+        """Frames that arrive before the answer to our close, or after a close of the broker."""
+        return (
+            channel.state is _CHANNEL_CLOSING[self.role]
+            or self.state is _CLOSING[self.role]
+            or channel.number in self._ended_by_peer
+        )
 
     def _on_rare(self, kind: int, number: int, payload: bytes, events: list[Event]) -> None:
         """Heartbeats, the connection's own methods, and the first frame of a channel."""
@@ -295,7 +302,7 @@ class WireConnection:
         if kind == METHOD and number == 0:
             self._on_connection_method(payload, events)
             return
-        if self.state is _CLOSING[self.role]:
+        if self.state is _CLOSING[self.role] or number in self._ended_by_peer:
             return
         if kind != METHOD or self.state is not ConnectionState.OPEN:
             raise Broken(
@@ -345,7 +352,9 @@ class WireConnection:
         self, channel: ChannelCore, method_id: int, payload: bytes, events: list[Event]
     ) -> None:
         if self._ignored(channel) and method_id not in _CLOSE_IDS:
-            return
+            if method_id != _OPEN_OK or channel.state is not ChannelState.OPENING:
+                return
+            self._ended_by_peer.discard(channel.number)
         method = self._method_of(method_id)
         self._check_place(channel, method, self.role.other)
         arguments = decode_arguments(method, payload)
@@ -353,6 +362,8 @@ class WireConnection:
         # Some requests have only one answer.
         if method.name == "channel.close":
             self.send(channel.number, "channel.close-ok")
+            if self.role is Side.CLIENT:
+                self._ended_by_peer.add(channel.number)
         elif method.name == "channel.flow" and self.role is Side.CLIENT:
             self.send(channel.number, "channel.flow-ok", active=arguments["active"])
         elif method.name == "basic.cancel" and self.role is Side.CLIENT and not arguments["nowait"]:
@@ -492,6 +503,7 @@ def _settlement_at(
 
 
 _CLOSE_IDS: Final = frozenset({METHODS["channel.close"].id, METHODS["channel.close-ok"].id})
+_OPEN_OK: Final = METHODS["channel.open-ok"].id
 _MOVING: Final = frozenset(name for _, _, name in CHANNEL)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopback.wire.events import MethodReceived
+from hopback.wire.events import Delivered, MethodReceived
 from hopback.wire.frames import METHOD, ChannelState, ConnectionState, frame
 from hopback.wire.methods import METHODS, encode_arguments
 from tests.unit.wire.pair import Pair, open_pair
@@ -138,3 +138,29 @@ def test_nothing_is_delivered_once_the_connection_is_closing() -> None:
     assert pair.client.receive(pair.server.take()) == []
     pair.pump()
     assert pair.client.state is ConnectionState.CLOSED
+
+
+def test_frames_on_a_channel_that_the_broker_closed_are_ignored_until_it_is_opened_again() -> None:
+    """RabbitMQ 4.3 sends deliveries after its close, also between our next open and its answer."""
+    pair = open_pair()
+    deliver = encode_arguments(METHODS["basic.deliver"], {"consumer_tag": "c", "delivery_tag": 1})
+
+    def late(body: bytes) -> bytes:
+        pair.server.content(1, frame(METHOD, 1, deliver), b"\x00\x00", body)
+        return pair.server.take()
+
+    whole, pieces = late(b"x"), late(b"y" * 200_000)
+    pair.server.send(1, "channel.close", reply_code=406, reply_text="timed out")
+    pair.pump()
+    _names(pair)
+    assert pair.client.receive(whole + pieces) == []
+    pair.client.send(1, "channel.open")
+    opening = pair.client.take()
+    assert pair.client.receive(pieces) == []
+    pair.server.receive(opening)
+    pair.server.send(1, "channel.open-ok")
+    pair.pump()
+    assert _names(pair)[0] == ["channel.open-ok"]
+    (delivered,) = pair.client.receive(whole)
+    assert isinstance(delivered, Delivered)
+    assert pair.client.state is ConnectionState.OPEN
