@@ -106,6 +106,11 @@ _ROWS = (
         ("queue", "message_id", "late"),
     ),
     EventDescription(
+        "periodic.clock",
+        "The clock of a process that sends periodic messages was set, or the progress was ahead of it.",
+        ("queue", "seconds", "reason"),
+    ),
+    EventDescription(
         "consumer.started", "A consumer takes deliveries.", ("queue", "prefetch", "concurrency")
     ),
     EventDescription(

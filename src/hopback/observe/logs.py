@@ -39,6 +39,7 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "publish.failed": "error",
         "delay.sent": "debug",
         "periodic.sent": "debug",
+        "periodic.clock": "warning",
         "consumer.lost": "warning",
         "consumer.paused": "warning",
         "quarantine.begun": "warning",

@@ -42,6 +42,7 @@ _COUNTERS = {
     "overdue": ("Handlers past their deadline.", ("queue",)),
     "consumers_lost": ("Consumers ended by the broker.", ("queue",)),
     "delays_cancelled": ("Delayed messages that were cancelled.", ("queue",)),
+    "clock_jumps": ("Times that the clock of a periodic message's sender was wrong.", ("queue",)),
     "batch_failures": ("Messages of batches that failed.", ("queue",)),
 }
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
@@ -184,6 +185,7 @@ class Metrics:
             "delay.sent": self._on_sent,
             "delay.cancelled": partial(self._count, "delays_cancelled"),
             "periodic.sent": self._on_sent,
+            "periodic.clock": partial(self._count, "clock_jumps"),
             "consumer.lost": partial(self._count, "consumers_lost"),
             "consumer.paused": partial(self._on_paused, True),
             "consumer.resumed": partial(self._on_paused, False),

@@ -5,8 +5,13 @@ after `since` and up to `last` has been sent". The process that holds that messa
 confirmed, then publishes its successor, and then acknowledges it. So a crash at any moment sends
 something twice at worst, with the same message id, and never leaves anything out.
 
-Every process begins by publishing what it knows itself. There may be several such messages for a moment;
-they are put together by what they cover, and where they leave a gap the earlier one counts.
+Every process begins by publishing a message that begins with its own start. There may be several such
+messages for a moment: their ranges are merged, and where they leave a gap the earlier one counts. If the
+queue is deleted, the sender publishes its progress again. A process that waits does not know the progress
+and publishes one that begins at that moment: history is never sent again.
+
+A clock that is set forward or back is noticed by comparing it with the event loop's clock. The sender then
+waits a few seconds. If the clock returns later, the sender resumes from its progress before the jump.
 """
 
 from __future__ import annotations
@@ -43,7 +48,22 @@ _RENEW_S = 300.0
 that is not acknowledged for that of a dead consumer."""
 
 _LONGEST_SLEEP_S = 60.0
-"""The machine's clock may be set meanwhile: so often it is looked at."""
+"""Seconds between two looks at the clock, which may be set meanwhile."""
+
+_SLEEP_AFTER_JUMP_S = 1.0
+"""Seconds between two looks at a clock that has jumped: the shortest period that can be declared."""
+
+_JUMP_S = 5.0
+"""Seconds that the clock gains or loses between two looks before it counts as a jump. Time servers slew
+smaller differences."""
+
+_SETTLE_S = 5.0
+"""Seconds that a sender waits after a jump: a clock that returns meanwhile has cost nothing."""
+
+_AHEAD_MS = 60_000
+"""Milliseconds by which the progress may be ahead of the clock. Up to here it is the difference between two
+machines, and the sender waits. Beyond, the process that wrote it had a wrong clock, and its progress is moved
+back to the present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +136,47 @@ class SentSoFar:
         return cls(first.since_ms, last_ms)
 
 
+class JumpWatch:
+    """Compares the machine's clock with the event loop's, and remembers the progress before a jump."""
+
+    def __init__(self, offset: float) -> None:
+        self._offset = offset
+        """The machine's clock minus the loop's."""
+        self._settled_at = -math.inf
+        self._before: tuple[float, SentSoFar, float] | None = None
+        """The offset and the progress before a jump forward, and until when the clock may return."""
+        self.gained: float = 0.0
+        """Seconds of the jump that the last look found; 0 if there was none."""
+
+    def look(self, now: float, time: float, reached: SentSoFar) -> SentSoFar | None:
+        """Compare the clocks; the progress before the jump if the clock has returned from it."""
+        offset = now - time
+        gained, self._offset = offset - self._offset, offset
+        self.gained = gained if abs(gained) >= _JUMP_S else 0.0
+        if self.gained:
+            self._settled_at = time + _SETTLE_S
+        if self._before is None:
+            if self.gained > 0:
+                self._before = offset - gained, reached, time + gained
+            return None
+        before, progress, until = self._before
+        if abs(offset - before) < _JUMP_S:
+            self._before, self._settled_at = None, time
+            return progress
+        if time >= until:
+            self._before = None
+        return None
+
+    def is_settling(self, time: float) -> bool:
+        """Whether the clock has jumped so recently that it may return at once."""
+        return time < self._settled_at
+
+    def next_look(self, time: float) -> float:
+        """Seconds until the clocks have to be compared again."""
+        has_jumped = self._before is not None or self.is_settling(time)
+        return _SLEEP_AFTER_JUMP_S if has_jumped else _LONGEST_SLEEP_S
+
+
 class PeriodicSender:
     """Sends the periodic messages of one queue, while it is this process's turn."""
 
@@ -129,9 +190,16 @@ class PeriodicSender:
         self._periodic = periodic
         self._publish = publish
         self._world = world
-        now_ms = math.floor(world.clock.now() * 1000)
-        self._known = SentSoFar(now_ms, now_ms)
+        self._time = asyncio.get_running_loop().time
+        self._known: SentSoFar | None = self._from_now()
+        self._known_at = math.inf
+        """When this process last held the schedule, by the loop's clock. The first one does not age."""
         self._held: dict[int, SentSoFar | None] = {}
+        self._clock = JumpWatch(world.clock.now() - self._time())
+
+    def _from_now(self) -> SentSoFar:
+        now_ms = math.floor(self._world.clock.now() * 1000)
+        return SentSoFar(now_ms, now_ms)
 
     async def serve(
         self, connection: Connection, usable: Callable[[str, Connection, float], Awaitable[str]]
@@ -168,7 +236,10 @@ class PeriodicSender:
             self._held[delivery.tag] = SentSoFar.read(delivery.body)
             arrived.set()
 
-        await self._write(self._known)
+        # Progress that is older than a renewal may have been continued by another process.
+        is_fresh = self._time() - self._known_at < _RENEW_S
+        await self._write(self._known if self._known and is_fresh else self._from_now())
+        self._known = None
         await channel.qos(0)
         await channel.consume(self.queue, take, on_cancel=lambda _tag: over.set())
         closed = asyncio.ensure_future(channel.wait_closed())
@@ -188,19 +259,21 @@ class PeriodicSender:
     ) -> None:
         """Wait until something is due or has to be renewed; send it, write it down, acknowledge."""
         clock, periodic = self._world.clock, self._periodic
-        renew_at = clock.now() + _RENEW_S
+        renew_at = self._time() + _RENEW_S
         while True:
             found = [one for one in self._held.values() if one is not None]
-            self._known = reached = SentSoFar.together(found) or self._known
             now = clock.now()
-            due, last_ms = due_now(
-                periodic.schedule, reached.last_ms, math.floor(now * 1000), periodic.missed
-            )
-            is_clear = len(self._held) == len(found) == 1
-            if due or last_ms > reached.last_ms or not is_clear or now >= renew_at:
-                break
-            next_s = periodic.schedule.after(reached.last_ms) / 1000
-            wait = min(min(next_s, renew_at) - now, _LONGEST_SLEEP_S)
+            reached, is_moved = self._reached(found, now)
+            wait = self._clock.next_look(self._time())
+            if not self._clock.is_settling(self._time()):
+                due, last_ms = due_now(
+                    periodic.schedule, reached.last_ms, math.floor(now * 1000), periodic.missed
+                )
+                is_clear = len(self._held) == len(found) == 1 and not is_moved
+                renew_in = renew_at - self._time()
+                if due or last_ms > reached.last_ms or not is_clear or renew_in <= 0:
+                    break
+                wait = min(wait, renew_in, periodic.schedule.after(reached.last_ms) / 1000 - now)
             arrived.clear()
             await first_of(arrived.wait(), over.wait(), within=max(wait, 0.0))
             if over.is_set():
@@ -214,11 +287,43 @@ class PeriodicSender:
             self._world.bus.emit(
                 "periodic.sent", {"queue": periodic.queue, "message_id": message_id, "late": late}
             )
-        self._known = SentSoFar(reached.since_ms, max(last_ms, reached.last_ms))
-        await self._write(self._known)
+        sent = SentSoFar(reached.since_ms, max(last_ms, reached.last_ms))
+        self._known, self._known_at = sent, self._time()
+        await self._write(sent)
         for tag in tags:
             channel.ack(tag)
             self._held.pop(tag, None)
+
+    def _reached(self, found: Iterable[SentSoFar], now: float) -> tuple[SentSoFar, bool]:
+        """The progress, and whether it is another one than the messages in hand give.
+
+        A clock that has returned after a jump brings the progress before the jump back. Progress that is
+        further ahead of the clock than machines differ is moved to the present.
+        """
+        reached = SentSoFar.together(found) or self._known or self._from_now()
+        before = self._clock.look(now, self._time(), reached)
+        if self._clock.gained:
+            self._tell_clock(self._clock.gained, "the clock of this process was set")
+        is_moved = False
+        if not self._clock.is_settling(self._time()):
+            ahead_ms = reached.last_ms - math.floor(now * 1000)
+            if before is not None and before.last_ms < reached.last_ms:
+                reached, is_moved = before, True
+                self._tell_clock(
+                    ahead_ms / 1000, "the clock returned: the progress before the jump counts"
+                )
+            elif ahead_ms > _AHEAD_MS:
+                last_ms = reached.last_ms - ahead_ms
+                reached, is_moved = SentSoFar(min(reached.since_ms, last_ms), last_ms), True
+                self._tell_clock(
+                    ahead_ms / 1000, "the progress was ahead of the clock of this process"
+                )
+        self._known, self._known_at = reached, self._time()
+        return reached, is_moved
+
+    def _tell_clock(self, seconds: float, reason: str) -> None:
+        fields = {"queue": self._periodic.queue, "seconds": seconds, "reason": reason}
+        self._world.bus.emit("periodic.clock", fields)
 
     async def _write(self, reached: SentSoFar) -> None:
         properties = Properties(content_type="application/json", delivery_mode=2)

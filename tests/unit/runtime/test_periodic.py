@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, PeriodicMessage, Queue, Router
+from hopback import App, Context, Environment, PeriodicMessage, Queue, Router, Service
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.errors import InvalidTopology
+from hopback.observe.events import Bus
 from hopback.runtime.periodic import SentSoFar
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.check import check
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
 
 
 def _app(ids: list[str], *, missed: str = "once", period: str = "5m") -> App:
@@ -118,6 +122,100 @@ async def test_the_message_of_its_queue_may_be_lost_or_spoiled() -> None:
     moments = sorted({_moment(one) for one in ids if one.startswith("report@")})
     assert len(moments) >= 5
     assert {after - before for before, after in pairwise(moments)} == {300.0}
+
+
+class _SetClock:
+    """A clock that a test sets forward or back."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time() + self.ahead
+
+
+@asynccontextmanager
+async def _served(
+    ids: list[str], broker: EmbeddedBroker, clock: _SetClock, told: list[float], **options: str
+) -> AsyncIterator[None]:
+    def note(name: str, fields: Mapping[str, Any]) -> None:
+        if name == "periodic.clock":
+            told.append(round(fields["seconds"]))
+
+    service = Service(_app(ids, **options), broker, world=Environment(Bus(note), clock=clock))
+    running = asyncio.create_task(service.run())
+    await service.ready.wait()
+    yield
+    service.stop()
+    await running
+
+
+@pytest.mark.parametrize("missed", ["once", "skip", "each"])
+@pytest.mark.parametrize("seconds", [1.6, 20.0])
+@in_virtual_time
+async def test_clock_that_is_ahead_for_a_moment_costs_no_later_message(
+    seconds: float, missed: str
+) -> None:
+    """Ten minutes ahead. A short jump sends nothing, a longer one at most what is due within it."""
+    ids, told = list[str](), list[float]()
+    clock, broker = _SetClock(), EmbeddedBroker()
+    async with _served(ids, broker, clock, told, period="1s", missed=missed):
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(10.5)
+        clock.ahead = 600
+        await asyncio.sleep(seconds)
+        clock.ahead = 0
+        returned = asyncio.get_running_loop().time()
+        await asyncio.sleep(25)
+    came = {_moment(one) for one in ids}
+    assert {*range(int(returned) + 2, int(returned) + 24)} <= came
+    if seconds < 5:
+        assert max(came) <= returned + 25
+    if missed == "each":
+        assert {*range(int(began) + 1, int(returned) + 24)} <= came
+    assert told[0] == 600
+    assert len(told) >= 2
+
+
+@in_virtual_time
+async def test_progress_of_a_process_with_a_wrong_clock_does_not_silence_the_next() -> None:
+    """Its clock was ahead when it ended: the next process reports it and begins at once."""
+    ids, told = list[str](), list[float]()
+    clock, broker = _SetClock(), EmbeddedBroker()
+    async with _served(ids, broker, clock, told, period="1s"):
+        await asyncio.sleep(3)
+        clock.ahead = 600
+        await asyncio.sleep(10)
+    ids.clear()
+    told.clear()
+    clock.ahead = 0
+    async with _served(ids, broker, clock, told, period="1s"):
+        await asyncio.sleep(10)
+    assert len(ids) >= 9
+    assert told == [pytest.approx(600, abs=5)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@in_virtual_time
+async def test_deleted_schedule_queue_sends_no_history_again(seed: int) -> None:
+    """Three processes, of which two have waited for an hour. What the sender had sent stays sent."""
+    ids: list[str] = []
+    broker = EmbeddedBroker(seed=seed)
+    async with AsyncExitStack() as stack:
+        running = [
+            await stack.enter_async_context(
+                AppTest(_app(ids, missed="each"), broker=broker, chance=chance)
+            )
+            for chance in ((0.9, 0.1, 0.5), (0.1, 0.9, 0.5), (0.5, 0.1, 0.9), (0.5, 0.5, 0.5))[seed]
+        ]
+        await running[0].advance(3600)
+        await running[seed % 3].stop()  # in some runs the sender, so that another one takes over
+        await running[(seed + 1) % 3].advance(1800)
+        channel = await (await broker.connect()).open_channel()
+        for _ in range(3):
+            await channel.delete_queue("report.schedule")
+            await running[(seed + 1) % 3].advance(900)
+    assert len(ids) == len(set(ids)) == (3600 + 1800 + 2700) // 300
 
 
 @in_virtual_time
