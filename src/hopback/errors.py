@@ -37,6 +37,7 @@
     │   └── NotAllowed            switched off here, or not granted
     ├── LeaseLost                 theirs: another process runs the job now
     ├── StoreUnavailable          theirs: the database of jobs and audit does not answer
+    │   └── StoreDamaged          theirs: the database is corrupt
     ├── ServerUnavailable         theirs: the server that was asked does not answer
     ├── ServerFailed              theirs: the server that was asked failed
     ├── MissingExtra              yours: a library is not installed; an ImportError, too
@@ -87,6 +88,7 @@ __all__ = [
     "ServerFailed",
     "ServerUnavailable",
     "SessionOver",
+    "StoreDamaged",
     "StoreUnavailable",
     "TopologyConflict",
     "TopologyError",
@@ -417,6 +419,17 @@ class StoreUnavailable(HopbackError):
     """The database of jobs, audit and keys does not answer, or refused."""
 
     remedy: ClassVar[str] = "Check that the database is up and has room; then try again."
+
+
+class StoreDamaged(StoreUnavailable):
+    """The database is corrupt. Messages are in the broker and are not affected."""
+
+    remedy: ClassVar[str] = (
+        "Stop every process that uses the database and copy its files (for SQLite also -wal and -shm)."
+        " Then restore a backup, or recover the rows with `sqlite3 FILE .recover`, or move the files away"
+        " and start with an empty database. The broker's messages are not affected. The guide"
+        " 'Operate dead letters' describes each step."
+    )
 
 
 class ServerUnavailable(HopbackError):

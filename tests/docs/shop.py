@@ -52,7 +52,6 @@ def shop(folder: Path) -> Iterator[dict[str, str]]:
         yield {
             "HOPBACK_BROKER": broker.url,
             "HOPBACK_MANAGEMENT": broker.http_url,
-            "HOPBACK_STORE": f"sqlite:///{folder / 'jobs.db'}",
             "HOPBACK_FORMAT": "table",
             "XDG_STATE_HOME": str(folder),
         }

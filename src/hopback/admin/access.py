@@ -23,7 +23,7 @@ from hopback.admin.pages import (
     own_page,
     see_other,
 )
-from hopback.admin.problems import Refused
+from hopback.admin.problems import Refused, trouble_title
 from hopback.admin.queue_rules import EVERY_QUEUE, NO_QUEUE
 from hopback.admin.roles import EVERYTHING, Role
 from hopback.deadletters.contract import AuditEntry, AuditList, Moment
@@ -230,7 +230,10 @@ async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
     known = None
     with suppress(Refused):  # a probe with a wrong key is still a probe
         known = await services.gate.identify(call.request)
-    reason = "" if error is None else "the broker does not answer"
+    reason = ""
+    if error is not None:
+        title = trouble_title(error)
+        reason = title[0].lower() + title[1:]
     if known is not None and isinstance(error, HopbackError):
         reason = str(error)
     broker = "" if known is None else services.live.address

@@ -20,7 +20,7 @@ from starlette.routing import Match, Route
 from hopback import __version__
 from hopback.admin.auth import address_of, forbidden, unauthorized
 from hopback.admin.events import AT_ONCE_S, EVENTS, LongWork
-from hopback.admin.problems import MEDIA_TYPE, Refused, problem_response, unexpected
+from hopback.admin.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
 from hopback.admin.queue_rules import may_begin, require
 from hopback.admin.roles import Role
 from hopback.deadletters.codec import convert, decode, encode
@@ -103,9 +103,13 @@ class Call(Generic[QueryT, BodyT]):
 
     def refusal(self, error: BaseException) -> Response:
         """The answer to an error, where the answer has begun already; nobody else writes it down then."""
-        refused = self.services.placed_refusal(error) if isinstance(error, Exception) else None
+        refused = None
+        if isinstance(error, Exception):
+            refused = self.services.placed_refusal(error, self.request)
         if refused is None:
             _LOG.error("request %s failed", self.correlation, exc_info=error)
+        else:
+            log_refusal(self.request.scope, refused.status)
         path = self.request.url.path
         return problem_response(refused or unexpected(), path, self.correlation)
 
@@ -228,7 +232,7 @@ def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Ro
         try:
             return await _answer(methods[method], request, services)
         except Exception as error:
-            refused = services.placed_refusal(error)
+            refused = services.placed_refusal(error, request)
             if refused is None:
                 raise
             return problem_response(refused, request.url.path, request.state.correlation)

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
@@ -47,7 +48,7 @@ from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.admin.pages import WORK_PAGES, problem_page
 from hopback.admin.pages_deadletters import DEADLETTER_PAGES
 from hopback.admin.pages_jobs import JOB_PAGES
-from hopback.admin.problems import Refused, problem_response, refusal_of, unexpected
+from hopback.admin.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
 from hopback.admin.queue_rules import EVERY_QUEUE, PATH_QUEUE, may_begin
 from hopback.admin.rendering import renderer
 from hopback.admin.roles import Role
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from jinja2 import Environment
-    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from hopback.admin.api import ApiEndpoint
@@ -496,7 +496,7 @@ class Shell:
         others = [each for each in scope["headers"] if each[0] != b"x-correlation-id"]
         scope = {**scope, "headers": [*others, (b"x-correlation-id", correlation.encode())]}
         scope["state"] = {**scope.get("state", {}), "correlation": correlation}
-        sending = _Sending(send, correlation)
+        sending = _Sending(send, correlation, scope)
         try:
             imports = IMPORT_PATH.fullmatch(sent_path(scope)) is not None
             most = self._limits.import_bytes if imports else self._limits.request_bytes
@@ -504,7 +504,7 @@ class Shell:
             self._check(headers, most)
             await self._app(scope, _bounded(receive, most, seconds), sending)
         except Exception as error:  # the last resort: what nobody caught is answered and logged
-            refused = refusal_of(error)
+            refused = refusal_of(error, Request(scope))
             if refused is None:
                 _LOG.error("request %s failed", correlation, exc_info=error)
             if not sending.started:
@@ -530,8 +530,9 @@ class Shell:
 class _Sending:
     """Adds what every answer carries."""
 
-    def __init__(self, send: Send, correlation: str) -> None:
+    def __init__(self, send: Send, correlation: str, scope: Scope) -> None:
         self._send = send
+        self._scope = scope
         self._correlation = correlation
         self.started = False
         self.ended = False
@@ -539,6 +540,8 @@ class _Sending:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
+            if message["status"] >= 400:
+                log_refusal(self._scope, message["status"])
             headers = MutableHeaders(scope=message)
             headers["X-Correlation-ID"] = self._correlation
             for name, value in _HEADERS.items():

@@ -106,7 +106,7 @@ class _Documented:
             try:
                 response = await work(request, await self.authorize(request))
             except Exception as error:
-                refused = refusal_of(error)
+                refused = refusal_of(error, request)
                 if refused is None:
                     raise
                 response = self._refusal(refused, request, correlation)

@@ -359,7 +359,7 @@ async def _respond(
             response.headers["location"] = services.prefix + onward
         return response
     except Exception as error:
-        refused = refusal_of(error)
+        refused = refusal_of(error, request)
         if refused is None:
             raise
         if request.method != "GET" and refused.status in (401, 403):
@@ -398,7 +398,7 @@ def problem_page(
     own = request.url.path.removeprefix(services.prefix)
     is_look_over = own.startswith("/sessions/") and refused.status == 404
     words = {
-        "title": _TITLES.get(refused.status, "That did not work"),
+        "title": _CODE_TITLES.get(refused.code) or _TITLES.get(refused.status, "That did not work"),
         "detail": refused.detail,
         "remedy": str(refused.more.get("remedy", "")),
     }
@@ -450,6 +450,14 @@ _TITLES = {
     422: "This cannot be done as asked",
     429: "Too much at once",
     503: "The broker does not answer",
+}
+_CODE_TITLES = {
+    "broker-refused": "The broker refused",
+    "broker-failed": "The broker reported an error",
+    "database-damaged": "The database is damaged",
+    "database-unavailable": "The database does not answer",
+    "management-refused": "The management API refused",
+    "management-unavailable": "The management API does not answer",
 }
 
 

@@ -18,7 +18,7 @@ from hopback.admin.auth import forbidden
 from hopback.admin.events import AT_ONCE_S, changes_of_board, page_search_events
 from hopback.admin.overview import Insight, read_all
 from hopback.admin.pages import Pages, form_target, in_time, see_other
-from hopback.admin.problems import Refused, refusal_of
+from hopback.admin.problems import Refused, refusal_of, trouble_title
 from hopback.admin.queue_rules import (
     EVERY_QUEUE,
     NO_QUEUE,
@@ -50,7 +50,7 @@ from hopback.deadletters.requests import (
 )
 from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.surveys import SurveyProgress
-from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed
+from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed, StoreDamaged
 from hopback.fields import Timestamp
 
 if TYPE_CHECKING:
@@ -142,7 +142,17 @@ class BoardBroker:
         """Why nothing newer is known; empty if nothing stands in the way."""
         if self.swept is None:
             return "it has not answered yet"
-        return "" if self.swept.error is None else str(self.swept.error)
+        error = self.swept.error
+        if isinstance(error, StoreDamaged):
+            return f"{error}. {error.remedy}"
+        return "" if error is None else str(error)
+
+    @property
+    def trouble_title(self) -> str:
+        """The part that fails."""
+        name = self.services.name
+        error = None if self.swept is None else self.swept.error
+        return trouble_title(error, f"Broker {name}" if name else "The broker")
 
 
 async def _shown_brokers(visit: Visit) -> list[BoardBroker]:
@@ -383,9 +393,9 @@ async def _alive(visit: Visit) -> Response:
         for view in visit.operations.sessions()
     )
     told = swept.error is not None and visit.principal.role is not None
-    broker = visible(str(swept.error)) if told else ""
+    trouble = f"{trouble_title(swept.error)}: {visible(str(swept.error))}" if told else ""
     return JSONResponse(
-        {"held": held, "broker": broker, "readAt": swept.at},
+        {"held": held, "trouble": trouble, "readAt": swept.at},
         headers={"Cache-Control": "no-store"},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,13 +19,30 @@ from hopback.errors import (
     NotAllowed,
     SessionOver,
 )
+from hopback.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MEDIA_TYPE", "Refused", "problem_body", "problem_response", "refusal_of", "unexpected"]
+    from starlette.requests import Request
+    from starlette.types import Scope
+
+__all__ = [
+    "MEDIA_TYPE",
+    "Refused",
+    "log_refusal",
+    "problem_body",
+    "problem_response",
+    "refusal_of",
+    "trouble_title",
+    "unexpected",
+]
 
 MEDIA_TYPE = "application/problem+json"
+
+_LOG = logging.getLogger("hopback.admin")
+_LOGGED_PATH = 500
+"""Characters of a path in the log; the rest is left out."""
 
 
 class Refused(errors.HopbackError):
@@ -70,16 +88,24 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 )
 
 
-def refusal_of(error: Exception) -> Refused | None:
-    """The answer to an error that is known; None for one that nobody expected."""
+def refusal_of(error: Exception, request: Request | None = None) -> Refused | None:
+    """The answer to an error that is known; None for an unexpected one. The request logs the error."""
+    if request is not None:
+        request.state.refused_for = error
     if isinstance(error, Refused):
         return error
     if isinstance(error, JobConflict) and error.job is not None:
         url = f"/admin/dlq/jobs/{error.job.id}"
         return Refused(409, "job-conflict", str(error), more={"job": url})
     if isinstance(error, errors.StoreUnavailable):
+        # The error may name files and hosts, and callers who are not signed in get this answer, too.
+        is_damaged = isinstance(error, errors.StoreDamaged)
         return Refused(
-            503, "database-unavailable", "The database of jobs and audit does not answer."
+            503,
+            "database-damaged" if is_damaged else "database-unavailable",
+            f"The database of jobs and audit {'is damaged' if is_damaged else 'does not answer'}.",
+            more={"remedy": error.remedy},
+            headers={} if is_damaged else {"Retry-After": "5"},
         )
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
@@ -90,12 +116,40 @@ def refusal_of(error: Exception) -> Refused | None:
     return None
 
 
+def trouble_title(error: BaseException | None, broker: str = "The broker") -> str:
+    """Name the part that fails while the queues cannot be read; `broker` is the broker's name in it."""
+    if isinstance(error, errors.StoreDamaged):
+        return "The database is damaged"
+    if isinstance(error, errors.StoreUnavailable):
+        return "The database does not answer"
+    if isinstance(error, errors.ManagementError):
+        return f"The management API of {broker[0].lower()}{broker[1:]} does not answer"
+    return f"{broker} does not answer"
+
+
 def unexpected() -> Refused:
     """The answer to what nobody expected: nothing of the cause, which is in the log."""
     return Refused(
         500,
         "internal",
         "Something went wrong that nobody expected; the log has it under the correlation id.",
+    )
+
+
+def log_refusal(scope: Scope, status: int) -> None:
+    """Log an error answer with its correlation id, so that an id shown to a caller leads to the cause."""
+    state = scope["state"]
+    cause = state.get("refused_for")
+    code = f" {cause.code}" if isinstance(cause, Refused) else ""
+    _LOG.log(
+        logging.WARNING if status >= 500 else logging.INFO,
+        "request %s: %s %s answered %d%s%s",
+        state["correlation"],
+        scope["method"],
+        one_line(scope["path"][:_LOGGED_PATH]),
+        status,
+        code,
+        f": {one_line(str(cause))}" if cause is not None else "",
     )
 
 

@@ -202,9 +202,9 @@ class Services:
         """An answer of the operations with its paths below the prefix."""
         return placed(value, self.prefix) if self.prefix else value
 
-    def placed_refusal(self, error: Exception) -> Refused | None:
+    def placed_refusal(self, error: Exception, request: Request) -> Refused | None:
         """The answer to an error that is known, with its paths below the prefix."""
-        refused = refusal_of(error)
+        refused = refusal_of(error, request)
         job = None if refused is None else refused.more.get("job")
         if refused is None or not self.prefix or not isinstance(job, str):
             return refused

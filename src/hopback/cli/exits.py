@@ -55,6 +55,7 @@ _CODES: dict[type[BaseException], Exit] = {
     errors.ConnectionFailed: Exit.UNREACHABLE,
     errors.ConnectionLost: Exit.UNREACHABLE,
     errors.ServerUnavailable: Exit.UNREACHABLE,
+    errors.StoreDamaged: Exit.FAILED,
     errors.StoreUnavailable: Exit.UNREACHABLE,
     errors.BadFilter: Exit.USAGE,
     errors.BadRequest: Exit.USAGE,

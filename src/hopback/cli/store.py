@@ -18,7 +18,7 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import log_format_option, rabbitmq
-from hopback.errors import StoreUnavailable
+from hopback.errors import StoreDamaged, StoreUnavailable
 from hopback.private_files import private_folder
 from hopback.waiting import first_of
 
@@ -103,6 +103,8 @@ def database_errors(*connecting: type[Exception]) -> Iterator[None]:
 def unreachable(error: Exception) -> CommandFailed:
     """What the database, or the way to it, said; never the statement, nor the password."""
     said = (str(error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, StoreDamaged):
+        return CommandFailed(said, do=error.remedy)
     return CommandFailed(
         said if isinstance(error, StoreUnavailable) else f"the database cannot be used: {said}",
         do="Check address, credentials and that the database exists.",

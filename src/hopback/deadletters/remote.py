@@ -72,6 +72,8 @@ from hopback.errors import (
     ServerFailed,
     ServerUnavailable,
     SessionOver,
+    StoreDamaged,
+    StoreUnavailable,
     UnsafeOperation,
 )
 from hopback.extras import needs
@@ -644,6 +646,10 @@ def _refusal_of(status: int, problem: object) -> HopbackError:
     remedy = str(problem.get("remedy") or _REMEDIES.get(status, ""))
     if code == "unsafe":
         return UnsafeOperation(text)
+    if code == "database-damaged":
+        return StoreDamaged(f"{text.rstrip('.')} on the server")
+    if code == "database-unavailable":
+        return StoreUnavailable(f"{text.rstrip('.')} on the server")
     if status in _AWAY:
         return ServerUnavailable(text)
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)

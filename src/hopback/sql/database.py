@@ -17,6 +17,7 @@ __all__ = [
     "RowRefused",
     "SqlDatabase",
     "Values",
+    "is_damage",
     "placeholders",
 ]
 
@@ -49,6 +50,20 @@ class SqlDatabase(Protocol):
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
         """Do work that changes nothing."""
+
+
+_SQLITE_DAMAGE = frozenset({11, 26})
+"""SQLITE_CORRUPT and SQLITE_NOTADB: pages that contradict each other, or a header that is not SQLite's."""
+_POSTGRESQL_DAMAGE = frozenset({"XX001", "XX002"})
+"""data_corrupted and index_corrupted."""
+
+
+def is_damage(error: object) -> bool:
+    """Whether a driver's error reports a corrupt database, by SQLite's code or PostgreSQL's SQLSTATE."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_DAMAGE
+    return getattr(error, "sqlstate", None) in _POSTGRESQL_DAMAGE
 
 
 def placeholders(prefix: str, values: Iterable[object]) -> tuple[str, dict[str, object]]:

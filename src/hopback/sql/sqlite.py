@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
-from hopback.errors import StoreUnavailable
+from hopback.errors import StoreDamaged, StoreUnavailable
 from hopback.private_files import create_private, make_private
-from hopback.sql.database import NOTHING, RowRefused
+from hopback.sql.database import NOTHING, RowRefused, is_damage
 from hopback.sql.versions import LATEST, apply_missing, version_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SqliteDatabase",
     "create_database_file",
+    "damage_text",
     "make_database_private",
     "set_up",
     "sqlite_file",
@@ -131,7 +132,7 @@ class SqliteDatabase:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._closing.is_set():
             raise StoreUnavailable(f"the database cannot be used: {self._file} was closed")
-        with _store_errors():
+        with _store_errors(self._file):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     # --- in the thread
@@ -195,11 +196,20 @@ def _executing(connection: sqlite3.Connection) -> Execute:
     return execute
 
 
+def damage_text(file: Path, error: BaseException) -> str:
+    """Name the corrupt file and SQLite's reason."""
+    code = getattr(error, "sqlite_errorcode", None)
+    doubt = ", or the file is not a database" if code == sqlite3.SQLITE_NOTADB else ""
+    return f"the database {file} is damaged{doubt}: {error}"
+
+
 @contextmanager
-def _store_errors() -> Iterator[None]:
-    """Make a StoreUnavailable of what SQLite says."""
+def _store_errors(file: Path) -> Iterator[None]:
+    """Raise SQLite's errors as StoreUnavailable."""
     try:
         yield
     except sqlite3.Error as error:
+        if is_damage(error):
+            raise StoreDamaged(damage_text(file, error)) from error
         kind = RowRefused if isinstance(error, sqlite3.IntegrityError) else StoreUnavailable
         raise kind(f"the database cannot be used: {error}") from error

@@ -32,10 +32,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
 from hopback.clock import SystemClock
-from hopback.errors import HopbackError, StoreUnavailable
+from hopback.errors import HopbackError, StoreDamaged, StoreUnavailable
 from hopback.extras import needs
-from hopback.sql.database import NOTHING, RowRefused
-from hopback.sql.sqlite import create_database_file, make_database_private, set_up, sqlite_file
+from hopback.sql.database import NOTHING, RowRefused, is_damage
+from hopback.sql.sqlite import (
+    create_database_file,
+    damage_text,
+    make_database_private,
+    set_up,
+    sqlite_file,
+)
 from hopback.sql.versions import LATEST, SLOTS, apply_missing, version_of
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
     from threading import Thread
 
     from sqlalchemy import Connection
+    from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from hopback.clock import Clock
@@ -401,7 +408,10 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        said = str(getattr(error, "orig", None) or type(error).__name__).splitlines()
+        original = getattr(error, "orig", None)
+        said = str(original or type(error).__name__).splitlines()
+        if is_damage(original):
+            raise StoreDamaged(f"the database is damaged: {said[0]}") from error
         kind = RowRefused if isinstance(error, IntegrityError) else StoreUnavailable
         raise kind(
             f"the database cannot be used: {said[0] if said else type(error).__name__}"
@@ -476,9 +486,14 @@ def _make_sqlite_safe(engine: AsyncEngine) -> None:
             raw.terminate()  # the pool does not know this connection yet, nobody else would close it
             raise
 
+    def on_error(context: ExceptionContext) -> None:
+        if file is not None and is_damage(context.original_exception):
+            raise StoreDamaged(damage_text(file, context.original_exception))
+
     def on_begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     event.listen(engine.sync_engine, "do_connect", on_do_connect)
     event.listen(engine.sync_engine, "connect", on_connect)
     event.listen(engine.sync_engine, "begin", on_begin)
+    event.listen(engine.sync_engine, "handle_error", on_error)

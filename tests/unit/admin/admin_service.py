@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from hopback.deadletters.journal import Journal
+
 __all__ = ["DLQ", "MAIN", "NOW", "SECRET", "Admin", "admin", "dead_letter", "settings", "topology"]
 
 MAIN, DLQ = "orders", "orders.dlq"
@@ -109,6 +111,7 @@ async def admin(
     version: str = "4.3",
     extra: tuple[Queue, ...] = (),
     raising: bool = True,
+    journal: Journal | None = None,
     **options: Any,
 ) -> AsyncIterator[Admin]:
     """The service over these dead letters; `options` are for `create_app`."""
@@ -128,6 +131,7 @@ async def admin(
         topologies=(declared,),
         settings=Settings(exports=exports, editing=editing),
         clock=clock,
+        journal=journal,
     ) as operations:
         app = create_app(
             operations,

@@ -25,7 +25,7 @@ async def test_a_page_that_stands_open_learns_what_no_longer_holds() -> None:
         await service.operations.release(session)
         over = (await service.client.get("/alive", params={"session": session})).json()
     assert (held["held"], over["held"]) == (True, False)
-    assert held["broker"] == ""
+    assert held["trouble"] == ""
 
 
 async def test_a_lost_session_leads_back_to_its_queue() -> None:

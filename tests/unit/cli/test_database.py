@@ -48,7 +48,9 @@ async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path: Path)
     file.write_text("something else entirely, and long enough to be seen as no database" * 20)
     file.chmod(0o644)
     before = file.read_bytes()
-    with pytest.raises(CommandFailed, match="the database cannot be used: file is not a database"):
+    with pytest.raises(
+        CommandFailed, match="or the file is not a database: file is not a database"
+    ):
         async with light_journal(f"sqlite:///{file}", ManualClock()) as light:
             await light.write(_ENTRY)
     assert file.read_bytes() == before

@@ -138,7 +138,7 @@ async function ask() {
       const found = await answer.json();
       since = 0;
       if (held && !found.held) stand("over", "This look is over: nothing is held any more. What you see is from before.");
-      else if (found.broker) stand("broker", `The broker does not answer: ${found.broker} Numbers are from ${moment(found.readAt)}; this page asks again by itself.`);
+      else if (found.trouble) stand("broker", `${found.trouble} Numbers are from ${moment(found.readAt)}; this page asks again by itself.`);
       else stand("", "");
     }
     // Any other answer (too many requests) is one: the service is there.
