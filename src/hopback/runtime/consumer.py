@@ -351,6 +351,11 @@ class Consumer:
         return self._work.held + self._work.kept
 
     @property
+    def kept(self) -> int:
+        """How many deliveries could be neither settled nor moved."""
+        return self._work.kept
+
+    @property
     def standstill(self) -> str:
         """Why nothing more can be handled: all that may be in hand is held; empty if it is not."""
         full = self._work.stuck >= self._limits.concurrency
