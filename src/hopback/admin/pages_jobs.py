@@ -39,6 +39,7 @@ from hopback.deadletters.requests import (
     Selection,
     Window,
 )
+from hopback.deadletters.return_watch import MEASURE_S
 from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadRequest, HopbackError, NoSuch
 from hopback.renamed import OldNameLookup, old_names
@@ -64,6 +65,7 @@ _SECOND = (
     "target_queue",
     "rate",
     "watch",
+    "returned",
     "change",
     "reason",
 )  # those of step 2, but for boxes
@@ -89,7 +91,12 @@ async def _redrive(visit: Visit) -> Response:
         visit.need(Role.ADMIN, visit.path["queue"])
     target = form_target(visit.field("target"), visit.field("target_queue"))
     ramp = RAMP if _ticked(visit, "ramp") else ()
-    pace = Pace(visit.rate(), ramp=ramp, watch_s=visit.seconds("watch", most=LONGEST_WATCH_S))
+    pace = Pace(
+        visit.rate(),
+        ramp=ramp,
+        watch_s=visit.seconds("watch", most=LONGEST_WATCH_S),
+        max_returned=visit.number("returned", 0, most=10_000_000),
+    )
     return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
 
 
@@ -207,7 +214,8 @@ async def _review(
         changes.append((sample.id, sample.problem, lines))
     return _page(
         visit, request, 3, trouble,
-        plan=plan, expected=goes, selected=plan.selected, least_s=watches * (plan.watch_s or 0.0),
+        plan=plan, expected=goes, selected=plan.selected,
+        least_s=watches * plan.watch_s + min(plan.watch_s, MEASURE_S),
         busy=None, target_words=await _target_words(visit, request.queue, plan.target),
         key=visit.field("key") or secrets.token_hex(12), changes=changes,
     )  # fmt: skip
