@@ -200,18 +200,10 @@ async def _review(
     goes = max(expected - left, 0)
     stages = [sum(plan.ramp[: number + 1]) for number in range(len(plan.ramp))]
     watches = sum(end < goes for end in stages) + 1
-    # Of each sample its id, why it stays as it is, and the lines of its difference with their marks.
-    changes = []
-    for sample in plan.changes:
-        lines: list[tuple[str, str]] = []
-        for line in sample.diff[2:] if len(sample.diff) > 2 else sample.diff:
-            if not line.startswith(("+", "-", " ")):  # what lies between two places, or beyond
-                lines.append(("…", "" if line.startswith("@@") else visible(line)))
-            else:
-                lines.append((line[0], visible(line[1:])))
-        if lines and lines[0] == ("…", ""):
-            del lines[0]
-        changes.append((sample.id, sample.problem, lines))
+    changes = [
+        (sample.id, sample.problem, [(line[0], visible(line[1:])) for line in sample.diff])
+        for sample in plan.changes
+    ]
     return _page(
         visit, request, 3, trouble,
         plan=plan, expected=goes, selected=plan.selected,
@@ -372,7 +364,7 @@ async def _came_back(visit: Visit) -> Response:
     return visit.page("search.html", job=job, find=f"job:{job.id}", queue=job.queue, trouble="")
 
 
-@JOB_PAGES.get("/jobs/{job}/came-back/events", Role.OPERATOR, JOB_QUEUE)
+@JOB_PAGES.get("/jobs/{job}/came-back/events", Role.OPERATOR, JOB_QUEUE, is_heavy=True)
 async def _came_back_events(visit: Visit) -> Response:
     job = await _job_in_path(visit)
     found = visit.operations.search(SearchRequest(job=job.id, by=GroupBy.FINGERPRINT.value))
