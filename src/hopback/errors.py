@@ -19,13 +19,15 @@
     │   ├── ManagementError       the HTTP management API failed or refused
     │   │   ├── ManagementRefused   401, 403
     │   │   └── ManagementNotFound  404
+    │   ├── AnswerTimeout         the broker left a request unanswered
     │   ├── NoReply               a request got no reply in time, or none can come any more
     │   └── PublishFailed         a message has no confirmed home
     │       ├── Returned          no queue wanted it
     │       ├── Nacked            a queue refused it
     │       ├── ConfirmTimeout    the broker said nothing in time
     │       ├── PublishInterrupted  the channel died before the broker answered
-    │       └── DeliveryLost      not sent: the delivery that caused it is no longer ours
+    │       ├── DeliveryLost      not sent: the delivery that caused it is no longer ours
+    │       └── InvalidMessage    no broker would take it, so nothing was sent
     ├── OperationRefused          yours: an operation on dead letters cannot be done as asked
     │   ├── BadRequest            a part of the request has to change
     │   ├── BadFilter             a term of a filter cannot be read
@@ -53,6 +55,7 @@ from typing import ClassVar, Protocol, Self
 
 __all__ = [
     "AccessRefused",
+    "AnswerTimeout",
     "BadFilter",
     "BadLine",
     "BadRequest",
@@ -64,6 +67,7 @@ __all__ = [
     "CountMismatch",
     "DeliveryLost",
     "HopbackError",
+    "InvalidMessage",
     "InvalidTopology",
     "JobConflict",
     "LeaseLost",
@@ -243,6 +247,14 @@ class ManagementNotFound(ManagementError):
     remedy: ClassVar[str] = "Correct the name, or check that the address is a management API."
 
 
+class AnswerTimeout(BrokerError):
+    """The broker did not answer a request (a declaration, a new channel, a subscription) in time."""
+
+    remedy: ClassVar[str] = (
+        "Look at the broker: its log, its load, and for quorum queues whether a leader exists."
+    )
+
+
 class NoReply(BrokerError):
     """A request got no reply in time, or none can come any more; whether it was handled is not known."""
 
@@ -298,6 +310,12 @@ class DeliveryLost(PublishFailed):
     """
 
     remedy: ClassVar[str] = "Let the handler end: the broker delivers its message again."
+
+
+class InvalidMessage(PublishFailed):
+    """The message cannot be published as it is, on any broker. Nothing was sent."""
+
+    remedy: ClassVar[str] = "Correct the property, header or reply address that the text names."
 
 
 class OperationRefused(HopbackError):

@@ -69,9 +69,9 @@ class Site:
         return max(20, round(count * self.scale))
 
     @asynccontextmanager
-    async def node(self) -> AsyncIterator[RabbitNode]:
-        """A node of its own, with production's settings."""
-        node = RabbitNode(installation=self.installation, timings=self.timings)
+    async def node(self, conf: str = "") -> AsyncIterator[RabbitNode]:
+        """A node of its own, with production's settings and further lines of `rabbitmq.conf`."""
+        node = RabbitNode(installation=self.installation, timings=self.timings, conf=conf)
         await asyncio.to_thread(node.start)
         try:
             yield node

@@ -1,21 +1,40 @@
-"""A publisher that outlives its connections: every message confirmed, or its sender told.
+"""A publisher that survives its connections. Each publish is confirmed or raises.
 
-It has a connection of its own: when the broker blocks publishers it stops reading that connection, and
-acks of consumers must not wait behind it.
+It has a connection of its own: a broker that blocks publishers stops reading their connection, and acks of
+consumers must not wait behind it.
+
+A refused publish (404, 403, 406) closes its channel. Only publishes that cannot be refused, as far as this
+connection knows (`proven_routes`), share a channel and are pipelined. All others go apart: on scratch
+channels with one publish in flight each. If a shared channel is closed nevertheless, because an exchange was
+deleted or a right revoked, its publishes are sent again apart, and only the refused one fails.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from hopback.broker.proven_routes import ProvenRoutes
+from hopback.broker.sendable import check_message, is_plain
 from hopback.broker.supervise import Supervised
-from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, DeliveryLost, Nacked
+from hopback.errors import (
+    ChannelClosed,
+    ConnectionFailed,
+    ConnectionLost,
+    DeliveryLost,
+    Nacked,
+    PublishInterrupted,
+    Returned,
+)
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection
+
     from hopback.broker.port import Broker, Channel, Connection
+    from hopback.broker.proven_routes import Route
     from hopback.broker.supervise import Backoff, OnFailure, OnState, SupervisedState
     from hopback.message import Message
 
@@ -25,6 +44,16 @@ _NACKS_IN_A_ROW = 10
 """A channel that first met a quorum queue without a leader is nacked forever on RabbitMQ ≤ 3.12.0,
 though the queue has a new leader: only a new channel helps."""
 _SECONDS_BETWEEN_REOPENINGS = 1.0  # a queue that goes on refusing must not cost a channel each time
+_SCRATCH_CHANNELS = 64
+"""Publishes that go apart at the same time. Further ones wait for a scratch channel. RabbitMQ allows 2,047
+channels on a connection."""
+_IDLE_CHANNELS = 4
+"""Scratch channels that stay open without a publish. Those beyond it close after `_IDLE_S`."""
+_IDLE_S = 5.0
+"""Seconds. A steady flow of new routes uses the same channels again, a burst leaves few of them behind."""
+_FIRST_PROOF_S = 0.1
+"""Seconds that a publish waits for the first publish on the same new route, in order to follow it on the
+shared channel. It then goes apart itself: a queue that confirms slowly must not hold up others."""
 
 _LOST = (
     "nothing was sent: the channel of the delivery that is being handled has ended, and the broker"
@@ -33,10 +62,51 @@ _LOST = (
 
 
 @dataclass(slots=True, eq=False)
+class _PublishSession:
+    """One publishing connection: the routes proven on it, and its idle scratch channels."""
+
+    connection: Connection
+    proven: ProvenRoutes
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_SCRATCH_CHANNELS))
+    idle: list[tuple[float, Channel]] = field(default_factory=list)
+    """Scratch channels without a publish, and since when. The last one is used next."""
+    first: dict[Route, asyncio.Future[None]] = field(default_factory=dict)
+    """The first publishes on new routes, still in flight."""
+
+    async def scratch(self) -> Channel:
+        return self.idle.pop()[1] if self.idle else await self.connection.open_channel()
+
+    @asynccontextmanager
+    async def turn(self, message: Message) -> AsyncIterator[bool]:
+        """Let the first publish on a new route go ahead; whether this one still has to be proven."""
+        route = self.proven.route(message)
+        first = self.first.get(route)
+        if first is not None:
+            await asyncio.wait({first}, timeout=_FIRST_PROOF_S)
+            yield not self.proven.cover(message)
+            return
+        first = self.first[route] = asyncio.get_running_loop().create_future()
+        try:
+            yield True
+        finally:
+            del self.first[route]
+            first.set_result(None)
+
+    def take_back(self, channel: Channel) -> Channel | None:
+        """Keep an idle scratch channel; one that has been idle for too long, to be closed."""
+        now = asyncio.get_running_loop().time()
+        self.idle.append((now, channel))
+        if len(self.idle) > _IDLE_CHANNELS and now - self.idle[0][0] > _IDLE_S:
+            return self.idle.pop(0)[1]
+        return None
+
+
+@dataclass(slots=True, eq=False)
 class _OpenChannel:
-    """A channel in use, and how it fares."""
+    """The shared channel of a session."""
 
     channel: Channel
+    session: _PublishSession
     in_flight: int = 0
     nacks: int = 0
     retired: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,8 +130,9 @@ class Publisher:
     Entering it waits for the first connection and raises what kept it from being made; a connection
     that is lost later is made again. `start` does not wait: for a program that has to come up before
     its broker does.
-    `publish` waits at most `timeout` seconds for a usable channel. A channel error (a missing
-    exchange) fails only what was in flight on that channel; the next publish finds a new one.
+    `publish` waits at most `timeout` seconds for a usable channel. A publish that the broker refuses (a
+    missing exchange, a missing right, a body that is too large) fails alone. `keyless` names exchanges that
+    are known not to be topic exchanges: their routing keys need no proof of their own.
     """
 
     def __init__(
@@ -73,8 +144,10 @@ class Publisher:
         backoff: Backoff | None = None,
         on_state: OnState | None = None,
         on_failure: OnFailure | None = None,
+        keyless: Collection[str] = (),
     ) -> None:
         self._timeout = timeout
+        self._keyless = keyless
         self._line = Supervised(
             broker,
             name,
@@ -135,6 +208,8 @@ class Publisher:
             self._current.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
             self._current.exception()  # nobody may be waiting; that is no news
 
+    # --- publishing
+
     async def publish(
         self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
     ) -> None:
@@ -144,42 +219,64 @@ class Publisher:
         before the message is handed over.
 
         Returned, Nacked, ConfirmTimeout and PublishInterrupted tell this message's fate;
-        ConnectionFailed says that nothing was sent within the time. Unless both `mandatory` and
-        the message say so, a message that no queue wants is dropped without a word. A delay is the
-        business of an application that has declared its queues: here it is a ValueError.
+        ConnectionFailed says that nothing was sent within the time, InvalidMessage that no broker would take
+        it. Unless both `mandatory` and the message say so, a message that no queue wants is dropped without
+        a word. A delay is the business of an application that has declared its queues: here it is a
+        ValueError.
         """
         if message.delay is not None:
             raise ValueError("expected a message without delay: publish it by an App with delays()")
         wanted = mandatory and message.mandatory
+        may_share = is_plain(message.properties) or check_message(message)
         if ended is not None and ended.is_set():
             raise DeliveryLost(_LOST)
-        at_once = self._hand_over_at_once(message, wanted)
-        current, fate = at_once or await self._hand_over(message, wanted, ended)
-        try:
-            await fate
-            current.nacks = 0
-        except Nacked:
-            # Give up a channel that is nacked again and again; not too often, a queue may be full.
-            current.nacks += 1
-            now = asyncio.get_running_loop().time()
-            if (
-                current.nacks >= _NACKS_IN_A_ROW
-                and now - self._reopened_at >= _SECONDS_BETWEEN_REOPENINGS
-            ):
-                self._reopened_at = now
-                self._retire(current)
-            raise
-        finally:
-            current.leave()
+        handed = self._hand_over_at_once(message, wanted) if may_share else None
+        while True:
+            if handed is None:
+                handed = await self._hand_over(message, wanted, may_share, ended)
+                if handed is None:
+                    return  # published apart
+            current, fate = handed
+            try:
+                await fate
+                current.nacks = 0
+                return
+            except Nacked:
+                self._count_nack(current)
+                raise
+            except PublishInterrupted as error:
+                # The broker closed a channel on which nothing should have been refused: an exchange or a
+                # right is gone. Every publish that was interrupted goes apart now.
+                if not isinstance(error.__cause__, ChannelClosed):
+                    raise
+                current.session.proven.clear()
+                handed = None
+            finally:
+                current.leave()
+
+    def _count_nack(self, current: _OpenChannel) -> None:
+        """Give up a channel that is nacked again and again; not too often, a queue may be full."""
+        current.nacks += 1
+        now = asyncio.get_running_loop().time()
+        if (
+            current.nacks >= _NACKS_IN_A_ROW
+            and now - self._reopened_at >= _SECONDS_BETWEEN_REOPENINGS
+        ):
+            self._reopened_at = now
+            self._retire(current)
 
     def _hand_over_at_once(
         self, message: Message, mandatory: bool
     ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
-        """Send where nothing has to be waited for, which is nearly always; None if something has."""
+        """Send on the shared channel if nothing has to be waited for, which is nearly always."""
         if not self._current.done() or self._current.exception() is not None:
             return None
         current = self._current.result()
-        if current.retired.is_set() or not current.channel.has_room:
+        if (
+            current.retired.is_set()
+            or not current.session.proven.cover(message)
+            or not current.channel.has_room
+        ):
             return None
         try:
             fate = current.channel.publish(message, mandatory=mandatory)
@@ -189,25 +286,73 @@ class Publisher:
         return current, fate
 
     async def _hand_over(
-        self, message: Message, mandatory: bool, ended: asyncio.Event | None
-    ) -> tuple[_OpenChannel, asyncio.Future[None]]:
-        """Send on a channel that has room. One that proves closed has sent nothing: take the next."""
+        self, message: Message, mandatory: bool, may_share: bool, ended: asyncio.Event | None
+    ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
+        """Send on a channel that has room; None if the message was published apart.
+
+        A channel that proves closed has sent nothing: take the next.
+        """
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout) as limit:
                 while True:
                     current = await asyncio.shield(self._current)
+                    session = current.session
                     try:
+                        if not may_share:
+                            await self._apart(session, message, mandatory, ended, limit)
+                            return None
+                        if not session.proven.cover(message):
+                            async with session.turn(message) as is_due:
+                                if is_due:
+                                    await self._apart(session, message, mandatory, ended, limit)
+                                    return None
+                            continue
                         await current.channel.room()
                         if ended is not None and ended.is_set():
                             raise DeliveryLost(_LOST)
-                        if not current.retired.is_set():
+                        if not current.retired.is_set() and session.proven.cover(message):
                             fate = current.channel.publish(message, mandatory=mandatory)
                             current.enter()
                             return current, fate
                     except (ChannelClosed, ConnectionLost):
                         self._retire(current)
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise ConnectionFailed(self._nothing_sent()) from None
+
+    async def _apart(
+        self,
+        session: _PublishSession,
+        message: Message,
+        mandatory: bool,
+        ended: asyncio.Event | None,
+        limit: asyncio.Timeout,
+    ) -> None:
+        """Publish on a scratch channel. `limit` ends when it is sent: the confirm has its own time."""
+        async with session.slots:
+            channel = await session.scratch()
+            used: Channel | None = channel
+            try:
+                await channel.room()
+                if ended is not None and ended.is_set():
+                    used = session.take_back(channel)
+                    raise DeliveryLost(_LOST)
+                fate = channel.publish(message, mandatory=mandatory)
+                limit.reschedule(None)
+                await fate
+                session.proven.add(message)
+                used = session.take_back(channel)
+            except Returned:
+                session.proven.add(message)
+                used = session.take_back(channel)
+                raise
+            except Nacked:
+                session.proven.add(message)
+                raise
+            finally:
+                if used is not None:
+                    self._wind_down(asyncio.create_task(used.close()))
 
     def _nothing_sent(self) -> str:
         why = f"{self._line.state}: {self._line.reason}" if self._line.reason else self._line.state
@@ -223,18 +368,21 @@ class Publisher:
         ):
             self._current = asyncio.get_running_loop().create_future()
 
+    def _wind_down(self, closing: asyncio.Task[None]) -> None:
+        self._winding_down.add(closing)
+        closing.add_done_callback(self._winding_down.discard)
+
     async def _session(self, connection: Connection) -> None:
-        """Keep one channel open for as long as the connection lasts."""
+        """Keep one shared channel open for as long as the connection lasts."""
+        session = _PublishSession(connection, ProvenRoutes(self._keyless))
         try:
             while True:
-                current = _OpenChannel(await connection.open_channel())
+                current = _OpenChannel(await connection.open_channel(), session)
                 self._current.set_result(current)
                 await first_of(current.channel.wait_closed(), current.retired.wait())
                 self._retire(current)
                 # The channel is closed once everything on it has its fate.
-                closing = asyncio.create_task(_close_when_idle(current))
-                self._winding_down.add(closing)
-                closing.add_done_callback(self._winding_down.discard)
+                self._wind_down(asyncio.create_task(_close_when_idle(current)))
         finally:
             if self._current.done():
                 self._retire(self._current.result())

@@ -3,9 +3,8 @@
 A message leaves the outbox only after the broker has confirmed it. A relay that dies leaves its lease
 to run out; another then publishes what was in flight again, with the same message id.
 
-A message that cannot be published must not hold up others. One whose exchange is missing costs the
-whole channel, and with it all that was in flight: so what has failed before goes alone, after the
-rest, and rests for a growing time between two attempts.
+A message that cannot be published must not hold up others. A message that has failed before is published
+after the rest, and waits for a growing time between two attempts.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class Relay:
             await to_its_end(asyncio.ensure_future(self._outbox.release(claimed)))
 
     async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
-        """Publish side by side, of one key one after another; what has failed before goes alone."""
+        """Publish side by side, of one key one after another; what has failed before goes last."""
         this, now = _Round(), self._time()
         # The messages of each key, in order; one without key stands alone.
         by_key: dict[str | int, _Series] = {}

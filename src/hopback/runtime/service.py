@@ -50,6 +50,7 @@ from hopback.runtime.worker import FunctionRunner, OneByOne, Work, inside_middle
 from hopback.topology.check import Severity, check
 from hopback.topology.delays import longest_delay_ms
 from hopback.topology.expand import dead_letters_park
+from hopback.topology.model import ExchangeType
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -424,6 +425,7 @@ class Service:
             backoff=self.world.reconnect,
             on_state=self._state_of("publishing"),
             on_failure=partial(self._tell_failure, "publishing"),
+            keyless=self._exchanges_without_topics(),
         )
         self._line = Supervised(
             broker,
@@ -463,6 +465,13 @@ class Service:
         self.ready: _ReadyEvent = _ReadyEvent()
         """Set when every consumer has been started for the first time; `wait` raises what `run` raised."""
         self._told: dict[str, str] = {}
+
+    def _exchanges_without_topics(self) -> list[str]:
+        """The declared exchanges whose types were checked at the start and are not topic exchanges."""
+        if self.options.ownership is Ownership.EXTERNAL:
+            return []
+        known = (ExchangeType.DIRECT, ExchangeType.FANOUT, ExchangeType.HEADERS)
+        return [one.name for one in self.topology.exchanges if one.type in known]
 
     def _wanted_queues(self) -> tuple[str, ...]:
         wanted = self.options.queues

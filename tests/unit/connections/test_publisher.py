@@ -11,6 +11,7 @@ from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import Backoff
 from hopback.errors import (
     ConnectionFailed,
+    InvalidMessage,
     LoginRefused,
     Nacked,
     ProtocolError,
@@ -51,6 +52,14 @@ async def _turns(count: int = 30) -> None:
         await asyncio.sleep(0)
 
 
+async def _prove(publisher: Publisher, server: MemoryServer, scratch: int = 2) -> None:
+    """Have a publish to the default exchange confirmed on a scratch channel: later ones share channel 1."""
+    sending = asyncio.create_task(publisher.publish(Message("", "q", bytes(100))))
+    await _turns()
+    server.send(scratch, "basic.ack", delivery_tag=1)
+    await sending
+
+
 def _open_channels(server: MemoryServer) -> list[int]:
     return sorted(server.core.channels)
 
@@ -59,6 +68,7 @@ async def test_a_publish_waits_for_its_confirm() -> None:
     """Not done when sent; done when stored."""
     broker = _Broker()
     async with Publisher(broker) as publisher:
+        await _prove(publisher, broker.servers[0])
         sending = asyncio.create_task(publisher.publish(Message("", "q", b"x")))
         await _turns()
         assert not sending.done()
@@ -70,18 +80,19 @@ async def test_a_channel_nacked_again_and_again_is_replaced() -> None:
     """After ten nacks in a row a new channel is opened, and the old one closed when it is idle."""
     broker = _Broker()
     async with Publisher(broker) as publisher:
+        await _prove(publisher, broker.servers[0])
         for number in range(1, 11):
             sending = asyncio.create_task(publisher.publish(Message("", "q", b"x")))
             await _turns()
-            assert _open_channels(broker.servers[0]) == [1]
+            assert _open_channels(broker.servers[0]) == [1, 2]
             broker.servers[0].send(1, "basic.nack", delivery_tag=number)
             with pytest.raises(Nacked):
                 await sending
         await _turns()
-        assert _open_channels(broker.servers[0]) == [2]
+        assert _open_channels(broker.servers[0]) == [2, 3]
         sending = asyncio.create_task(publisher.publish(Message("", "q", b"y")))
         await _turns()
-        broker.servers[0].send(2, "basic.ack", delivery_tag=1)
+        broker.servers[0].send(3, "basic.ack", delivery_tag=1)
         await sending
     assert len(broker.servers) == 1
 
@@ -90,6 +101,7 @@ async def test_nacks_with_a_confirm_between_them_replace_nothing() -> None:
     """A queue that is full now and then is no reason for a new channel."""
     broker = _Broker()
     async with Publisher(broker) as publisher:
+        await _prove(publisher, broker.servers[0])
         for number in range(1, 31):
             sending = asyncio.create_task(publisher.publish(Message("", "q", b"x")))
             await _turns(8 if number > 1 else 30)
@@ -97,31 +109,152 @@ async def test_nacks_with_a_confirm_between_them_replace_nothing() -> None:
             broker.servers[0].send(1, name, delivery_tag=number)
             await asyncio.gather(sending, return_exceptions=True)
         await _turns()
-        assert _open_channels(broker.servers[0]) == [1]
+        assert _open_channels(broker.servers[0]) == [1, 2]
 
 
-async def test_a_closed_channel_fails_what_was_on_it_and_nothing_else() -> None:
-    """Publishes that still wait for room go on over the next channel."""
+def _on_channel(server: MemoryServer, number: int) -> list[bytes]:
+    return [found.body for found in server.published() if found.channel == number]
+
+
+async def test_publishes_of_an_unproven_route_have_a_channel_each() -> None:
+    """A refusal fails one message; the route is proven by the first confirm, and shared from then on."""
+    broker = _Broker()
+    async with Publisher(broker) as publisher:
+        refused = asyncio.create_task(publisher.publish(Message("missing", "k", b"refused")))
+        await _turns()
+        accepted = asyncio.create_task(publisher.publish(Message("there", "k", b"accepted")))
+        await _turns()
+        server = broker.servers[0]
+        assert (_on_channel(server, 2), _on_channel(server, 3)) == ([b"refused"], [b"accepted"])
+        server.send(2, "channel.close", reply_code=404, reply_text="NOT_FOUND")
+        with pytest.raises(PublishInterrupted, match="404"):
+            await refused
+        server.send(3, "basic.ack", delivery_tag=1)
+        await accepted
+        shared = [
+            asyncio.create_task(publisher.publish(Message("there", "k", b"more"))) for _ in range(3)
+        ]
+        await _turns()
+        assert _on_channel(server, 1) == [b"more"] * 3
+        server.send(1, "basic.ack", delivery_tag=3, multiple=True)
+        await asyncio.gather(*shared)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("topics", "another.key", b"x"),
+        Message("topics", "a.key", bytes(101)),
+        Message("topics", "a.key", b"x", Properties(user_id="someone")),
+        Message("topics", "a.key", b"x", Properties(headers={"CC": ["another.key"]})),
+        Message("topics", "a.key", b"x", Properties(delivery_mode=7)),
+    ],
+    ids=["key", "size", "user_id", "CC", "delivery_mode"],
+)
+async def test_a_publish_that_may_be_refused_does_not_share_a_channel(message: Message) -> None:
+    broker = _Broker()
+    async with Publisher(broker) as publisher:
+        first = asyncio.create_task(publisher.publish(Message("topics", "a.key", bytes(100))))
+        await _turns()
+        broker.servers[0].send(2, "basic.ack", delivery_tag=1)
+        await first
+        sending = asyncio.create_task(publisher.publish(message))
+        await _turns()
+        assert _on_channel(broker.servers[0], 1) == []
+        broker.servers[0].send(2, "basic.ack", delivery_tag=2)
+        await sending
+
+
+async def test_the_routing_key_does_not_matter_on_exchanges_known_not_to_be_topics() -> None:
+    broker = _Broker()
+    async with Publisher(broker, keyless=["direct"]) as publisher:
+        first = asyncio.create_task(publisher.publish(Message("direct", "a", b"x")))
+        await _turns()
+        broker.servers[0].send(2, "basic.ack", delivery_tag=1)
+        await first
+        sending = asyncio.create_task(publisher.publish(Message("direct", "b", b"y")))
+        await _turns()
+        assert _on_channel(broker.servers[0], 1) == [b"y"]
+        broker.servers[0].send(1, "basic.ack", delivery_tag=1)
+        await sending
+
+
+async def test_publishes_that_wait_for_the_first_of_their_route_follow_it_in_order() -> None:
     broker = _Broker()
     async with Publisher(broker) as publisher:
         sending = [
             asyncio.create_task(publisher.publish(Message("", "q", b"%d" % number)))
-            for number in range(8)
+            for number in range(5)
         ]
         await _turns()
-        assert len(broker.servers[0].published()) == 5
-        broker.servers[0].send(1, "channel.close", reply_code=404, reply_text="NOT_FOUND")
+        server = broker.servers[0]
+        assert [found.body for found in server.published()] == [b"0"]
+        server.send(2, "basic.ack", delivery_tag=1)
         await _turns()
-        broker.servers[0].send(2, "basic.ack", delivery_tag=3, multiple=True)
+        assert _on_channel(server, 1) == [b"1", b"2", b"3", b"4"]
+        server.send(1, "basic.ack", delivery_tag=4, multiple=True)
+        await asyncio.gather(*sending)
+
+
+@pytest.mark.parametrize(
+    ("properties", "named"),
+    [
+        (Properties(expiration="soon"), "expiration"),
+        (Properties(expiration="-1"), "expiration"),
+        (Properties(expiration="315360000001"), "expiration"),
+        (Properties(headers={"CC": "q"}), "'CC'"),
+        (Properties(headers={"BCC": {"q": 1}}), "'BCC'"),
+        (Properties(reply_to="amq.rabbitmq.reply-to"), "reply_to"),
+    ],
+)
+async def test_a_property_that_every_broker_refuses_is_an_error_before_it_is_sent(
+    properties: Properties, named: str
+) -> None:
+    broker = _Broker()
+    async with Publisher(broker) as publisher:
+        with pytest.raises(InvalidMessage, match=f"nothing was sent.*{named}.*expected"):
+            await publisher.publish(Message("", "q", b"x", properties))
+        await _turns()
+        assert broker.servers[0].published() == []
+
+
+async def test_a_shared_channel_that_is_closed_fails_only_the_refused_publish() -> None:
+    """An exchange was deleted: every interrupted publish is sent again, on a channel of its own."""
+    broker = _Broker()
+    async with Publisher(broker) as publisher:
+        for number, exchange in enumerate(("there", "gone"), start=1):
+            proving = asyncio.create_task(publisher.publish(Message(exchange, "k", bytes(9))))
+            await _turns()
+            broker.servers[0].send(2, "basic.ack", delivery_tag=number)
+            await proving
+        bodies = (b"there", b"gone", b"there")
+        sending = [
+            asyncio.create_task(publisher.publish(Message(body.decode(), "k", body)))
+            for body in bodies
+        ]
+        await _turns()
+        server = broker.servers[0]
+        assert _on_channel(server, 1) == list(bodies)
+        server.send(1, "channel.close", reply_code=404, reply_text="NOT_FOUND")
+        await _turns()
+        again = [found for found in server.published() if found.channel > 1 and len(found.body) < 9]
+        # The third waits for the first, which has the same route.
+        assert [found.body for found in again] == [b"there", b"gone"]
+        there, gone = again
+        server.send(there.channel, "basic.ack", delivery_tag=3 if there.channel == 2 else 1)
+        server.send(gone.channel, "channel.close", reply_code=404, reply_text="NOT_FOUND")
+        await _turns()
+        last = server.published()[-1]
+        server.send(last.channel, "basic.ack", delivery_tag=1)
         results = await asyncio.gather(*sending, return_exceptions=True)
-    assert [type(result) for result in results[:5]] == [PublishInterrupted] * 5
-    assert results[5:] == [None] * 3
+    assert [type(result) for result in results] == [type(None), PublishInterrupted, type(None)]
 
 
 async def test_a_lost_line_is_made_again_for_those_who_wait() -> None:
     """What was in flight is interrupted; what was not yet sent is sent on the new line."""
     broker = _Broker()
     async with Publisher(broker, backoff=_QUICK) as publisher:
+        await _prove(publisher, broker.servers[0])
         sending = [
             asyncio.create_task(publisher.publish(Message("", "q", b"%d" % number)))
             for number in range(6)
@@ -132,7 +265,7 @@ async def test_a_lost_line_is_made_again_for_those_who_wait() -> None:
         assert [type(result) for result in first] == [PublishInterrupted] * 5
         await asyncio.wait_for(broker.connected_twice.wait(), 5)
         await _turns()
-        broker.servers[1].send(1, "basic.ack", delivery_tag=1)
+        broker.servers[1].send(2, "basic.ack", delivery_tag=1)
         await sending[5]
     assert [found.body for found in broker.servers[1].published()] == [b"5"]
 
@@ -144,10 +277,7 @@ async def test_a_message_that_cannot_be_sent_is_an_error_at_once() -> None:
         too_large = Properties(headers={"big": "x" * 140_000})
         with pytest.raises(ProtocolError, match="one frame"):
             await publisher.publish(Message("", "q", b"", too_large))
-        sending = asyncio.create_task(publisher.publish(Message("", "q", b"x")))
-        await _turns()
-        broker.servers[0].send(1, "basic.ack", delivery_tag=1)
-        await sending
+        await _prove(publisher, broker.servers[0], scratch=3)
 
 
 async def test_no_broker_in_time_says_that_nothing_was_sent() -> None:

@@ -1,0 +1,92 @@
+"""Check a message before it is sent, for properties that make RabbitMQ close the channel.
+
+A property that every version refuses is an InvalidMessage. A property that only the broker can judge keeps
+the message off shared channels: `user_id` depends on the tags of the user, an unknown `delivery_mode` on the
+version (3.10 refuses it), and the keys in `CC` and `BCC` on the user's topic rights.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hopback.broker.port import REPLY_TO
+from hopback.errors import InvalidMessage
+from hopback.fields import RawValue
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+    from hopback.message import Message, Properties
+
+__all__ = ["check_message", "is_plain"]
+
+_LONGEST_MS = 315_360_000_000
+"""The longest `expiration` that RabbitMQ takes: ten years, in milliseconds."""
+_COPIES = ("CC", "BCC")
+_COPIES_RAW = frozenset(name.encode() for name in _COPIES)
+_KNOWN_MODES = (2, None, 1)
+
+
+def is_plain(properties: Properties) -> bool:
+    """Whether no property can make the broker close the channel."""
+    return (
+        properties.expiration is None
+        and properties.user_id is None
+        and properties.reply_to is None
+        and properties.delivery_mode in _KNOWN_MODES
+        and not properties.further_headers
+        and (
+            not properties.headers
+            or ("CC" not in properties.headers and "BCC" not in properties.headers)
+        )
+    )
+
+
+def check_message(message: Message, *, may_ask: bool = False) -> bool:
+    """Return whether the message may share a channel. InvalidMessage if every broker refuses it.
+
+    `may_ask`: the channel consumes direct replies, so `reply_to` may be the address for them.
+    """
+    properties = message.properties
+    expiration = properties.expiration
+    if expiration is not None and not _is_expiration(expiration):
+        shown = repr(expiration if len(expiration) <= 40 else f"{expiration[:40]}…")
+        expected = f"milliseconds as digits, from 0 to {_LONGEST_MS}"
+        raise _invalid(message, "expiration", expected, shown)
+    if properties.reply_to == REPLY_TO and not may_ask:
+        raise _invalid(
+            message,
+            "reply_to",
+            "the address of a channel that consumes direct replies",
+            f"the literal {REPLY_TO!r}. Ask with `app.request` or a `RequestClient`",
+        )
+    further, headers = properties.further_headers, properties.headers
+    has_copies = bool(further) and any(name in _COPIES_RAW for name, _ in further)
+    for name in _COPIES if headers else ():
+        if name in headers:
+            has_copies = True
+            value = headers[name]
+            if not _is_array(value):
+                raise _invalid(message, f"header {name!r}", "a list of routing keys", repr(value))
+    return (
+        not has_copies and properties.user_id is None and properties.delivery_mode in _KNOWN_MODES
+    )
+
+
+@lru_cache(maxsize=256)
+def _is_expiration(text: str) -> bool:
+    digits = text.removeprefix("+")
+    return (
+        digits.isascii() and digits.isdecimal() and len(digits) < 40 and int(digits) <= _LONGEST_MS
+    )
+
+
+def _is_array(value: FieldValue) -> bool:
+    if isinstance(value, RawValue):
+        return value.texts() is not None
+    return isinstance(value, list | tuple)
+
+
+def _invalid(message: Message, place: str, expected: str, got: str) -> InvalidMessage:
+    where = f"exchange {message.exchange!r}, routing key {message.routing_key!r}"
+    return InvalidMessage(f"nothing was sent to {where}: {place}: expected {expected}, got {got}")

@@ -1,0 +1,247 @@
+"""Messages whose publish closes a channel, beside messages that publish as they should.
+
+`python -m tests.faults publishing --brokers 3.10,4.0,4.3` runs the whole matrix. A bystander is a message
+that publishes to an existing queue: it must run once, its output must arrive once, and it must not be parked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hopback import App, Context, Environment, RabbitMQ, Service
+from hopback.broker.port import count_now
+from hopback.broker.supervise import Backoff
+from hopback.message import Message
+from hopback.topology.model import Binding, Exchange, Queue
+from tests.faults.results import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hopback.broker.port import Broker, Connection
+    from hopback.message import Delivery
+    from tests.faults.site import Site
+    from tests.harness.management import Management
+
+__all__ = ["OFFENCES", "WITHDRAWALS", "Bystanders", "publishing", "run_beside", "user_with_rights"]
+
+MAX_BODY = 65_536
+"""The largest body that the broker of a run takes, in bytes."""
+_CONCURRENCY = 20
+_ATTEMPTS_WAIT = "50ms"
+_FORBIDDEN, _TOPIC, _USED = "forbidden", "events", "used"
+
+_Publish = tuple[str, str, bytes]
+
+OFFENCES: dict[str, Callable[[int], _Publish]] = {
+    "missing exchange": lambda number: ("no.such.exchange", "k", b"%d" % number),
+    "no right on the exchange": lambda number: (_FORBIDDEN, "k", b"%d" % number),
+    "no right on the topic key": lambda number: (_TOPIC, f"secret.{number}", b"%d" % number),
+    "body too large": lambda number: ("", "out", bytes(MAX_BODY + 1 + number)),
+}
+"""The publishes that close a channel."""
+
+WITHDRAWALS = ("exchange deleted", "right revoked")
+"""What changes under publishes that were confirmed before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bystanders:
+    """What became of the messages that had done nothing wrong, and of the others."""
+
+    offence: str
+    bystanders: int
+    offenders: int
+    parked: int
+    """Bystanders in the dead-letter queue."""
+    again: int
+    """Runs of bystanders beyond the first."""
+    doubled: int
+    """Outputs of bystanders that arrived more than once."""
+    missing: int
+    """Bystanders without an output."""
+    offenders_parked: int
+
+    @property
+    def harmed(self) -> int:
+        """How many bystanders were harmed."""
+        return self.parked + self.again + self.doubled + self.missing
+
+    def row(self, broker: str) -> tuple[str, str, str]:
+        """As a line of the long run's page."""
+        what = f"publishing beside: {self.offence}, {broker}"
+        much = (
+            f"{self.bystanders:,} bystanders, {self.offenders} offenders: {self.parked} parked,"
+            f" {self.again} run again, {self.doubled} outputs twice, {self.missing} missing"
+        )
+        harmless = self.harmed == 0 or (
+            self.offence in WITHDRAWALS and not self.parked and not self.missing and not self.again
+        )
+        return (what, much, "holds" if harmless else "failed: bystanders were harmed")
+
+
+async def _prepare(connection: Connection) -> None:
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("out"))
+    for name, kind in ((_FORBIDDEN, "direct"), (_TOPIC, "topic"), (_USED, "direct")):
+        await channel.declare_exchange(Exchange(name, kind))
+        await channel.bind(Binding(name, "out", "ok.#" if kind == "topic" else "k"))
+    await channel.close()
+
+
+async def run_beside(
+    broker: Broker,
+    operator: Broker,
+    *offences: str,
+    messages: int = 400,
+    share: float = 0.05,
+    withdraw: Callable[[], Awaitable[None]] | None = None,
+) -> Bystanders:
+    """Handle `messages`, of which `share` commit an offence; count what became of the others.
+
+    `operator` may do everything, `broker` is the one that the application publishes to. With `withdraw`
+    the offenders publish to an exchange that is usable until it was called, halfway through.
+    """
+    step = round(1 / share)
+    offenders = set(range(step // 2, messages, step))
+    runs: Counter[int] = Counter()
+    withdrawn = asyncio.Event()
+    app = App("publishing")
+    offend = [OFFENCES[offence] for offence in offences if offence in OFFENCES]
+
+    @app.handler("in", retry=[_ATTEMPTS_WAIT] * 2, concurrency=_CONCURRENCY)
+    async def handle(number: int, context: Context) -> None:
+        runs[number] += 1
+        if number not in offenders:
+            if number % 2:
+                await context.publish(_TOPIC, f"ok.{number % 5}", b"%d" % number)
+            else:
+                await context.publish("", "out", b"%d" % number)
+        elif offend:
+            exchange, key, body = offend[number // step % len(offend)](number)
+            await context.publish(exchange, key, body)
+        else:
+            await context.publish(_USED, "k", b"x")
+            if sum(runs.values()) > messages // 2 and withdraw is not None:
+                if not withdrawn.is_set():
+                    withdrawn.set()
+                    await withdraw()
+                await context.publish(_USED, "k", b"x")
+
+    world = Environment(backoff=Backoff(first=0.05, most=0.2), reconnect=Backoff(first=0.05))
+    connection = await operator.connect("operator")
+    await _prepare(connection)
+    service = Service(app, broker, world=world)
+    running = asyncio.create_task(service.run())
+    try:
+        await asyncio.wait_for(service.ready.wait(), 60)
+        channel = await connection.open_channel()
+        for number in range(messages):
+            await channel.room()
+            channel.publish(Message("", "in", b"%d" % number))
+        async with asyncio.timeout(240):
+            while not await _is_calm(connection, service, runs, messages):
+                pass
+        outputs = Counter(await _drain(connection, "out"))
+        parked = Counter(await _drain(connection, "in.dlq"))
+    finally:
+        service.stop()
+        await running
+        await connection.close()
+    innocent = [number for number in range(messages) if number not in offenders]
+    return Bystanders(
+        ", ".join(offences),
+        len(innocent),
+        len(offenders),
+        parked=sum(parked[number] for number in innocent),
+        again=sum(max(0, runs[number] - 1) for number in innocent),
+        doubled=sum(max(0, outputs[number] - 1) for number in innocent),
+        missing=sum(not outputs[number] and not parked[number] for number in innocent),
+        offenders_parked=sum(bool(parked[number]) for number in offenders),
+    )
+
+
+async def _is_calm(
+    connection: Connection, service: Service, runs: Counter[int], messages: int
+) -> bool:
+    """Whether every message was run, and none waits for another attempt or is in hand."""
+    before = sum(runs.values())
+    await asyncio.sleep(0.3)
+    if len(runs) < messages or sum(runs.values()) != before:
+        return False
+    held = [queue.name for queue in service.topology.queues if queue.name not in ("in.dlq", "out")]
+    for name in held:
+        state = await count_now(connection, name)
+        if state is not None and state.messages:
+            return False
+    return not any(one.in_flight or one.held for one in service.consumers)
+
+
+async def _drain(connection: Connection, queue: str) -> list[int]:
+    """The numbers of all messages in a queue."""
+    channel = await connection.open_channel()
+    found: list[int] = []
+    while (delivery := await channel.get(queue)) is not None:
+        found.append(_number(delivery))
+    await channel.close()
+    return [number for number in found if number >= 0]
+
+
+def _number(delivery: Delivery) -> int:
+    try:
+        return int(json.loads(delivery.body))
+    except ValueError:
+        return -1
+
+
+def user_with_rights(management: Management, url: str, vhost: str, name: str) -> str:
+    """Create a user that may write everywhere but to some exchanges and topic keys; its address."""
+    management.call("PUT", f"/users/{name}", {"password": "secret", "tags": ""})
+    rights = {"configure": ".*", "write": f"^(?!{_FORBIDDEN}$).*", "read": ".*"}
+    management.call("PUT", f"/permissions/{vhost}/{name}", rights)
+    topic = {"exchange": _TOPIC, "write": "^ok[.]", "read": ".*"}
+    management.call("PUT", f"/topic-permissions/{vhost}/{name}", topic)
+    return url.replace("guest:guest", f"{name}:secret")
+
+
+async def publishing(site: Site) -> Result:
+    """Every offence and every withdrawal on one broker."""
+    found = Result("")
+    conf = f"max_message_size = {MAX_BODY}\n"
+    async with site.turns, site.node(conf) as node:
+        for number, offence in enumerate((*OFFENCES, *WITHDRAWALS)):
+            vhost, user = f"v{number}", f"u{number}"
+            await asyncio.to_thread(node.management.create_vhost, vhost)
+            url = await asyncio.to_thread(
+                user_with_rights, node.management, node.url + vhost, vhost, user
+            )
+            operator = RabbitMQ(node.url + vhost)
+            one = await run_beside(
+                RabbitMQ(url),
+                operator,
+                offence,
+                messages=site.messages(2_000),
+                withdraw=_withdrawal(offence, operator, node.management, vhost, user),
+            )
+            found.checks.append(one.row(site.broker))
+    return found
+
+
+def _withdrawal(
+    offence: str, operator: Broker, management: Management, vhost: str, user: str
+) -> Callable[[], Awaitable[None]] | None:
+    async def delete() -> None:
+        connection = await operator.connect("operator")
+        await (await connection.open_channel()).delete_exchange(_USED)
+        await connection.close()
+
+    async def revoke() -> None:
+        rights: dict[str, Any] = {"configure": ".*", "write": f"^(?!{_USED}$).*", "read": ".*"}
+        path = f"/permissions/{vhost}/{user}"
+        await asyncio.to_thread(management.call, "PUT", path, rights)
+
+    return {"exchange deleted": delete, "right revoked": revoke}.get(offence)
