@@ -84,7 +84,7 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
         await test.advance(60)
         await test.publish("", "minutely.schedule", {"since": 1, "last": 4_102_444_800_000})
         await test.publish("", "orders", "wait")
-        for _ in range(2):
+        for _ in range(4):
             await test.advance(5)
             test.broker.cut()
         await test.drain()
