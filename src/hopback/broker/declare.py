@@ -63,12 +63,14 @@ __all__ = [
     "conflicts",
     "declare",
     "difference_of",
+    "is_complete",
     "look_for",
     "own_exchanges",
     "prepare",
     "probe",
     "queues_in_migration",
     "read_inequivalent",
+    "rebind",
     "restore",
 ]
 
@@ -408,6 +410,24 @@ async def restore(
     return Restored(tuple(created), troubles)
 
 
+async def is_complete(connection: Connection, topology: Topology) -> bool:
+    """Whether every declared exchange and queue exists: one channel, one question for each of them."""
+    items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
+    channel = await connection.open_channel()
+    try:
+        for item in items:
+            await _looking(item)(channel)
+    except ChannelClosed:
+        return False
+    await channel.close()
+    return True
+
+
+async def rebind(connection: Connection, topology: Topology) -> None:
+    """Add every declared binding again; AMQP cannot tell which of them are missing."""
+    await _bind(connection, topology, set(), {each.source for each in topology.bindings}, {})
+
+
 async def queues_in_migration(connection: Connection, topology: Topology) -> tuple[str, ...]:
     """The declared queues that are missing because a migration is about to create them anew."""
     return tuple(
@@ -477,13 +497,17 @@ async def _bind(
 
     A queue that exists may be unbound because its messages go to a shadow: then it stays so.
     """
+    has_shadow: dict[str, bool] = {}
     for binding in topology.bindings:
         ends = {binding.source, binding.destination}
         if not ends & (created | unrouted) or ends & troubles.keys():
             continue
         if not binding.to_exchange and binding.destination not in created:
-            shadow = _looking(Queue(binding.destination + SHADOW))
-            if not isinstance(await _refusal(connection, shadow), NotFound):
+            if binding.destination not in has_shadow:
+                shadow = _looking(Queue(binding.destination + SHADOW))
+                found = await _refusal(connection, shadow)
+                has_shadow[binding.destination] = not isinstance(found, NotFound)
+            if has_shadow[binding.destination]:
                 continue
         refused = await _refusal(connection, _binding(binding))
         if refused is not None:

@@ -22,7 +22,7 @@ from hopback.endpoint import Endpoint
 from hopback.observe.events import Bus
 from hopback.observe.logs import SEVERITY, JsonLog, LogBridge, TextLog
 from hopback.private_files import control_socket
-from hopback.runtime.depths import Depths, HeldBackReader, watched_queues
+from hopback.runtime.depths import Depths, HeldBackReader, PolicyWatch, watched_queues
 from hopback.runtime.health import ControlEndpoint, Health
 from hopback.runtime.processes import ParentConnection, deaths_in
 from hopback.runtime.quarantine import Survivor
@@ -128,7 +128,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
                 concurrency=settings.concurrency,
             ),
             world=Environment(bus=bus, survivor=survivor, **tracing),
-            beside=await _watchers(app, settings, metrics, stack),
+            beside=await _watchers(app, settings, metrics, bus, stack),
         )
         stopper = Stopper(service.stop)
         listen_to_signals(stopper)
@@ -175,16 +175,14 @@ def _metrics(settings: RunSettings) -> Metrics | None:
 
 
 async def _watchers(
-    app: App, settings: RunSettings, metrics: Metrics | None, stack: AsyncExitStack
+    app: App, settings: RunSettings, metrics: Metrics | None, bus: Bus, stack: AsyncExitStack
 ) -> list[Callable[[Connection], Awaitable[None]]]:
     """What looks at the queues beside the consumers."""
-    if metrics is None:
-        return []
     topology = app.topology
     watched = watched_queues(topology, settings.queues or app.handlers)
-    found: list[Callable[[Connection], Awaitable[None]]] = [
-        Depths(watched, metrics.set_depth).attend
-    ]
+    found: list[Callable[[Connection], Awaitable[None]]] = []
+    if metrics is not None:
+        found.append(Depths(watched, metrics.set_depth).attend)
     if settings.management is not None and not settings.embedded:
         try:
             address = ManagementAddress.derive(settings.broker, settings.management)
@@ -192,7 +190,10 @@ async def _watchers(
             raise click.BadParameter(f"{error}.", param_hint="--management") from error
         management = await stack.enter_async_context(Management(address))
         vhost = virtual_host(settings.broker)
-        found.append(HeldBackReader(management, vhost, watched, metrics.set_held_back).attend)
+        if metrics is not None:
+            found.append(HeldBackReader(management, vhost, watched, metrics.set_held_back).attend)
+        tell = (lambda _: None) if metrics is None else metrics.set_changed_waits
+        found.append(PolicyWatch(management, vhost, topology, bus, tell).attend)
     return found
 
 

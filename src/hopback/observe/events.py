@@ -96,6 +96,12 @@ _ROWS = (
         ("queue", "exchange", "routing_key", "message_id", "late"),
     ),
     EventDescription(
+        "delay.early",
+        "A delayed message arrived before its time, because a level of the ladder was missing or"
+        " shortened, and waits again.",
+        ("queue", "exchange", "routing_key", "message_id", "left", "laps"),
+    ),
+    EventDescription(
         "delay.cancelled",
         "A delayed message was due and not sent on: somebody had cancelled it.",
         ("queue", "exchange", "routing_key", "message_id"),

@@ -38,6 +38,7 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "handler.overdue": "warning",
         "publish.failed": "error",
         "delay.sent": "debug",
+        "delay.early": "warning",
         "periodic.sent": "debug",
         "periodic.clock": "warning",
         "consumer.lost": "warning",

@@ -42,6 +42,8 @@ _COUNTERS = {
     "overdue": ("Handlers past their deadline.", ("queue",)),
     "consumers_lost": ("Consumers ended by the broker.", ("queue",)),
     "delays_cancelled": ("Delayed messages that were cancelled.", ("queue",)),
+    "delays_early": ("Delayed messages that arrived too early and wait again.", ("queue",)),
+    "topology_restored": ("Declared objects that were missing and created again.", ("object",)),
     "clock_jumps": ("Times that the clock of a periodic message's sender was wrong.", ("queue",)),
     "batch_failures": ("Messages of batches that failed.", ("queue",)),
 }
@@ -54,6 +56,7 @@ _GAUGES = {
     "connection_state": ("1 for the present state.", ("purpose", "state")),
     "in_flight": ("Deliveries being handled.", ("queue",)),
     "queue_depth": ("Ready messages; the role is main, retry or dead-letter.", ("queue", "role")),
+    "changed_waits": ("Declared queues whose waits a policy of the broker changes.", ()),
     "dead_letters_held_back": (
         "Dead letters that the broker cannot deliver and keeps in their source (messages_dlx).",
         ("queue",),
@@ -169,6 +172,7 @@ class Metrics:
             name: Gauge(f"hopback_{name}", text, labels, registry=self.registry)
             for name, (text, labels) in _GAUGES.items()
         }
+        self.set_changed_waits(None)
         self._deliveries = _Deliveries()
         self.registry.register(self._deliveries)
         self._error, self._exchange = Bounded(), Bounded()
@@ -183,6 +187,7 @@ class Metrics:
             "handler.overdue": partial(self._count, "overdue"),
             "publish.failed": self._on_publish_failed,
             "delay.sent": self._on_sent,
+            "delay.early": partial(self._count, "delays_early"),
             "delay.cancelled": partial(self._count, "delays_cancelled"),
             "periodic.sent": self._on_sent,
             "periodic.clock": partial(self._count, "clock_jumps"),
@@ -191,6 +196,7 @@ class Metrics:
             "consumer.resumed": partial(self._on_paused, False),
             "connection.state": self._on_connection,
             "batch.handled": self._on_batch,
+            "topology.restored": self._on_restored,
         }
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -222,6 +228,11 @@ class Metrics:
     def set_held_back(self, queue: str, messages: int | None) -> None:
         """How many dead letters the broker holds back in their source queue; None: nobody knows."""
         self._set("dead_letters_held_back", messages, queue)
+
+    def set_changed_waits(self, queues: int | None) -> None:
+        """The number of declared queues whose waits a policy changes; None if it is not known."""
+        value = float("nan") if queues is None else queues
+        self._gauges["changed_waits"].set(value)
 
     def _set(self, gauge: str, value: float | None, *labels: str) -> None:
         """A number that is not known any more is taken away: an old one would look like a new one."""
@@ -267,6 +278,9 @@ class Metrics:
         for state in _STATES:
             here = state == fields["state"]
             self._gauges["connection_state"].labels(fields["purpose"], state).set(here)
+
+    def _on_restored(self, fields: Mapping[str, Any]) -> None:
+        self._counters["topology_restored"].labels(fields["object"]).inc()
 
     def _on_batch(self, fields: Mapping[str, Any]) -> None:
         self._histograms["batch_size"].labels(fields["queue"]).observe(fields["size"])

@@ -3,6 +3,11 @@
 While it waits, nothing of it may mean anything to the broker: an expiration would end the wait early, CC
 and BCC would route it elsewhere, deaths of an earlier time would make a broker up to 3.12 take the way
 for a cycle. So all of that, and where it is to go, travels inside one table.
+
+A level that is missing is skipped, and the message arrives early. `remaining_wait_ms` finds that out. For a
+delay it compares the levels that the routing key names with those in `x-death`, which needs no clock. For a
+moment (`at=`) it compares the clock. A policy of the broker can shorten the waits without leaving a level
+out. The times in `x-death` show that for all levels but the first (`is_shortened`).
 """
 
 from __future__ import annotations
@@ -12,27 +17,60 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hopback.headers import deaths
 from hopback.headers.names import DELAY, is_broker_count, is_death
 from hopback.message import Message
-from hopback.topology.delays import way_in
+from hopback.topology.delays import asked_levels, came_by_ladder, way_in
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Delivery
 
-__all__ = ["Delayed", "delay", "delay_until_due", "read_delayed"]
+__all__ = [
+    "Delayed",
+    "delay",
+    "delay_until_due",
+    "is_shortened",
+    "pause",
+    "read_delayed",
+    "remaining_wait_ms",
+    "wait_again",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """A message that waited, as it is to go on, and the moment it was to go (milliseconds, 1970)."""
+    """A delayed message as it is to be sent on, and the moment it is due (milliseconds, 1970)."""
 
     message: Message
     due_ms: int
+    by_clock: bool = False
+    """Whether the clock decides that it is due: it was published with a moment, or waits were shortened."""
+    laps: int = 0
+    """How often it arrived early and waited again."""
+    paused_ms: int = 0
+    """The wait that is left after a pause outside the ladder."""
+    paused_at_ms: int = 0
+    """When the last pause began."""
 
 
-def delay(message: Message, delay_ms: int, due_ms: int) -> Message:
-    """The message so that it waits `delay_ms` in the broker; `due_ms` is for those who look at it."""
+def delay(message: Message, delay_ms: int, due_ms: int, *, by_clock: bool = False) -> Message:
+    """The message so that it waits `delay_ms` in the broker. With `by_clock` it is due at `due_ms`."""
+    return _waiting(Delayed(message, due_ms, by_clock), *way_in(delay_ms))
+
+
+def wait_again(delayed: Delayed, wait_ms: int) -> Message:
+    """The message so that it enters the ladder for this time, without the deaths of the last lap."""
+    return _waiting(replace(delayed, paused_ms=0), *way_in(wait_ms))
+
+
+def pause(delayed: Delayed, exchange: str, routing_key: str) -> Message:
+    """The message so that it waits in a queue outside the ladder."""
+    return _waiting(delayed, exchange, routing_key)
+
+
+def _waiting(delayed: Delayed, exchange: str, routing_key: str) -> Message:
+    message = delayed.message
     properties = message.properties
     kept: dict[str, FieldValue] = {
         name: value
@@ -43,14 +81,24 @@ def delay(message: Message, delay_ms: int, due_ms: int) -> Message:
         "exchange": message.exchange,
         "routing-key": message.routing_key,
         "mandatory": message.mandatory,
-        "due": due_ms,
+        "due": delayed.due_ms,
         "headers": kept,
     }
+    if delayed.by_clock:
+        waiting["by-clock"] = True
     if properties.expiration is not None:
         waiting["expiration"] = properties.expiration
-    exchange, routing_key = way_in(delay_ms)
+    waiting.update({name: value for name, value in _counts(delayed).items() if value})
     plain = replace(properties, headers={DELAY: waiting}, expiration=None, delivery_mode=2)
     return Message(exchange, routing_key, message.body, plain)
+
+
+def _counts(delayed: Delayed) -> dict[str, int]:
+    return {
+        "laps": delayed.laps,
+        "paused": delayed.paused_ms,
+        "paused-at": delayed.paused_at_ms,
+    }
 
 
 def delay_until_due(message: Message, now: float) -> Message:
@@ -59,7 +107,7 @@ def delay_until_due(message: Message, now: float) -> Message:
     if delayed is None:
         return message
     left_ms = max(0, delayed.due_ms - math.floor(now * 1000))
-    return delay(delayed.message, left_ms, delayed.due_ms)
+    return wait_again(delayed, left_ms)
 
 
 def read_delayed(delivery: Delivery | Message) -> Delayed | None:
@@ -80,4 +128,52 @@ def read_delayed(delivery: Delivery | Message) -> Delayed | None:
     ):
         return None
     properties = replace(delivery.properties, headers=headers, expiration=expiration)
-    return Delayed(Message(exchange, routing_key, delivery.body, properties, mandatory), due_ms)
+    message = Message(exchange, routing_key, delivery.body, properties, mandatory)
+    laps, paused_ms, paused_at_ms = (
+        value if isinstance(value := found.get(name), int) and value > 0 else 0
+        for name in ("laps", "paused", "paused-at")
+    )
+    by_clock = found.get("by-clock") is True
+    return Delayed(message, due_ms, by_clock, laps, paused_ms, paused_at_ms)
+
+
+def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
+    """Milliseconds for which a message in the queue of due messages still has to wait; 0 if it is due.
+
+    One that came from a retry queue was due before, unless it is a pause of this module.
+    """
+    if delayed.by_clock:
+        return max(0, delayed.due_ms - now_ms)
+    if not came_by_ladder(delivery.exchange):
+        return delayed.paused_ms
+    passed = _passed(delivery)
+    asked = asked_levels(delivery.routing_key)
+    return sum(wait_ms for queue, wait_ms in asked.items() if queue not in passed)
+
+
+def is_shortened(delivery: Delivery) -> bool:
+    """Whether the broker let the message go before its time in one of the levels after the first.
+
+    The times in `x-death` are whole seconds of the broker's clock.
+    """
+    passed = _passed(delivery)
+    waits = [
+        (wait_ms, moment)
+        for queue, wait_ms in asked_levels(delivery.routing_key).items()
+        if (moment := passed.get(queue)) is not None
+    ]
+    if not came_by_ladder(delivery.exchange) or len(waits) < 2:
+        return False
+    waits.sort()
+    (_, last), (_, first) = waits[0], waits[-1]
+    wanted_s = sum(wait_ms for wait_ms, _ in waits[:-1]) // 1000
+    return last - first <= wanted_s - 1
+
+
+def _passed(delivery: Delivery) -> dict[str, int | None]:
+    """The queues in which the message has waited, each with the second in which it left."""
+    return {
+        death.queue: death.time
+        for death in deaths(delivery.properties.headers)
+        if death.reason == "expired"
+    }

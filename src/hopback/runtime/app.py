@@ -524,7 +524,7 @@ class App(Router):
         every application that sends on has to be given the same.
         """
         if self._delays is None:
-            self._due = DueMessages(self.send, lambda: self.running_service.world)
+            self._due = DueMessages(self.send, lambda: self.running_service)
             self.add_handler(
                 inspect_handler(DUE, self._due.send_on, HandlerOptions(concurrency=50))
             )

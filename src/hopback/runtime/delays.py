@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hopback.broker.port import count_now
-from hopback.errors import BrokerError, InvalidTopology, NotFound, Problem, Returned
-from hopback.policy.delays import delay, read_delayed
+from hopback.errors import (
+    BrokerError,
+    DeliveryLost,
+    InvalidTopology,
+    NotFound,
+    Problem,
+    Returned,
+)
+from hopback.policy.delays import (
+    delay,
+    is_shortened,
+    pause,
+    read_delayed,
+    remaining_wait_ms,
+    wait_again,
+)
 from hopback.policy.outcome import Park
 from hopback.runtime.context import Context  # noqa: TC001 - a handler's annotations are read
-from hopback.topology.delays import longest_delay_ms
+from hopback.topology.delays import (
+    DUE,
+    came_by_ladder,
+    delay_level_names,
+    longest_delay_ms,
+    way_in,
+)
 from hopback.topology.durations import format_duration
 from hopback.topology.model import Exchange
 
@@ -21,11 +42,28 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Connection
     from hopback.clock import Clock
-    from hopback.message import Message
-    from hopback.runtime.settling import Environment
+    from hopback.message import Delivery, Message
+    from hopback.policy.delays import Delayed
+    from hopback.runtime.service import Service
     from hopback.topology.model import Topology
 
 __all__ = ["Cancellations", "DelayQueues", "DueMessages"]
+
+_SHORTEST_LEVEL_MS = 1000
+"""Milliseconds of the shortest level. A shorter rest is the difference between two clocks, and the message
+waits for it in hand."""
+
+_PAUSE_MS = 1000
+"""Milliseconds between two laps of a message that is early again and again."""
+
+_DISTRUST_S = 600.0
+"""Seconds for which the clock decides for all messages after the broker has shortened a wait."""
+
+_SHORTENED = (
+    "The broker lets delayed messages go before their time: a policy sets `message-ttl` on the queues"
+    " `hopback.delay.level-NN`, or the clocks of its nodes differ or were set. Until the waits are right"
+    " again the clock of this process decides when messages are due. `hopback doctor` names the policy."
+)
 
 _TRUSTED_S = 60.0
 """How long an exchange or queue of others that was found is not looked for again: a look is a round trip,
@@ -74,7 +112,9 @@ class DelayQueues:
                 got = f"{delay_ms} ms"
             raise InvalidTopology((Problem("delay", expected, got),), where="publish")
         await self._check(message.exchange, message.routing_key)
-        return delay(replace(message, delay=None), delay_ms, now_ms + delay_ms)
+        by_clock = isinstance(message.delay, datetime)
+        plain = replace(message, delay=None)
+        return delay(plain, delay_ms, now_ms + delay_ms, by_clock=by_clock)
 
     async def _check(self, exchange: str, routing_key: str) -> None:
         """Returned if nothing of that name is there."""
@@ -108,29 +148,43 @@ async def _is_there(connection: Connection, exchange: str, queue: str) -> bool:
 
 
 class DueMessages:
-    """The handler of what is due: each message goes where it was meant to go, as it was."""
+    """The handler of the last hop: it sends each message to its destination, unchanged.
+
+    A message that arrives early waits again (`_send_back`). That is decided before its cancellation is
+    looked up, because a message whose sending has begun cannot be cancelled any more.
+    """
 
     def __init__(
         self,
         send: Callable[[Message], Coroutine[Any, Any, None]],
-        world: Callable[[], Environment],
+        service: Callable[[], Service],
     ) -> None:
         self._send = send
-        self._world = world
+        self._service = service
+        self._distrusted_until = -math.inf
+        """Until when the waits of the levels are not trusted, by the loop's clock."""
         self.cancellations: Cancellations | None = None
 
     async def send_on(self, context: Context) -> Park | None:
-        """Send it on, unless somebody has cancelled it."""
+        """Send it to its destination, unless it is early or was cancelled."""
         delayed = read_delayed(context.delivery)
         if delayed is None:
             return Park("this message was not delayed by Hopback: no `hopback-delay` header")
-        message, world = delayed.message, self._world()
+        message, world = delayed.message, self._service().world
         told: dict[str, Any] = {
             "queue": context.queue,
             "exchange": message.exchange,
             "routing_key": message.routing_key,
             "message_id": message.properties.message_id,
         }
+        delayed = self._checked(context.delivery, delayed)
+        now_ms = math.floor(world.clock.now() * 1000)
+        left_ms = remaining_wait_ms(context.delivery, delayed, now_ms)
+        if left_ms >= _SHORTEST_LEVEL_MS:
+            await self._send_back(context, delayed, left_ms, told)
+            return None
+        if left_ms:
+            await asyncio.sleep(left_ms / 1000)
         known, message_id = self.cancellations, message.properties.message_id
         if known is not None and message_id is not None and not await known.begin(message_id):
             world.bus.emit("delay.cancelled", told)
@@ -139,3 +193,61 @@ class DueMessages:
         late = max(0.0, world.clock.now() - delayed.due_ms / 1000)
         world.bus.emit("delay.sent", told | {"late": late})
         return None
+
+    def _checked(self, delivery: Delivery, delayed: Delayed) -> Delayed:
+        """The message as one for which the clock decides, if the broker shortens the waits of levels."""
+        now = asyncio.get_running_loop().time()
+        if delayed.by_clock or not came_by_ladder(delivery.exchange):
+            return delayed
+        if is_shortened(delivery):
+            if now >= self._distrusted_until:
+                warning = {"rule": "delay-shortened", "place": f"queue:{DUE}", "text": _SHORTENED}
+                self._service().world.bus.emit("topology.warning", warning)
+            self._distrusted_until = now + _DISTRUST_S
+        return replace(delayed, by_clock=True) if now < self._distrusted_until else delayed
+
+    async def _send_back(
+        self, context: Context, delayed: Delayed, left_ms: int, told: dict[str, Any]
+    ) -> None:
+        """Let an early message wait for the rest: in the ladder, or else in the retry queues of this hop.
+
+        Missing levels are restored first. A message that was early before waits for a second outside
+        the ladder, so that a ladder which nothing can repair is not run through in a loop.
+        """
+        service = self._service()
+        now_ms = math.floor(service.world.clock.now() * 1000)
+        is_early = came_by_ladder(context.delivery.exchange)
+        if is_early:
+            delayed = replace(delayed, laps=delayed.laps + 1)
+            service.world.bus.emit(
+                "delay.early", told | {"left": left_ms / 1000, "laps": delayed.laps}
+            )
+        elif 0 <= now_ms - delayed.paused_at_ms < _PAUSE_MS:
+            # The retry queue did not hold it for its time either.
+            await asyncio.sleep((_PAUSE_MS - now_ms + delayed.paused_at_ms) / 1000)
+        troubles = await service.upkeep.look()
+        highest, _ = way_in(left_ms)
+        is_usable = not troubles.keys() & {DUE, *delay_level_names(highest)}
+        if is_usable and (delayed.laps <= 1 or not is_early):
+            try:
+                return await self._send(wait_again(delayed, left_ms))
+            except DeliveryLost:
+                raise
+            except BrokerError:
+                is_usable = False
+        tiers = context.plan.tiers
+        fitting = [tier for tier in tiers if tier.delay_ms <= left_ms and not is_usable]
+        tier = max(fitting, key=lambda one: one.delay_ms, default=tiers[0])
+        paused = replace(delayed, paused_ms=max(0, left_ms - tier.delay_ms), paused_at_ms=now_ms)
+        route = tier.routes[0]
+        failures = 0
+        while True:
+            try:
+                return await self._send(pause(paused, route.exchange, route.routing_key))
+            except DeliveryLost:
+                raise
+            except BrokerError:
+                # It stays in hand: a failed attempt would forget that it is not due.
+                failures += 1
+                backoff = service.world.backoff
+                await asyncio.sleep(backoff.delay(failures, service.world.chance()))

@@ -16,13 +16,15 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.expand import retry_queues
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from hopback.broker.management import Management
+    from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Channel, Connection
-    from hopback.topology.model import Topology
+    from hopback.observe.events import Bus
+    from hopback.topology.model import Queue, Topology
 
-__all__ = ["Depths", "HeldBackReader", "Watched", "watched_queues"]
+__all__ = ["Depths", "HeldBackReader", "PolicyWatch", "Watched", "watched_queues"]
 
 
 class Watched(NamedTuple):
@@ -116,6 +118,76 @@ class HeldBackReader:
             for queue in sources:
                 self._tell(queue, held.get(queue))
             await self._sleep(self._every)
+
+
+class PolicyWatch:
+    """Reads from the management API which declared queues have a policy that changes waits.
+
+    `message-ttl` shortens the waits of retry queues and levels. `expires` deletes queues with their
+    messages. Each policy is reported once as `topology.warning`, until it is gone.
+    """
+
+    def __init__(
+        self,
+        management: Management,
+        vhost: str,
+        topology: Topology,
+        bus: Bus,
+        tell: Callable[[int | None], object],
+        *,
+        every: float = 60.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._management = management
+        self._vhost = vhost
+        self._declared = {queue.name: queue for queue in topology.queues}
+        self._bus = bus
+        self._tell = tell
+        self._every = every
+        self._sleep = sleep
+        self._said: set[tuple[str, str]] = set()
+
+    async def attend(self, _connection: Connection) -> None:
+        """Read at the start and then regularly, for as long as the consumers run."""
+        while True:
+            try:
+                found = changed_waits(self._declared, await self._management.queues(self._vhost))
+            except BrokerError:
+                self._tell(None)
+            else:
+                self._tell(len({queue for queues in found.values() for queue in queues}))
+                self._report(found)
+            await self._sleep(self._every)
+
+    def _report(self, found: Mapping[tuple[str, str], Sequence[str]]) -> None:
+        for (policy, key), queues in found.items():
+            if (policy, key) not in self._said:
+                effect = "shortens waits" if key == "message-ttl" else "deletes unused queues"
+                text = (
+                    f"The policy sets `{key}` on {len(queues)} declared queues, among them"
+                    f" {queues[0]!r}, and {effect}. Exclude these queues from its pattern."
+                )
+                warning = {"rule": "policy-changes-waits", "place": f"policy:{policy}"}
+                self._bus.emit("topology.warning", warning | {"text": text})
+        self._said = set(found)
+
+
+def changed_waits(
+    declared: Mapping[str, Queue], readings: Iterable[QueueReading]
+) -> dict[tuple[str, str], list[str]]:
+    """The declared queues whose policy sets a time to live or an expiry, by policy and key."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for reading in readings:
+        queue = declared.get(reading.queue.name)
+        in_force = reading.effective_policy or {}
+        policy = reading.policy or reading.operator_policy or "unknown"
+        if queue is None:
+            continue
+        for key in ("message-ttl", "expires"):
+            value, own = in_force.get(key), queue.arguments.get(f"x-{key}")
+            if isinstance(value, int) and not (isinstance(own, int) and own <= value):
+                found.setdefault((policy, key), []).append(queue.name)
+    return found
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"HeldBack": "HeldBackReader"})

@@ -12,12 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from hopback.broker.declare import Ownership, prepare, queues_in_migration, restore
+from hopback.broker.declare import (
+    Ownership,
+    is_complete,
+    prepare,
+    queues_in_migration,
+    rebind,
+    restore,
+)
 from hopback.broker.port import count_now
 from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import Supervised, SupervisedState
@@ -54,7 +61,7 @@ from hopback.topology.model import ExchangeType
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
     from hopback.broker.port import Broker, Connection
     from hopback.broker.supervise import OnState
@@ -74,6 +81,10 @@ if TYPE_CHECKING:
 __all__ = ["Assembly", "Report", "Service", "ServiceOptions", "Upkeep", "vet"]
 
 
+_LOOK_AGAIN_S = 1.0
+"""Seconds for which a look at the whole topology counts: early messages ask for one each."""
+
+
 class Upkeep:
     """Looks after one application's topology, on whatever connection it has."""
 
@@ -91,6 +102,7 @@ class Upkeep:
         self._looked_at = float("-inf")
         self._time = asyncio.get_running_loop().time
         self._begun = False
+        self._connection: Connection | None = None
         self.troubles: dict[str, str] = {}
         """What cannot be used now, and why, by the name of the queue or exchange."""
 
@@ -119,6 +131,13 @@ class Upkeep:
         await self._restore(connection, since=since)
         return self.troubles.get(queue, "")
 
+    async def look(self) -> Mapping[str, str]:
+        """Restore missing objects now, unless that was tried within the last second; the troubles."""
+        if self._connection is not None:
+            with suppress(BrokerError):
+                await self._restore(self._connection, since=self._time() - _LOOK_AGAIN_S)
+        return self.troubles
+
     def report(self, message: Message, error: BrokerError) -> None:
         """A publish has failed: if a queue or exchange of ours may be missing, look soon."""
         ours = message.exchange in self._exchanges or (
@@ -144,12 +163,26 @@ class Upkeep:
         look that repaired nothing later: an exchange of ours may rightly have no queue for a message.
         """
         fruitless = 0
+        self._connection = connection
         while True:
             await self._wanted.wait()
             await asyncio.sleep(self._world.backoff.delay(fruitless + 1, self._world.chance()))
             self._wanted.clear()
             repaired = await self._restore(connection, since=self._time())
             fruitless = 0 if repaired else fruitless + 1
+
+    async def watch(self, connection: Connection, every: float) -> None:
+        """Look at the declared topology again and again, and create what is missing.
+
+        Processes that were started together do not look together.
+        """
+        while self._ownership is not Ownership.EXTERNAL:
+            await asyncio.sleep(every * (0.75 + self._world.chance() / 2))
+            with suppress(BrokerError):  # a lost connection ends this task by itself
+                if self.troubles or not await is_complete(connection, self._topology):
+                    await self._restore(connection, since=self._time())
+                elif self._ownership is Ownership.DECLARE:
+                    await rebind(connection, self._topology)
 
     async def _restore(self, connection: Connection, *, since: float) -> bool:
         """Look at everything, unless somebody has on this connection since then; whether it helped."""
@@ -356,7 +389,8 @@ class ServiceOptions:
     `queues` limits it to some of its handlers, `concurrency` overrides how many of each run at once.
     `accept` names the `check` rules of severity error that may stand. `grace` is how long running
     handlers may take at shutdown, `watch` how often the broker is asked whether it still knows the
-    consumers (seconds).
+    consumers (seconds). `upkeep` is the mean time between two looks at the declared queues, exchanges
+    and bindings, which restore what is missing (seconds).
     """
 
     queues: Collection[str] | None = None
@@ -364,6 +398,7 @@ class ServiceOptions:
     accept: Collection[str] = ()
     grace: float = 30.0
     watch: float = 30.0
+    upkeep: float = 30.0
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
@@ -371,6 +406,7 @@ class ServiceOptions:
         require("concurrency", enough, "at least 1", self.concurrency)
         require("grace", self.grace >= 0, "0 or more seconds", self.grace)
         require("watch", self.watch > 0, "more than 0 seconds", self.watch)
+        require("upkeep", self.upkeep > 0, "more than 0 seconds", self.upkeep)
 
 
 class _ReadyEvent(asyncio.Event):
@@ -590,6 +626,7 @@ class Service:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.upkeep.attend(connection))
+                group.create_task(self.upkeep.watch(connection, self.options.upkeep))
                 group.create_task(self._watch(connection))
                 group.create_task(self._announce())
                 for attend in self._beside:

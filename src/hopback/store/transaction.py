@@ -245,11 +245,13 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
     if message.delay is not None:
         # It is written with the moment it is due; the relay counts what is left of the wait.
         now_ms = math.floor(now * 1000)
+        by_clock = isinstance(message.delay, datetime)
         if isinstance(message.delay, datetime):
             due_ms = math.ceil(message.delay.timestamp() * 1000)
         else:
             due_ms = now_ms + message.delay
-        message = delay(replace(message, delay=None), max(0, due_ms - now_ms), due_ms)
+        left_ms = max(0, due_ms - now_ms)
+        message = delay(replace(message, delay=None), left_ms, due_ms, by_clock=by_clock)
     return {
         "slot": slot_of(key if key is not None else message_id),
         "key": key,

@@ -30,7 +30,7 @@ from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.quantities import parse_seconds, show_count, show_seconds
 from hopback.runtime.context import compose
 from hopback.runtime.requests import REQUEST_TIMEOUT, RequestClient
-from hopback.runtime.service import Service
+from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import EventRecord, Happening, Tally, tally_of
 from hopback.topology.delays import DUE, is_delay_level
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from hopback.runtime.app import App
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Overrides
-    from hopback.runtime.service import Report, ServiceOptions
+    from hopback.runtime.service import Report
     from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
 
@@ -68,6 +68,7 @@ P = ParamSpec("P")
 
 _INSTANT = 1e-5
 """In virtual time, a wait of any length lets everything run that can run now."""
+_UPKEEP_S = 86_400.0  # virtual: between two looks of the application at its topology
 _DAY = 86_400.0  # virtual: longer than the tiers of any sensible plan together
 _MINUTE = 60.0  # real: tests on a real broker have waits of milliseconds
 _LOOK_S = 0.1  # real: often enough for a person, seldom enough for a broker
@@ -118,7 +119,9 @@ class AppTest(EventRecord):
         self.report: Report | None = None
         self._producer = Producer(self._embedded.node)
         self._clock = LoopClock(time.time)
-        self._options = options
+        # Only the test itself deletes anything here, and virtual days would be spent on looks.
+        embedded = ServiceOptions(upkeep=_UPKEEP_S) if self._live is None else None
+        self._options = options or embedded
         self._chance = chance
         self._stirred = asyncio.Event()
         self._seen: dict[str, int] = {}

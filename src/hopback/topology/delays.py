@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DUE",
     "LONGEST_DELAY",
+    "asked_levels",
+    "came_by_ladder",
     "delay_level_names",
     "delay_topology",
     "is_delay_level",
@@ -103,6 +105,20 @@ def way_in(delay_ms: int) -> tuple[str, str]:
         return "", DUE
     digits = f"{seconds:b}"
     return _name(len(digits) - 1), ".".join(reversed(digits))
+
+
+def asked_levels(routing_key: str) -> dict[str, int]:
+    """The queues in which a message with this routing key waits, each with its milliseconds."""
+    return {
+        _name(level): 1000 << level
+        for level, digit in enumerate(routing_key.split("."))
+        if digit == "1"
+    }
+
+
+def came_by_ladder(exchange: str) -> bool:
+    """Whether a message in the queue of due messages came there by the levels, not by a retry queue."""
+    return exchange == DUE or is_delay_level(exchange)
 
 
 def longest_delay_ms(topology: Topology) -> int:

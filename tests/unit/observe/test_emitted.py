@@ -68,6 +68,9 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
         for name in ("cancelled", "kept"):
             await test.publish("", "orders", "ok", delay="1s", message_id=name)
         await test.drain()
+        await _delete(test, "hopback.delay.level-00")
+        await test.publish("", "orders", "ok", delay="1s")
+        await test.drain()
         test.faults.inject(Fault.LOSE_CONFIRM)
         await test.publish("", "orders", "fail")
         await test.drain()

@@ -164,7 +164,7 @@ def test_only_events_that_there_are_are_counted() -> None:
     """Metrics want a part of the table of events and nothing that is not in it."""
     metrics = Metrics()
     wanted = {name for name in EVENTS if metrics.wants(name)}
-    of_topology = {"topology.warning", "topology.restored", "topology.unusable"}
+    of_topology = {"topology.warning", "topology.unusable"}
     others = {"consumer.started", "handler.failed", "quarantine.begun", "shutdown.step"}
     assert wanted == set(EVENTS) - others - of_topology
     metrics("shutdown.step", {"step": 1})

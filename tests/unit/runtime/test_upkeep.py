@@ -124,6 +124,42 @@ async def test_a_binding_that_was_removed_is_added_again() -> None:
     assert (tally.retried, tally.parked) == (3, 1)
 
 
+@pytest.mark.parametrize("deleted", ["exchange", "binding", "queue"])
+@in_virtual_time
+async def test_deleted_object_is_restored_without_any_publish_of_ours(deleted: str) -> None:
+    """Another system publishes: only the regular look can notice what it misses."""
+    app = App("shop")
+    app.queue("orders", bind={"events": ["order.*"]}, retry=["30s"])
+    app.handler("orders")(lambda context: None)
+    (binding,) = [one for one in app.topology.bindings if one.source == "events"]
+    act: dict[str, Callable[[Channel], Awaitable[object]]] = {
+        "exchange": lambda channel: channel.delete_exchange("events"),
+        "binding": lambda channel: channel.unbind(binding),
+        "queue": lambda channel: channel.delete_queue("orders.dlq"),
+    }
+    async with AppTest(app, options=ServiceOptions()) as test:
+        await _as_operator(test.broker, act[deleted])
+        await test.advance(45)
+        assert "orders.dlq" in test.broker.node.queues
+        await test.publish("events", "order.new", {})
+        assert (await test.drain()).done == 1
+
+
+@in_virtual_time
+async def test_regular_look_leaves_a_queue_in_migration_unbound() -> None:
+    app = App("shop")
+    app.queue("orders", bind={"events": ["order.*"]}, retry=["30s"])
+    app.handler("orders")(lambda context: None)
+    (binding,) = [one for one in app.topology.bindings if one.source == "events"]
+    async with AppTest(app, options=ServiceOptions()) as test:
+        shadow = Queue("orders" + SHADOW, QueueType.QUORUM)
+        await _as_operator(test.broker, lambda channel: channel.declare_queue(shadow))
+        await _as_operator(test.broker, lambda channel: channel.unbind(binding))
+        await test.advance(120)
+        bound = [one for one in test.broker.snapshot().bindings if one.source == "events"]
+        assert bound == []
+
+
 @in_virtual_time
 async def test_readiness_falls_while_everything_is_held_and_says_why() -> None:
     """Where the topology is not ours nothing is created; when somebody does it, all goes on."""
