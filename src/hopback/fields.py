@@ -33,6 +33,7 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 
 __all__ = [
+    "MAX_DEPTH",
     "FieldValue",
     "Float32",
     "FurtherHeaders",
@@ -49,9 +50,12 @@ __all__ = [
     "UInt16",
     "UInt32",
     "UInt64",
+    "as_text",
     "canonical",
     "canonical_text",
+    "field_text",
     "further_size",
+    "nests_deeper",
     "table_size",
     "text_bytes",
     "value_end",
@@ -210,7 +214,7 @@ def table_size(table: Headers) -> int:
     """How many bytes a table takes on the wire, its own length prefix included."""
     total = 4
     for key, value in table.items():
-        total += 1 + (len(key) if key.isascii() else len(key.encode()))
+        total += 1 + text_bytes(key)
         # Texts and plain integers are most of what headers hold.
         kind = type(value)
         if kind is str:
@@ -226,8 +230,27 @@ def further_size(entries: FurtherHeaders) -> int:
 
 
 def text_bytes(text: str) -> int:
-    """How many bytes of UTF-8 a text has."""
-    return len(text) if text.isascii() else len(text.encode())
+    """Bytes of a text on the wire, where surrogates stand for bytes that are not UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogateescape"))
+
+
+def as_text(value: object) -> str | None:
+    """A long string as text, with surrogates for bytes that are not UTF-8; None for other types."""
+    if isinstance(value, str):
+        return value
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, LongStr) else None
+
+
+def field_text(text: str) -> str | LongStr:
+    """The reverse of `as_text`: the value that a peer reads from the wire."""
+    if text.isascii():
+        return text
+    raw = text.encode("utf-8", "surrogateescape")
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return LongStr(raw)
+    return text
 
 
 def _value_size(value: FieldValue) -> int:
@@ -244,6 +267,21 @@ def _value_size(value: FieldValue) -> int:
     if isinstance(value, Sequence):
         return 5 + sum(map(_value_size, value))
     raise TypeError(f"expected an AMQP field value, got {type(value).__name__}")
+
+
+MAX_DEPTH = 32
+"""Levels of nested tables and arrays that are read into Python values. A deeper value stays a `RawValue`."""
+
+
+def nests_deeper(value: FieldValue, levels: int) -> bool:
+    """Whether tables and arrays in the value are nested in more than `levels` levels."""
+    if isinstance(value, RawValue):
+        return True
+    if isinstance(value, Mapping):
+        return levels == 0 or any(nests_deeper(inner, levels - 1) for inner in value.values())
+    if isinstance(value, list | tuple):
+        return levels == 0 or any(nests_deeper(inner, levels - 1) for inner in value)
+    return False
 
 
 _SIZES: dict[int, int] = {

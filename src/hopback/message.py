@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,14 +11,16 @@ if TYPE_CHECKING:
 
     from hopback.fields import FurtherHeaders, Headers
 
-__all__ = ["Delivery", "Message", "Properties", "Received"]
+__all__ = ["NO_HEADERS", "Delivery", "Message", "Properties", "Received"]
 
-_NO_HEADERS: Headers = MappingProxyType({})
+NO_HEADERS: Headers = MappingProxyType({})
+"""The headers of a message without a header table. An empty table is another value: clients of some
+languages give a handler `{}` for it and nothing at all for a message without."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Properties:
-    """The fourteen AMQP message properties; None where absent.
+    """The fourteen AMQP message properties; None where absent, `NO_HEADERS` for absent headers.
 
     `further_headers` are entries of the header table that have no place in `headers`, because their
     name stands there already or is not UTF-8. `opaque_headers` is what of
@@ -27,7 +29,7 @@ class Properties:
 
     content_type: str | None = None
     content_encoding: str | None = None
-    headers: Headers = field(default_factory=lambda: _NO_HEADERS)
+    headers: Headers = field(default_factory=lambda: NO_HEADERS)
     delivery_mode: int | None = None
     priority: int | None = None
     correlation_id: str | None = None
@@ -50,13 +52,30 @@ class Properties:
         """
         made = object.__new__(cls)
         state = made.__dict__
-        state["headers"] = _NO_HEADERS
+        state["headers"] = NO_HEADERS
         state.update(present)
         return made
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether the message has a header table, even if an empty one."""
+        return self.headers is not NO_HEADERS or bool(self.further_headers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Properties):
+            return NotImplemented
+        if self.has_headers != other.has_headers:
+            return False
+        return all(getattr(self, name) == getattr(other, name) for name in _NAMES)
+
+    __hash__ = None  # type: ignore[assignment]  # headers are a mapping
 
     def with_changes(self, **changes: Any) -> Properties:
         """The same as `dataclasses.replace(properties, **changes)`, at a fraction of its price."""
         return Properties.of({**self.__dict__, **changes})
+
+
+_NAMES = tuple(each.name for each in fields(Properties))
 
 
 @dataclass(frozen=True, slots=True)

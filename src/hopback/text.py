@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from hopback.fields import as_text, text_bytes
 
+if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 __all__ = [
@@ -144,14 +144,6 @@ def clipped(text: str, limit: int) -> str:
     return data[:room].decode("utf-8", "ignore") + _ELLIPSIS if room > 0 else ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean NAME?)` with the known name nearest to `name`; empty if none is near."""
-    from difflib import get_close_matches  # slow to import, and needed for an error only
-
-    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def count_in(value: FieldValue) -> int:
     """A count as someone wrote it: any integer from 0 up to what is sensible, else 0."""
     if not isinstance(value, int) or isinstance(value, bool):
@@ -160,13 +152,21 @@ def count_in(value: FieldValue) -> int:
 
 
 def text_in(value: FieldValue, limit: int = 255) -> str | None:
-    """A text of at most `limit` bytes, else None."""
+    """A long string of at most `limit` bytes as text, else None."""
     if type(value) is str and len(value) <= limit and value.isascii():
         return value  # nearly always
-    if not isinstance(value, str):
+    text = as_text(value)
+    if text is None:
         return None
-    size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
-    return value if size <= limit else None
+    return text if len(text) <= limit and _size(text) <= limit else None
+
+
+def _size(text: str) -> int:
+    """Bytes on the wire. A text that JSON or a program made may contain any surrogate."""
+    try:
+        return text_bytes(text)
+    except UnicodeEncodeError:
+        return len(text.encode("utf-8", "surrogatepass"))
 
 
 def json_in(text: str) -> object:

@@ -193,11 +193,13 @@ def test_what_we_add_is_bounded_and_the_frame_always_holds(
 def test_whether_there_is_room_is_known_before_anything_is_written(
     headers: Headers, mark: Mark, ballast: int, user: str | None
 ) -> None:
-    """`can_retry` and `can_park` say exactly whether the writers have something to offer."""
+    """`can_retry` and `can_park` say exactly whether all headers of the producer travel on."""
     whole = {**headers, "ballast": "b" * max(0, ballast - table_size(headers))}
     properties = Properties(headers=whole, user_id=user)
     assert can_retry(properties, mark) is (retry_properties(properties, mark) is not None)
-    assert can_park(properties, mark) is (park_properties(properties, mark) is not None)
+    parked = park_properties(properties, mark)
+    assert can_park(properties, mark) is ("ballast" in parked.headers)
+    assert frame_size(parked) <= FRAME_BYTES
 
 
 @given(_failures, st.integers(0, 9000))

@@ -29,10 +29,9 @@ from hopback.admin.queue_rules import (
     queues_of_answer,
     targets_of,
 )
-from hopback.admin.rendering import Form, clock_words, payload_of, visible
+from hopback.admin.rendering import Form, clock_words, diff_lines, payload_of, visible
 from hopback.admin.roles import Role
 from hopback.deadletters.contract import Page
-from hopback.deadletters.diff import diff_lines
 from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.message import (
@@ -321,7 +320,6 @@ async def _named_queue(visit: Visit) -> tuple[str, ...]:
     "/search/events",
     Role.OPERATOR,
     QueueRule("the named queue, or the queues that the visitor may search", _named_queue),
-    is_heavy=True,
 )
 async def _search_events(visit: Visit) -> Response:
     """What a search finds, as it goes on; in the queue that is named, or in all they may look into."""
@@ -642,7 +640,7 @@ class EditForm:
             delivery=delivery,
             editable=text,
             body=said if sent and text is not None else text or "",
-            content_type=visit.field("content_type", delivery.properties.content_type or ""),
+            content_type=visit.field("content_type", _form_text(delivery.properties.content_type)),
             headers=visit.field("headers"),
             without=visit.field("without"),
             target=visit.field("target"),
@@ -665,7 +663,7 @@ class EditForm:
         edit = Edit(
             body=None if self.body == (self.editable or "") else self.body.encode(),
             content_type=None
-            if self.content_type == (properties.content_type or "")
+            if self.content_type == _form_text(properties.content_type)
             else self.content_type,
             headers={name.strip(): value.strip() for name, _, value in pairs},
             without=frozenset(filter(None, map(str.strip, self.without.splitlines()))),
@@ -713,6 +711,11 @@ def _editable(body: bytes) -> str | None:
     mixed = "\r" in others or ("\n" in others and len(others) < len(text))
     hidden = any(unicodedata.category(each) == "Cc" and each not in "\r\n\t" for each in text)
     return None if mixed or hidden or len(body) > _EDITABLE_BYTES else text
+
+
+def _form_text(text: str | None) -> str:
+    """The text for a field of a form; empty if a form would not return it unchanged."""
+    return text if text is not None and text.isprintable() else ""
 
 
 def _lines(body: bytes) -> list[str]:

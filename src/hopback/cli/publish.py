@@ -84,7 +84,7 @@ def publish(
             message_id=message_id,
             message_type=message_type,
             correlation_id=correlation_id,
-            headers=given,
+            headers=given or None,
         )
         for number, line in enumerate(lines, 1)
     )

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice
-from json.encoder import encode_basestring
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.fields import Timestamp, text_bytes
+from hopback.fields import LongStr, Timestamp, text_bytes
 from hopback.headers import names
 from hopback.headers.failure import failure_in, failure_text_in
 from hopback.headers.names import DEATHS, X_DEATH
@@ -46,6 +46,7 @@ REMEMBERED_DEATHS = 10
 
 # Of the wire, of JSON, and of programs that write headers in Python; a union of types is asked more slowly.
 _ARRAYS = (list, tuple)
+_KEY_TYPES = (str, LongStr)  # a routing key may be any bytes
 _NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _KEYS = 3  # the first is where it came from; CC brings the others, which only inform
 _LONGEST_JSON = 32 * 1024  # we never write more: what is longer is not ours, and not worth parsing
@@ -179,6 +180,10 @@ def _entry_json(death: Death) -> str:
 # The deaths of a queue's messages name the same few queues, reasons and exchanges.
 @lru_cache(maxsize=1024)
 def _quoted(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # surrogates for bytes that are not UTF-8: escapes keep them
+        return encode_basestring_ascii(text[:_NAME_BYTES])
     return encode_basestring(clipped(text, _NAME_BYTES))
 
 
@@ -194,7 +199,7 @@ def _well_formed(entry: object) -> bool:
         and count > 0
         and isinstance(entry.get("time"), Timestamp)
         and isinstance(keys, _ARRAYS)
-        and all(isinstance(key, str) for key in keys)
+        and all(isinstance(key, _KEY_TYPES) for key in keys)
     )
 
 

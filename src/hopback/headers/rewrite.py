@@ -16,10 +16,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.fields import further_size, table_size
+from hopback.fields import field_text, further_size, table_size, text_bytes
 from hopback.headers import names
 from hopback.headers.failure import FAILURE_BYTES, failure_json
 from hopback.headers.history import History, deaths_json, remembered_deaths, well_formed_deaths
+from hopback.message import NO_HEADERS
 from hopback.text import clipped, count_in
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "DEATHS_BYTES",
     "FRAME_BYTES",
     "Mark",
+    "bare_properties",
     "can_park",
     "can_retry",
     "frame_size",
@@ -48,8 +50,9 @@ __all__ = [
     "without_unread",
 ]
 
-FRAME_BYTES = 131_064
-"""What a header frame holds at the broker's usual frame size; one byte more ends the connection."""
+FRAME_BYTES = 131_072
+"""Bytes that RabbitMQ accepts in a header frame at its usual frame_max, of which it does not deduct the
+8 bytes of the envelope. One byte more ends the connection."""
 
 ADDED_BYTES = 32 * 1024 - 1
 """The most that we add to a message."""
@@ -117,19 +120,35 @@ def retry_properties(
 
 def park_properties(
     properties: Properties, mark: Mark, history: History | None = None
-) -> Properties | None:
+) -> Properties:
     """For a publish into the dead-letter queue: `x-death` stays as it was.
 
     Where there is no room for our count, nothing of ours is added; where there is none for
-    `x-death`, that goes too. None if the producer's own headers do not fit.
+    `x-death`, that goes too. If even the producer's own headers do not fit, as on a broker with
+    larger frames than ours, the largest of them are left out.
     """
     history = history or History(properties.headers, mark.queue)
-    kept = _kept(properties, mark, _is_stale)
+    kept, own = _kept(properties, mark, _is_stale), _kept(properties, mark, is_harmful)
     return (
         _marked(properties, kept, mark, history, remembered_deaths(properties.headers))
         or _fitting(properties, kept)
-        or _fitting(properties, _kept(properties, mark, is_harmful))
+        or _fitting(properties, own)
+        or _shortened(properties, own, mark, history)
     )
+
+
+def bare_properties(properties: Properties) -> Properties:
+    """For a message that cannot be rewritten: as it came, persistent, without CC, BCC and the rest
+    that a broker acts upon.
+
+    Looks at names only: no value can make it fail.
+    """
+    headers: dict[str, FieldValue] = {
+        name: value for name, value in properties.headers.items() if not _is_stale(name)
+    }
+    if properties.opaque_headers:
+        headers[names.UNREAD] = properties.opaque_headers
+    return _plain(properties, _Kept(headers, _further(properties, frozenset())))
 
 
 def can_retry(properties: Properties, mark: Mark, history: History | None = None) -> bool:
@@ -145,7 +164,7 @@ def can_retry(properties: Properties, mark: Mark, history: History | None = None
 
 
 def can_park(properties: Properties, mark: Mark) -> bool:
-    """Whether `park_properties` has anything to offer: what it takes away first is enough."""
+    """Whether `park_properties` keeps all of the producer's own headers."""
     if _is_roomy(properties, properties.headers, properties.further_headers):
         return True
     return _plain_size(properties, _kept(properties, mark, is_harmful)) <= FRAME_BYTES
@@ -206,7 +225,7 @@ def unread_headers(properties: Properties) -> bytes:
 def frame_size(properties: Properties) -> int:
     """How many bytes the header frame of a message with these properties carries."""
     size = _size_without_headers(properties)
-    if properties.headers or properties.further_headers:
+    if properties.has_headers:
         size += table_size(properties.headers) + further_size(properties.further_headers)
     return size
 
@@ -227,7 +246,7 @@ def _size_without_headers(properties: Properties) -> int:
     numbers = ((properties.delivery_mode, 1), (properties.priority, 1), (properties.timestamp, 8))
     return (
         _FRAME_OVERHEAD
-        + sum(1 + len(text.encode()) for text in texts if text is not None)
+        + sum(1 + text_bytes(text) for text in texts if text is not None)
         + sum(size for number, size in numbers if number is not None)
     )
 
@@ -273,8 +292,9 @@ def _further(properties: Properties, rewritten: AbstractSet[str]) -> FurtherHead
 
 def _plain(properties: Properties, kept: _Kept) -> Properties:
     """Persistent, without what must not be replayed, and with what was kept and read."""
+    has_headers = properties.has_headers or kept.headers
     return properties.with_changes(
-        headers=MappingProxyType(kept.headers),
+        headers=MappingProxyType(kept.headers) if has_headers else NO_HEADERS,
         further_headers=kept.further,
         opaque_headers=b"",
         delivery_mode=_PERSISTENT,
@@ -293,7 +313,7 @@ def _is_roomy(properties: Properties, headers: Headers, further: FurtherHeaders)
 def _plain_size(properties: Properties, kept: _Kept) -> int:
     """How large the frame of `_plain` would be, without making it."""
     unsent = (properties.expiration, properties.user_id)
-    dropped = sum(1 + len(text.encode()) for text in unsent if text is not None)
+    dropped = sum(1 + text_bytes(text) for text in unsent if text is not None)
     mode = 1 if properties.delivery_mode is None else 0
     table = table_size(kept.headers) + further_size(kept.further)
     return _size_without_headers(properties) - dropped + mode + table
@@ -304,6 +324,23 @@ def _fitting(properties: Properties, kept: _Kept) -> Properties | None:
     budget = _Budget(properties, kept)
     budget.keep_unread(properties)
     return _plain(properties, budget.kept) if budget.fits else None
+
+
+def _shortened(properties: Properties, kept: _Kept, mark: Mark, history: History) -> Properties:
+    """The headers that one frame holds, without the largest; `UNREAD_BYTES` has the size of the rest."""
+    headers, left_out = dict(kept.headers), further_size(kept.further)
+    sizes = {name: table_size({name: value}) - _TABLE_OVERHEAD for name, value in headers.items()}
+    excess = _plain_size(properties, _Kept(headers, ())) - (FRAME_BYTES - _ROOM_FOR_A_DEATH)
+    for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+        if excess <= 0:
+            break
+        excess -= sizes[name]
+        left_out += sizes[name]
+        del headers[name]
+    headers[names.UNREAD_BYTES] = left_out
+    read = properties.with_changes(headers=headers, further_headers=(), opaque_headers=b"")
+    short = _Kept(headers, ())
+    return _marked(read, short, mark, history, ()) or _plain(read, short)
 
 
 def _marked(
@@ -383,7 +420,9 @@ def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, 
         (names.REDRIVE_JOB, job),
         (names.ORIGIN_USER, known.origin_user or properties.user_id),
     )
-    found: dict[str, FieldValue] = {name: value for name, value in ours if value is not None}
+    found: dict[str, FieldValue] = {
+        name: field_text(value) for name, value in ours if value is not None
+    }
     if mark.design:
         found.update((k, v) for k, v in mark.design.items() if not names.is_protected(k))
     return found

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hopback.fields import (
+    MAX_DEPTH,
     Float32,
     Int8,
     Int16,
@@ -25,13 +26,15 @@ from hopback.fields import (
     UInt16,
     UInt32,
     UInt64,
+    nests_deeper,
+    text_bytes,
 )
-from hopback.message import Properties
+from hopback.message import NO_HEADERS, Properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.fields import FieldValue
+    from hopback.fields import FieldValue, Headers
 
 __all__ = ["as_base64", "properties_from_json", "properties_to_json"]
 
@@ -39,27 +42,67 @@ _INTEGERS: dict[type, str] = {
     Int8: "b", UInt8: "B", Int16: "s", UInt16: "u", Int32: "I", UInt32: "i", int: "l", UInt64: "L",
     Timestamp: "T",
 }  # fmt: skip
+_NAME_BYTES = 255  # the longest name of a header that AMQP 0-9-1 can carry
+_RANGES = {
+    "b": (-(2**7), 2**7), "B": (0, 2**8), "s": (-(2**15), 2**15), "u": (0, 2**16), "I": (-(2**31), 2**31),
+    "i": (0, 2**32), "l": (-(2**63), 2**63), "L": (0, 2**64), "T": (0, 2**64),
+}  # fmt: skip
+"""Of each code the smallest number, and the number after the largest."""
+
+
+def _integer(kind: type, code: str) -> Callable[[Any], FieldValue]:
+    low, end = _RANGES[code]
+
+    def read(value: Any) -> FieldValue:
+        if type(value) is not int or not low <= value < end:
+            raise ValueError(f"expected an integer from {low} to {end - 1}, got {value!r}")
+        made: FieldValue = kind(value)
+        return made
+
+    return read
+
+
+def _decimal(value: Any) -> Decimal:
+    sign, digits, scale = value
+    found = Decimal((sign, tuple(map(int, digits)), -scale))
+    if not (0 <= scale <= 255 and abs(int(digits)) < 2**31 + sign):
+        raise ValueError(f"expected a decimal of 32 bits with at most 255 places, got {value!r}")
+    return found
+
+
+def _text(value: Any) -> str:
+    text = str(value)
+    text_bytes(text)  # ValueError for a surrogate that stands for no byte
+    return text
+
+
+def _name(name: str) -> str:
+    if text_bytes(name) > _NAME_BYTES:
+        raise ValueError(f"expected a name of at most {_NAME_BYTES} bytes, got {name!r}")
+    return name
+
+
 _BY_CODE: dict[str, Callable[[Any], FieldValue]] = {
-    **{code: kind for kind, code in _INTEGERS.items()},
+    **{code: _integer(kind, code) for kind, code in _INTEGERS.items()},
     "t": bool,
     "f": lambda value: Float32(float.fromhex(value)),
     "d": float.fromhex,
-    "D": lambda value: Decimal((value[0], tuple(map(int, value[1])), -value[2])),
-    "S": str,
+    "D": _decimal,
+    "S": _text,
     "S64": lambda value: LongStr(b64decode(value, validate=True)),
     "x": lambda value: b64decode(value, validate=True),
     "V": lambda _value: None,
     "raw": lambda value: RawValue(b64decode(value, validate=True)),
     "A": lambda value: [_read_value(inner) for inner in value],
-    "F": lambda value: {name: _read_value(inner) for name, inner in value.items()},
+    "F": lambda value: {_name(name): _read_value(inner) for name, inner in value.items()},
 }
 _PLAIN = tuple(
     field.name
     for field in fields(Properties)
     if field.name not in {"headers", "further_headers", "opaque_headers"}
 )
-_NUMBERS = frozenset({"delivery_mode", "priority", "timestamp"})
-_NAME_BYTES = 255  # the longest name of a header that AMQP 0-9-1 can carry
+_NUMBERS = {"delivery_mode": 2**8, "priority": 2**8, "timestamp": 2**64}
+"""The properties that are numbers, each with the number after its largest."""
 
 
 def as_base64(data: bytes) -> str:
@@ -72,8 +115,11 @@ def properties_to_json(properties: Properties) -> dict[str, Any]:
     plain = {name: getattr(properties, name) for name in _PLAIN}
     record: dict[str, Any] = {
         "properties": {name: value for name, value in plain.items() if value is not None},
-        "headers": {name: _write_value(value) for name, value in properties.headers.items()},
     }
+    if properties.has_headers:
+        record["headers"] = {
+            name: _write_value(value) for name, value in properties.headers.items()
+        }
     if properties.further_headers:
         record["furtherHeaders"] = [
             [as_base64(name), _write_value(value)] for name, value in properties.further_headers
@@ -87,7 +133,12 @@ def properties_from_json(record: dict[str, Any]) -> Properties:
     """The properties in such an object; ValueError, TypeError, KeyError or ArithmeticError if it is none."""
     plain = record["properties"]
     for name, value in plain.items():
-        if name not in _PLAIN or type(value) is not (int if name in _NUMBERS else str):
+        is_right = name in _PLAIN and (
+            type(value) is int and 0 <= value < _NUMBERS[name]
+            if name in _NUMBERS
+            else type(value) is str and text_bytes(value) <= _NAME_BYTES
+        )
+        if not is_right:
             raise ValueError(f"expected a property of AMQP in its type, got {name}={value!r}")
     further = []
     for encoded, value in record.get("furtherHeaders", ()):
@@ -98,13 +149,23 @@ def properties_from_json(record: dict[str, Any]) -> Properties:
             )
         further.append((name, _read_value(value)))
     return Properties(
-        headers=MappingProxyType(
-            {name: _read_value(value) for name, value in record["headers"].items()}
-        ),
+        headers=_headers(record["headers"]) if "headers" in record else NO_HEADERS,
         further_headers=tuple(further),
         opaque_headers=b64decode(record.get("opaqueHeaders", ""), validate=True),
         **plain,
     )
+
+
+def _headers(record: dict[str, Any]) -> Headers:
+    found = {_name(name): _read_value(value) for name, value in record.items()}
+    deep = [name for name, value in found.items() if _is_too_deep(value)]
+    if deep:
+        raise ValueError(f"expected values nested at most {MAX_DEPTH} deep, got {deep[0]!r}")
+    return MappingProxyType(found)
+
+
+def _is_too_deep(value: FieldValue) -> bool:
+    return not isinstance(value, RawValue) and nests_deeper(value, MAX_DEPTH)
 
 
 def _write_value(value: FieldValue) -> list[Any]:

@@ -23,18 +23,11 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ConnectionFailed, InvalidTopology, Problem
 from hopback.fields import LongStr, Timestamp, UInt64
 from hopback.headers import failure_from_exception
+from hopback.message import NO_HEADERS
 from hopback.observe.events import Bus
 from hopback.observe.logs import LEVELS, SEVERITY
 from hopback.policy.decision import Settlement
-from hopback.policy.outcome import (
-    Done,
-    Park,
-    Retry,
-    Snooze,
-    check_rules,
-    outcome_of,
-    reason_of,
-)
+from hopback.policy.outcome import Done, Park, Retry, Snooze, outcome_of, reason_of
 from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.app import App
 from hopback.runtime.failures import FailedRuns
@@ -107,7 +100,9 @@ def header_values(headers: Mapping[str, object] | None, *, text_type: type = byt
     not UTF-8 as bytes, and arrays of bytes as something else. What has no type in AMQP cannot have
     come from a broker, and is left out.
     """
-    found = {name: _value(value, text_type) for name, value in (headers or {}).items()}
+    if headers is None:
+        return NO_HEADERS
+    found = {name: _value(value, text_type) for name, value in headers.items()}
     return {name: value for name, value in found.items() if not isinstance(value, _Unknown)}
 
 
@@ -366,7 +361,7 @@ class PlannedQueues:
             )
         tiers = waits_ms(() if retry is None else retry, where=where)
         plan = recommended_plan(name, tiers_ms=tiers, attempts=attempts)
-        self._plans[name] = plan, check_rules(rules, where=where)
+        self._plans[name] = plan, tuple(rules)
 
     @property
     def planned(self) -> tuple[str, ...]:

@@ -17,8 +17,9 @@
 #    is never shorter than the plan's minimum.
 #    What is to wait longer than any retry queue of the plan waits in the queues of delays, where
 #    there are any: it comes back when it said. A retry that asks for more than any tier does the same.
-# 6. What cannot carry its count cannot be retried by publish: it is parked. What cannot even be
-#    published into the dead-letter queue is rejected if that leads there, else kept unsettled.
+# 6. A message that cannot carry its count cannot be retried by publish: it is parked. If its headers
+#    do not fit a frame it is rejected where that leads to the dead-letter queue, else it is published
+#    there without the largest of them. No content keeps a delivery unsettled.
 # 7. What has headers that cannot be read is parked by its first failure or snooze: its count may be
 #    among them.
 #
@@ -55,6 +56,7 @@ __all__ = ["decide"]
 _V4_0 = BrokerVersion(4, 0)
 _UNREAD = "its headers cannot be read, so its attempts cannot be counted"
 _NO_ROOM = "its headers leave no room for the count of attempts"
+_TOO_LARGE = "its headers do not fit a frame, so the largest are left out"
 
 
 def decide(
@@ -195,7 +197,7 @@ def _park(case: _Case, reason: str) -> Decision:
         return decided.Park(Leave.PUBLISH, case.attempt, reason)
     if case.dead_letters_park and _is_trusted(case):
         return decided.Park(Leave.REJECT, case.attempt, reason)
-    return decided.Keep(case.attempt, f"{reason} (its headers do not fit a frame)")
+    return decided.Park(Leave.PUBLISH, case.attempt, f"{reason} ({_TOO_LARGE})")
 
 
 def _may_reject(case: _Case, by: Leave) -> bool:

@@ -73,10 +73,9 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Nothing can be done that is safe: it stays unsettled, and someone has to be told why.
+    """An error in Hopback itself: the message can neither be rewritten nor parked as it came.
 
-    Its headers do not fit a frame, so it can be published nowhere, and rejecting it would send it
-    round again without a count, or delete it. The broker takes it back when the channel closes.
+    It stays unsettled, and an event says why. The broker takes it back when the channel closes.
     """
 
     attempt: int

@@ -17,13 +17,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hopback.fields import MAX_DEPTH, as_text, field_text, nests_deeper
 from hopback.headers import deaths
-from hopback.headers.names import DELAY, is_broker_count, is_death
-from hopback.message import Message
+from hopback.headers.names import (
+    DELAY,
+    is_broker_count,
+    is_death,
+    is_protected,
+    may_stand_twice,
+)
+from hopback.message import NO_HEADERS, Message
 from hopback.topology.delays import asked_levels, came_by_ladder, way_in
 
 if TYPE_CHECKING:
-    from hopback.fields import FieldValue
+    from hopback.fields import FieldValue, Headers
     from hopback.message import Delivery
 
 __all__ = [
@@ -72,25 +79,45 @@ def pause(delayed: Delayed, exchange: str, routing_key: str) -> Message:
 def _waiting(delayed: Delayed, exchange: str, routing_key: str) -> Message:
     message = delayed.message
     properties = message.properties
-    kept: dict[str, FieldValue] = {
-        name: value
-        for name, value in properties.headers.items()
-        if not (is_death(name) or is_broker_count(name))
-    }
     waiting: dict[str, FieldValue] = {
-        "exchange": message.exchange,
-        "routing-key": message.routing_key,
+        "exchange": field_text(message.exchange),
+        "routing-key": field_text(message.routing_key),
         "mandatory": message.mandatory,
         "due": delayed.due_ms,
-        "headers": kept,
     }
     if delayed.by_clock:
         waiting["by-clock"] = True
+    if properties.has_headers:
+        waiting["headers"] = {
+            name: value
+            for name, value in properties.headers.items()
+            if not (is_death(name) or is_broker_count(name) or _is_deep(value))
+        }
     if properties.expiration is not None:
-        waiting["expiration"] = properties.expiration
+        waiting["expiration"] = field_text(properties.expiration)
     waiting.update({name: value for name, value in _counts(delayed).items() if value})
-    plain = replace(properties, headers={DELAY: waiting}, expiration=None, delivery_mode=2)
+    plain = replace(
+        properties,
+        headers={**_deep_headers(properties.headers), DELAY: waiting},
+        further_headers=tuple(
+            entry for entry in properties.further_headers if may_stand_twice(entry[0])
+        ),
+        expiration=None,
+        delivery_mode=2,
+    )
     return Message(exchange, routing_key, message.body, plain)
+
+
+def _is_deep(value: FieldValue) -> bool:
+    """Whether the value cannot be nested two levels deeper, which is its place in the table of `DELAY`."""
+    return nests_deeper(value, MAX_DEPTH - 2)
+
+
+def _deep_headers(headers: Headers) -> dict[str, FieldValue]:
+    """A producer's headers that wait beside `DELAY`."""
+    return {
+        name: value for name, value in headers.items() if _is_deep(value) and not is_protected(name)
+    }
 
 
 def _counts(delayed: Delayed) -> dict[str, int]:
@@ -112,22 +139,25 @@ def delay_until_due(message: Message, now: float) -> Message:
 
 def read_delayed(delivery: Delivery | Message) -> Delayed | None:
     """What it is that waits or waited; None if it is no message that was delayed by `delay`."""
-    found = delivery.properties.headers.get(DELAY)
+    present = delivery.properties.headers
+    found = present.get(DELAY)
     if not isinstance(found, Mapping):
         return None
-    exchange, routing_key = found.get("exchange"), found.get("routing-key")
+    exchange, routing_key = as_text(found.get("exchange")), as_text(found.get("routing-key"))
     mandatory, due_ms = found.get("mandatory"), found.get("due")
-    headers, expiration = found.get("headers"), found.get("expiration")
+    headers, expiration = found.get("headers", NO_HEADERS), found.get("expiration")
     if not (
-        isinstance(exchange, str)
-        and isinstance(routing_key, str)
+        exchange is not None
+        and routing_key is not None
         and isinstance(mandatory, bool)
         and isinstance(due_ms, int)
         and isinstance(headers, Mapping)
-        and isinstance(expiration, str | None)
+        and (expiration is None or as_text(expiration) is not None)
     ):
         return None
-    properties = replace(delivery.properties, headers=headers, expiration=expiration)
+    if deep := _deep_headers(present):
+        headers = {**deep, **headers}
+    properties = replace(delivery.properties, headers=headers, expiration=as_text(expiration))
     message = Message(exchange, routing_key, delivery.body, properties, mandatory)
     laps, paused_ms, paused_at_ms = (
         value if isinstance(value := found.get(name), int) and value > 0 else 0

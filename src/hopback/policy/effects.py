@@ -10,16 +10,20 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
+from hopback.fields import field_text
 from hopback.headers import (
     Failure,
     Mark,
+    bare_properties,
     clipped,
     failure_from_reason,
+    failure_json,
+    names,
     park_properties,
     retry_properties,
     timestamp,
 )
-from hopback.message import Message
+from hopback.message import Message, Properties
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.policy.delays import delay
@@ -30,11 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.fields import FieldValue
-    from hopback.message import Delivery, Properties
+    from hopback.message import Delivery
     from hopback.policy.decision import Decision, Effect, Park, Retry
     from hopback.topology.plan import Plan, Stamp
 
-__all__ = ["Occasion", "count_mark", "effects", "park_mark", "retry_mark"]
+__all__ = ["Occasion", "count_mark", "effects", "park_mark", "park_raw", "retry_mark"]
 
 
 _TEXT_BYTES = 1024  # a reason is for people: more than a screenful helps nobody
@@ -133,8 +137,8 @@ def _facts(
         Fact.REASON: clipped(decision.reason, _TEXT_BYTES),
         Fact.ERROR: error,
         Fact.STATUS: occasion.status,
-        Fact.ORIGIN_EXCHANGE: origin[0],
-        Fact.ORIGIN_ROUTING_KEY: origin[1],
+        Fact.ORIGIN_EXCHANGE: field_text(origin[0]),
+        Fact.ORIGIN_ROUTING_KEY: field_text(origin[1]),
     }
 
 
@@ -180,6 +184,26 @@ def effects(
             return _moved(delivery, parking.exchange, parking.routing_key, marked)
         case _:
             assert_never(decision)
+
+
+def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, ...]]:
+    """Ways to park a delivery that cannot be rewritten, to be tried in turn.
+
+    As it came with the reason, as it came, and at last the body alone.
+    """
+    if plan.parking.by is Leave.REJECT:
+        return [_DEAD_LETTER]
+    note: dict[str, FieldValue] = {names.QUEUE: plan.queue}
+    if (failure := failure_json(failure_from_reason(reason))) is not None:
+        note[names.FAILURE] = failure
+    bare = bare_properties(delivery.properties)
+    forms = (
+        bare.with_changes(headers={**bare.headers, **note}),
+        bare,
+        Properties(delivery_mode=2, headers=note),
+    )
+    parking = plan.parking
+    return [_moved(delivery, parking.exchange, parking.routing_key, form) for form in forms]
 
 
 def _moved(

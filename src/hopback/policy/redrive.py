@@ -17,7 +17,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.errors import UnsafeOperation
-from hopback.fields import LayeredHeaders, SharedHeaders, table_size, value_end
+from hopback.fields import LayeredHeaders, SharedHeaders, field_text, table_size, value_end
 from hopback.headers import (
     Mark,
     clipped,
@@ -206,8 +206,8 @@ class Redriver:
                     QUEUE: self._plan.queue,
                     ATTEMPTS: 0,
                     REDRIVES: 1,
-                    ORIGIN_ROUTING_KEY: routing_key,
-                    ORIGIN_EXCHANGE: exchange,
+                    ORIGIN_ROUTING_KEY: field_text(routing_key),
+                    ORIGIN_EXCHANGE: field_text(exchange),
                     REDRIVE_JOB: self._job,
                 }
             )
@@ -257,9 +257,13 @@ def _stamps(
         "x-redriven-by-user-id": occasion.user_id,
         "x-redriven-by-user-name": occasion.user_name,
         "x-redrive-operation-correlation-id": occasion.operation,
-        "x-original-routing-key": routing_key,
     }
-    return {name: clipped(text, _NAME_BYTES) for name, text in said.items() if text}
+    stamps: dict[str, FieldValue] = {
+        name: clipped(text, _NAME_BYTES) for name, text in said.items() if text
+    }
+    if routing_key:
+        stamps["x-original-routing-key"] = field_text(routing_key)
+    return stamps
 
 
 # --- from the bytes it came as ---------------------------------------------------------------------

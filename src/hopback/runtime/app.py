@@ -15,7 +15,6 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, overload
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.policy.outcome import MENU, check_rules, is_outcome
 from hopback.policy.periodic import Missed
 from hopback.runtime.context import compose, current_context, publish_from_thread
 from hopback.runtime.delays import DueMessages
@@ -251,7 +250,7 @@ class Router:
             deadline=deadline_seconds(deadline),
             key=key,
             breaker=breaker,
-            rules=check_rules(rules, where=f"handler of queue {queue!r}"),
+            rules=tuple(rules),
         )
 
         def register(call: F) -> F:
@@ -282,9 +281,6 @@ class Router:
         nobody handles is parked, unless `unhandled` is another outcome.
         """
         queue = self.prefix + queue
-        if unhandled is not None and not is_outcome(unhandled):
-            found = Problem("unhandled", f"an outcome: {MENU}", repr(unhandled))
-            raise InvalidTopology((found,), where=f"types of queue {queue!r}")
         self._types[queue] = (type_of, unhandled)
         known = self.handlers.get(queue)
         if isinstance(known, TypedHandlers):
@@ -319,18 +315,17 @@ class Router:
             waits = _RETRY if retry is _UNSAID else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
-        checked = check_rules(rules, where=f"batch handler of queue {queue!r}")
         seconds = wait_ms(wait, "wait", where=f"batch handler of queue {queue!r}") / 1000
         options = BatchOptions(
             size,
             seconds,
             batchers,
             isolates,
-            checked,
+            tuple(rules),
             deadline=deadline_seconds(deadline),
             breaker=breaker,
         )
-        each = HandlerOptions(concurrency=processors, rules=checked)
+        each = HandlerOptions(concurrency=processors, rules=tuple(rules))
         preparing = (
             None if prepare is None else inspect_handler(queue, prepare, each, makes_row=True)
         )
@@ -363,7 +358,6 @@ class Router:
         `PeriodicMessage`, a `Context`, both or nothing.
         """
         schedule = read_schedule(period, cron, timezone, where=f"{self._where}.every")
-        checked = check_rules(rules, where=f"{self._where}.every")
         try:
             whatever_missed = Missed(missed)
         except ValueError:
@@ -376,7 +370,7 @@ class Router:
                 queue,
                 retry=retry,
                 attempts=attempts,
-                rules=checked,
+                rules=rules,
                 concurrency=concurrency,
                 deadline=deadline,
             )(call)

@@ -16,11 +16,10 @@ from hopback.headers import identity
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
-from hopback.text import did_you_mean
 from hopback.topology.durations import format_duration, parse_wait_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator
     from datetime import datetime
 
     from hopback.fields import Headers
@@ -37,7 +36,6 @@ __all__ = [
     "Outlet",
     "PublishOptions",
     "Send",
-    "check_options",
     "compose",
     "context_with",
     "current_batch",
@@ -307,9 +305,6 @@ class PublishOptions(TypedDict, total=False):
     at: datetime | None
 
 
-_OPTIONS = frozenset(PublishOptions.__annotations__)
-
-
 def compose(
     exchange: str,
     routing_key: str,
@@ -324,8 +319,6 @@ def compose(
     Without `cause` it is the delivery that is being handled right now, if there is one. `codecs`
     encode a payload by its `content_type`; without them it is JSON, or what its type says.
     """
-    if options:
-        check_options(options)
     content_type = options.get("content_type")
     body = None
     if codecs is not None and content_type and not isinstance(payload, _BYTES):
@@ -336,12 +329,15 @@ def compose(
     cause = cause if cause is not None else current_context.get(None)
     own_id = options.get("message_id") or str(uuid.uuid4())
     present: dict[str, Any] = {
-        "headers": {**_inherited(cause), **(options.get("headers") or {})},
         "delivery_mode": 2,
         "correlation_id": options.get("correlation_id")
         or (cause.correlation_id if cause else own_id),
         "message_id": own_id,
     }
+    given = options.get("headers")
+    inherited = _inherited(cause)
+    if inherited or given is not None:
+        present["headers"] = {**inherited, **(given or {})}
     if content_type:
         present["content_type"] = content_type
     # RabbitMQ delivers a direct reply and yet returns it as unroutable.
@@ -367,17 +363,6 @@ def compose(
     mandatory = mandatory and options.get("mandatory", True)
     delay = _delay_of(options)
     return Message(exchange, routing_key, body, Properties.of(present), mandatory, delay)
-
-
-def check_options(options: Mapping[str, Any], *more: str) -> None:
-    """TypeError unless all are publish options or one of `more`; it names the nearest known option."""
-    if options.keys() <= _OPTIONS:
-        return
-    known = (*PublishOptions.__annotations__, *more)
-    name = next(name for name in options if name not in known)
-    raise TypeError(
-        f"unexpected option {name!r}{did_you_mean(name, known)}: expected {', '.join(known)}"
-    )
 
 
 def _delay_of(options: PublishOptions) -> int | datetime | None:

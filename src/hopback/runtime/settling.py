@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, assert_never
 from hopback.broker.supervise import Backoff
 from hopback.clock import Clock, SystemClock
 from hopback.errors import BrokerError, DeliveryLost
+from hopback.fields import text_bytes
+from hopback.headers import FRAME_BYTES, frame_size
 from hopback.observe.events import Bus
 from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
-from hopback.policy.effects import Occasion, effects
+from hopback.policy.effects import Occasion, effects, park_raw
 from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context
@@ -115,19 +117,39 @@ class Settling:
                 context = Context(taken.delivery, self.plan, self._publish)
                 self._failed.tell(answer.error, answer.failure, context)
         try:
-            decision = self._decided(taken, answer)
-            await self._carried_out(self._effects(taken, answer, decision), taken, answer)
+            try:
+                decision = self._decided(taken, answer)
+                await self._carried_out(self._effects(taken, answer, decision), taken, answer)
+            except _Abandoned:
+                raise
+            except Exception as error:
+                decision = await self._park_raw(taken, answer, error)
         except _Abandoned as abandoned:
             self.abandon(taken, duration, str(abandoned))
             return False
-        except Exception as error:
-            # Nothing of ours should raise here; if it does, the message stays where it was.
-            decision = decided.Keep(1, f"unexpected {type(error).__name__}: {error}")
         if isinstance(decision, decided.Keep):
             self._kept.append(taken)
         if self._world.bus.active:
             self._record(taken, answer, decision, duration)
         return not isinstance(decision, decided.Keep)
+
+    async def _park_raw(self, taken: HeldDelivery, answer: Answer, error: Exception) -> Decision:
+        """Park a message that could not be rewritten as it came, at worst its body alone.
+
+        Unsettled it would hold a place of the prefetch window for as long as the channel lives.
+        """
+        reason = f"not rewritten: {type(error).__name__}: {error}"
+        last: Exception = error
+        for steps in park_raw(taken.delivery, self.plan, reason):
+            try:
+                await self._carried_out(steps, taken, answer)
+            except _Abandoned:
+                raise
+            except Exception as again:
+                last = again
+            else:
+                return decided.Park(self.plan.parking.by, self.plan.attempts, reason)
+        return decided.Keep(1, f"{reason}; not parked: {type(last).__name__}: {last}")
 
     def abandon(self, taken: HeldDelivery, duration: float, reason: str) -> None:
         """Say that a delivery was not settled: the broker will deliver it again."""
@@ -225,6 +247,8 @@ class Settling:
                     except DeliveryLost as lost:
                         raise _Abandoned(str(lost)) from lost
                     except BrokerError as error:
+                        if not _can_be_sent(message):
+                            raise
                         await self._publish_at_last(message, error, taken, answer)
                 case Hold(delay=delay):
                     self._holding += 1
@@ -304,7 +328,18 @@ class Settling:
 
 _ACK = decided.Ack()
 _ACKED: tuple[Effect, ...] = (Settle(Settlement.ACK),)
+_NAME_BYTES = 255  # of an exchange's name or a routing key in AMQP 0-9-1
 _FAILURES = frozenset({"delivery.retried", "delivery.parked", "delivery.held"})
+
+
+def _can_be_sent(message: Message) -> bool:
+    """Whether the message has a form on the wire, so that another try may succeed."""
+    names = (message.exchange, message.routing_key)
+    try:
+        longest = max(map(text_bytes, names))
+        return frame_size(message.properties) <= FRAME_BYTES and longest <= _NAME_BYTES
+    except (TypeError, ValueError):
+        return False
 
 
 def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:

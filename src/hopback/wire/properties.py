@@ -56,7 +56,7 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
     if values.get("delivery_mode") is None:
         values["delivery_mode"] = default_mode
     values["headers"] = None
-    if properties.headers or properties.further_headers:
+    if properties.has_headers:
         # Without `opaque_headers`: a broker may find in it what nobody has read.
         entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
         values["headers"] = _U32.pack(len(entries)) + entries
@@ -193,7 +193,8 @@ def canonical_properties(raw: bytes) -> bytes:
         properties = decode_properties(raw)
         ordered: Callable[[Any], Any] = _ordered
         found = {name: getattr(properties, name) for name in _NAMES}
-        found["headers"] = ordered(properties.headers)
+        if properties.has_headers:
+            found["headers"] = ordered(properties.headers)
         found["further_headers"] = tuple(
             sorted(
                 ((name, ordered(value)) for name, value in properties.further_headers),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.errors import ProtocolError
 from hopback.fields import (
+    MAX_DEPTH,
     Float32,
     Int8,
     Int16,
@@ -43,9 +44,6 @@ __all__ = [
     "encode_further",
     "encode_table",
 ]
-
-MAX_DEPTH = 32
-"""How deep tables and arrays may be nested: deeper than any sound message, shallower than a stack."""
 
 _KEPT_BYTES = 2048
 """The longest array that is kept for the next message: ten deaths take less, and a stranger no memory."""
@@ -102,7 +100,7 @@ def _encode_each(table: Headers, depth: int) -> bytes:
         parts.append(_encode_key(key))
         try:
             if type(value) is str:  # most of what headers hold
-                raw = value.encode()
+                raw = value.encode("utf-8", "surrogateescape")
                 parts += (b"S", _pack_u32(len(raw)), raw)
             else:
                 encoder = _ENCODERS.get(type(value)) or _fallback_encoder(value)
@@ -122,7 +120,7 @@ def _encode_shared(table: SharedHeaders) -> bytes:
 def _encode_key(key: str) -> bytes:
     """The key with its length; the same few names come again and again."""
     try:
-        raw = key.encode()
+        raw = key.encode("utf-8", "surrogateescape")
     except (UnicodeEncodeError, AttributeError):
         raise ProtocolError(f"expected a table key of valid text, got {key!r}") from None
     if len(raw) > 255:
@@ -151,7 +149,7 @@ def _fixed_encoder(octet: str, form: str) -> _Encoder:
 
 
 def _encode_text(value: FieldValue, _: int) -> bytes:
-    raw = value.encode()  # type: ignore[union-attr]
+    raw = value.encode("utf-8", "surrogateescape")  # type: ignore[union-attr]
     return b"S" + _pack_u32(len(raw)) + raw
 
 

@@ -59,11 +59,11 @@ def test_headers_and_properties_must_fit_one_frame() -> None:
     client = Client(Setup())
     client.classic("q")
     # 14 bytes before the properties, 4 for the table's length, 2 for the key, 5 for the string.
-    room = 131_064 - 14 - 4 - 2 - 5
+    room = 131_072 - 14 - 4 - 2 - 5
     client.put("q", headers={"a": "x" * room})
     refusal = _refused(client, headers={"a": "x" * (room + 1)})
     assert refusal.text == (
-        "FRAME_ERROR - type 2, all octets = <<>>: {frame_too_large,131065,131064}"
+        "FRAME_ERROR - type 2, all octets = <<>>: {frame_too_large,131073,131064}"
     )
     assert not client.session.is_open
 

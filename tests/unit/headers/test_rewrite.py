@@ -212,15 +212,21 @@ def test_a_retry_without_room_for_its_count_does_not_exist() -> None:
     assert redrive_properties(_filled(FRAME_BYTES - needed + 1), mark) is None
 
 
-def test_parking_gives_up_our_headers_then_the_deaths_then_itself() -> None:
-    """What the producer wrote is never cut."""
+def test_parking_gives_up_our_headers_then_the_deaths_then_the_largest_headers() -> None:
+    """What the producer wrote is left out only where no frame holds it, and its size is told."""
     full = _filled(FRAME_BYTES)
     bare = _written(park_properties, Mark("q", 1), full)
     assert dict(bare.headers) == dict(full.headers)
     died = replace(full, headers={**full.headers, "x-death": [_DEATH]})
     stripped = _written(park_properties, Mark("q", 1), died)
     assert dict(stripped.headers) == dict(full.headers)
-    assert park_properties(_filled(FRAME_BYTES + 1), Mark("q", 1)) is None
+    beyond = _filled(FRAME_BYTES + 1)
+    beyond = replace(beyond, headers={**beyond.headers, "small": 1})
+    shortened = _written(park_properties, Mark("q", 1), beyond)
+    assert (shortened.headers["small"], shortened.headers["hopback-queue"]) == (1, "q")
+    left_out = shortened.headers["hopback-unread-bytes"]
+    assert isinstance(left_out, int)
+    assert frame_size(shortened) + left_out > FRAME_BYTES > left_out
 
 
 def test_a_size_is_what_the_wire_carries() -> None:

@@ -64,10 +64,8 @@ async def _discarded_and_imported(file: Path) -> None:
             "b",
         )
         assert [message.body for message in others] == [b"%d" % n for n in range(700)]
-        actions = [(entry.action, entry.result) for entry in await shop.operations.audit()]
-        imports = [("messages.import", "ok"), ("messages.import", "started")]
-        assert actions[:2] == imports
-        assert [action for action, _ in actions[2:]] == ["job.end", "job.start"]
+        actions = [entry.action for entry in await shop.operations.audit()]
+        assert actions == ["messages.import", "job.end", "job.start"]
 
 
 @in_virtual_time
@@ -186,6 +184,9 @@ async def test_a_file_that_exists_is_never_written_over() -> None:
         b'{"hopback":1,"queue":"","exchange":"","routingKey":"","properties":{},"headers":{"a":["?",1]},"body":""}',
         b'{"hopback":1,"queue":"","exchange":"","routingKey":"","properties":{},"headers":{"a":5},"body":""}',
         b'{"hopback":1,"queue":"","exchange":"","routingKey":"","properties":{},"headers":{},"bodyBase64":"#"}',
+        b'{"hopback":1,"queue":"","exchange":"","routingKey":"","properties":{"app_id":"\\ud800"},"body":""}',
+        b'{"hopback":1,"queue":"","exchange":"","routingKey":"","properties":{"priority":256},"body":""}',
+        b'{"hopback":1,"queue":"","exchange":"","routingKey":"","properties":{},"headers":{"a":["b",128]},"body":""}',
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_message_is_told(line: bytes) -> None:

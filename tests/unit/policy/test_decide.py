@@ -287,24 +287,27 @@ def test_a_reject_loop_needs_no_room() -> None:
     assert decision.by is Leave.REJECT
 
 
-def test_what_cannot_be_published_is_rejected_only_into_a_dead_letter_queue() -> None:
-    """Where rejecting would feed the retry loop, or delete, the message stays and says why."""
+_TOO_LARGE = "bad (its headers do not fit a frame, so the largest are left out)"
+
+
+def test_headers_beyond_a_frame_are_rejected_only_into_a_dead_letter_queue() -> None:
+    """Where a reject would feed the retry loop, or delete, the message is published without them."""
     too_large = _filled(FRAME_BYTES + 1)
-    kept = _full(_ORDERS, Park("bad"), too_large)
-    assert kept == decided.Keep(1, "bad (its headers do not fit a frame)")
+    published = _full(_ORDERS, Park("bad"), too_large)
+    assert published == decided.Park(Leave.PUBLISH, 1, _TOO_LARGE)
     rejected = _full(_ORDERS, Park("bad"), too_large, dead_letters_park=True)
     assert rejected == decided.Park(Leave.REJECT, 1, "bad")
     assert _full(_RAFFLE, Park("bad"), too_large) == decided.Park(Leave.REJECT, 1, "bad")
 
 
 def test_an_old_broker_is_not_trusted_with_the_last_resort_either() -> None:
-    """Too large to publish and with an `x-death` that crashes the queue: it stays."""
+    """Too large to publish and with an `x-death` that crashes the queue: it is published."""
     properties = _filled(FRAME_BYTES + 100, {"x-death": "text"})
     grown = replace(properties, headers={**properties.headers, "v": "v" * 100})
     delivery = Received(_RAFFLE.queue, "x", "k", b"", grown)
     for parks in (False, True):
         decision = decide(delivery, Park("bad"), _RAFFLE, version=_V310, dead_letters_park=parks)
-        assert isinstance(decision, decided.Keep)
+        assert decision == decided.Park(Leave.PUBLISH, 1, _TOO_LARGE)
 
 
 _DELAYS_MS = 30 * 86_400_000  # thirty days

@@ -257,8 +257,6 @@ def test_what_is_kept_and_what_fits_no_frame_has_no_effect() -> None:
         _ORDERS.tiers[0], _ORDERS.tiers[0].routes[0], Leave.PUBLISH, 1, "asked for all the same"
     )
     assert effects(retry, delivery, _ORDERS, Occasion(_NOW)) == ()
-    park = decided.Park(Leave.PUBLISH, 1, "asked for all the same")
-    assert effects(park, delivery, _ORDERS, Occasion(_NOW)) == ()
 
 
 def test_what_waits_in_the_queues_of_delays_comes_straight_back() -> None:

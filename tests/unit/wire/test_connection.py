@@ -308,7 +308,7 @@ def test_headers_beyond_one_frame_are_refused_by_the_sender() -> None:
     pair = open_pair()
     method = _method("basic.publish", exchange="x")
     with pytest.raises(ProtocolError, match="one frame"):
-        pair.client.content(1, method, b"x" * 131_053, b"")
+        pair.client.content(1, method, b"x" * 131_061, b"")
     pair.client.content(1, method, _PROPERTIES, b"")
     pair.pump()
     assert [type(event) for event in pair.seen_by_server] == [Published]

@@ -62,9 +62,17 @@ def test_unreadable_headers_are_kept_and_never_written() -> None:
     raw = b"\x20\x00" + len(broken).to_bytes(4, "big") + broken
     found = decode_properties(raw)
     assert (dict(found.headers), found.opaque_headers) == ({}, broken)
-    assert encode_properties(found) == encode_properties(Properties())
+    assert encode_properties(found) == encode_properties(Properties(headers={}))
     ours = decode_properties(encode_properties(replace(found, headers={"hopback-attempts": 1})))
     assert (dict(ours.headers), ours.opaque_headers) == ({"hopback-attempts": 1}, b"")
+
+
+def test_absent_and_empty_headers_are_different_values() -> None:
+    absent, empty = Properties(), Properties(headers={})
+    assert encode_properties(absent) == b"\x00\x00"
+    assert encode_properties(empty) == b"\x20\x00" + bytes(4)
+    assert decode_properties(encode_properties(absent)) == absent != empty
+    assert decode_properties(encode_properties(empty)) == empty != absent
 
 
 def test_a_header_that_comes_twice_and_one_without_text_travel_on() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
 from hopback.broker.embedded.timers import Deadline
-from hopback.fields import Timestamp
+from hopback.fields import Timestamp, as_text, field_text
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def _death(content: StoredContent, queue: str, reason: Reason, now: float) -> _T
         "reason": str(reason),
         "queue": queue,
         "time": Timestamp(now),
-        "exchange": content.exchange,
-        "routing-keys": [key for key in keys if isinstance(key, str)],
+        "exchange": field_text(content.exchange),
+        "routing-keys": [field_text(key) for key in map(as_text, keys) if key is not None],
     }
     if content.properties.expiration is not None:
         death["original-expiration"] = content.properties.expiration

@@ -39,7 +39,7 @@ from hopback.broker.embedded.session import Session
 from hopback.broker.embedded.settings import Policies
 from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
 from hopback.broker.embedded.timers import Timers
-from hopback.fields import RawValue, further_size, table_size
+from hopback.fields import RawValue, as_text, further_size, table_size, text_bytes
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FRAME_PAYLOAD", "Node", "PublishChecker", "advance"]
 
-FRAME_PAYLOAD = 131_064
-"""The bytes that properties and headers may take together: one frame without its frame."""
+FRAME_PAYLOAD = 131_072
+"""Bytes that properties and headers may take together in a header frame."""
 
 _ALL_OTHERS = 4096
 """More than all properties but the headers can take."""
@@ -153,13 +153,13 @@ class PublishChecker:
         if table > FRAME_PAYLOAD - _ALL_OTHERS:
             # Refuse what does not fit: class, weight, body size, flags, and then the properties.
             given = (getattr(properties, name) for name in _STRINGS)
-            strings = sum(1 + len(text.encode()) for text in given if text is not None)
+            strings = sum(1 + text_bytes(text) for text in given if text is not None)
             octets = sum(
                 value is not None for value in (properties.delivery_mode, properties.priority)
             )
             size = 14 + strings + octets + 8 * (properties.timestamp is not None) + table
             if size > FRAME_PAYLOAD:
-                raise frame_error(size, FRAME_PAYLOAD)
+                raise frame_error(size, FRAME_PAYLOAD - 8)
         headers = copied_table(properties.headers)
         return dict(sorted(headers.items())) if self._profile.sorts_headers else headers
 
@@ -175,7 +175,7 @@ def _copies(headers: dict[str, FieldValue], name: str) -> tuple[str, ...]:
         raise precondition_failed(
             f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}'
         )
-    return tuple(key for key in found if isinstance(key, str))
+    return tuple(key for key in map(as_text, found) if key is not None)
 
 
 class Node:

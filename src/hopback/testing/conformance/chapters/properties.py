@@ -34,7 +34,10 @@ __all__: list[str] = []
 
 # Bytes in a mebibyte, the unit of RabbitMQ's limits.
 _MIB = 1024 * 1024
-_FRAME_BYTES = 131_064  # RabbitMQ's usual frame_max of 131,072 less the frame's own 8 bytes
+_FRAME_BYTES = 131_072  # RabbitMQ's usual frame_max, without the frame's own 8 bytes
+_WITHOUT_TEXT = 14 + 1 + 4 + 2 + 5
+"""What a header frame has beside the text of one header: class, size and flags, the delivery mode, and the
+lengths of the table, its key and the text."""
 _VALUES: dict[str, FieldValue] = {
     "text": "größer",
     "empty": "",
@@ -93,11 +96,11 @@ async def large_body(subject: Subject) -> None:
 @row("10.2", "Headers that do not fit one frame cannot be published; those that do, can")
 async def headers_of_a_frame(subject: Subject) -> None:
     queue = await subject.classic()
-    fits = Properties(headers={"h": "x" * (_FRAME_BYTES - 200)})
+    fits = Properties(headers={"h": "x" * (_FRAME_BYTES - _WITHOUT_TEXT)})
     equal("fits", (await _through(subject, queue, fits)).properties.headers["h"], fits.headers["h"])
     connection = await subject.connect()
     channel = await connection.open_channel()
-    large = Message("", queue, b"", Properties(headers={"h": "x" * (_FRAME_BYTES + 1)}))
+    large = Message("", queue, b"", Properties(headers={"h": f"x{fits.headers['h']}"}))
     error: BrokerError | None = None
     try:
         await channel.publish(large)

@@ -1,0 +1,83 @@
+"""A message that cannot be rewritten is parked as it came; it never holds a place of the window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback import App, Snooze
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.fields import table_size
+from hopback.headers import FRAME_BYTES
+from hopback.message import Message, Properties
+from hopback.policy.effects import effects
+from hopback.testing import AppTest, in_virtual_time
+from tests.harness.seeded import publish
+
+if TYPE_CHECKING:
+    import pytest
+
+_PROPERTIES = Properties(
+    app_id="\udcff", headers={"own": 1, "CC": ["elsewhere"]}, further_headers=((b"\xff", "x"),)
+)
+
+
+def _app() -> App:
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle() -> None:
+        raise LookupError("always")
+
+    return app
+
+
+@in_virtual_time
+async def test_a_message_that_cannot_be_rewritten_is_parked_as_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault of ours while a retry is written: forty messages are parked, and others run."""
+
+    def fails(*_: object, **__: object) -> Properties:
+        raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "a fault of ours")
+
+    monkeypatch.setitem(effects.__globals__, "retry_properties", fails)
+    broker = EmbeddedBroker()
+    async with AppTest(_app(), broker=broker) as test:
+        for number in range(40):
+            await publish(broker, Message("", "orders", b"%d" % number, _PROPERTIES))
+        tally = await test.drain()
+        parked = test.dead_letters("orders")
+    assert (tally.parked, len(parked)) == (40, 40)
+    for message in parked:
+        kept = message.properties
+        assert (kept.app_id, kept.headers["own"]) == ("\udcff", 1)
+        assert kept.further_headers == ((b"\xff", "x"),)
+        assert "CC" not in kept.headers
+        assert "a fault of ours" in str(kept.headers["hopback-failure"])
+
+
+@in_virtual_time
+async def test_headers_that_nearly_fill_a_frame_never_hold_a_delivery() -> None:
+    """There is room for the count but not for the wait in the queues of delays: it is parked."""
+    app = App("shop")
+    app.delays("1d")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle() -> Snooze:
+        return Snooze("2h")
+
+    broker = EmbeddedBroker()
+    sizes = range(FRAME_BYTES - 600, FRAME_BYTES - 40, 40)
+    async with AppTest(app, broker=broker) as test:
+        for size in sizes:
+            properties = Properties(delivery_mode=2, headers={"own": "x" * size})
+            await publish(broker, Message("", "orders", b"%d" % size, properties))
+        await test.advance(60)
+        waiting = sum(
+            len(queue.ready) for queue in broker.snapshot().queues if "delay" in queue.name
+        )
+        parked = test.dead_letters("orders")
+        held = sum(len(queue.unacked) for queue in broker.snapshot().queues)
+        assert (held, waiting + len(parked)) == (0, len(sizes))
+        assert 0 < len(parked) < len(sizes)
+        assert all(table_size(message.properties.headers) > int(message.body) for message in parked)
