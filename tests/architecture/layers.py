@@ -79,7 +79,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.observe": _VALUES,
     # What is to come later is written as it waits in the broker.
     "hopback.sql": (*_VALUES, "hopback.private_files"),
-    "hopback.store": (*_VALUES, "hopback.policy", "hopback.private_files", "hopback.sql"),
+    "hopback.store": (
+        *_VALUES,
+        "hopback.observe",
+        "hopback.policy",
+        "hopback.private_files",
+        "hopback.sql",
+    ),
     "hopback.runtime": (
         *_PURE,
         *_PORT,

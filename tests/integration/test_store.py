@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, text
 
+from hopback import App, Context
 from hopback.broker.supervise import Backoff
 from hopback.clock import ManualClock, SystemClock
 from hopback.errors import ConnectionFailed, Nacked, PublishInterrupted
 from hopback.fields import FieldValue, Float32, Int8, LongStr, RawValue, Timestamp, UInt64
 from hopback.message import Message, Properties, Received
+from hopback.observe.logs import LEVELS
+from hopback.observe.metrics import Metrics
 from hopback.runtime.relay import Relay
 from hopback.store import (
     LATEST,
+    CursorTransaction,
     DatabaseUrlError,
     NoInboxKey,
     Outbox,
@@ -30,6 +34,7 @@ from hopback.store import (
     transaction,
 )
 from hopback.store.transaction import slot_of
+from hopback.testing import AppTest
 from hopback.testing.conformance.chapters.arrangements import nested
 from tests.integration.database import database_url, engine
 
@@ -147,6 +152,99 @@ async def test_a_producer_who_guesses_an_id_suppresses_the_other(engine: AsyncEn
     async with transaction(engine, CLOCK) as tx:
         assert await tx.first_time("a", _delivery(b"forged", user="mallory"))
         assert not await tx.first_time("a", _delivery(b"honest", user="shop"))
+
+
+def _without_id(exchange: str, key: str, kind: str | None = None, **headers: Any) -> Delivery:
+    return Received("q", exchange, key, b'{"user": "fy"}', Properties(type=kind, headers=headers))
+
+
+async def test_messages_without_id_are_told_apart_by_exchange_key_type_and_headers(
+    engine: AsyncEngine,
+) -> None:
+    different = [
+        _without_id("events", "auth.failed"),
+        _without_id("events", "auth.succeeded"),
+        _without_id("others", "auth.failed"),
+        _without_id("events", "auth.failed", "v2"),
+        _without_id("events", "auth.failed", tenant="acme"),
+    ]
+    for expected in (True, False):
+        for delivery in different:
+            async with transaction(engine, CLOCK) as tx:
+                assert await tx.first_time("a", delivery) is expected
+
+
+async def test_message_without_id_is_known_again_after_retry_park_and_broker_loop(
+    engine: AsyncEngine,
+) -> None:
+    first = _without_id("events", "auth.failed", tenant="acme")
+    death = {"queue": "q", "reason": "rejected", "count": 1, "exchange": "events"}
+    origin = {"hopback-origin-exchange": "events", "hopback-origin-routing-key": "auth.failed"}
+    counted: dict[str, Any] = {**origin, "hopback-attempts": 1, "hopback-queue": "q"}
+    retried = _without_id("", "q", None, tenant="acme", **counted)
+    died: dict[str, Any] = {"x-death": [{**death, "routing-keys": ["auth.failed"]}]}
+    looped = _without_id("", "q", None, tenant="acme", **died)
+    async with transaction(engine, CLOCK) as tx:
+        assert await tx.first_time("a", first)
+    for delivery in (retried, looped):
+        async with transaction(engine, CLOCK) as tx:
+            assert not await tx.first_time("a", delivery)
+
+
+async def test_message_dropped_as_handled_is_logged_outside_a_service(
+    engine: AsyncEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        async with transaction(engine, CLOCK) as tx:
+            await tx.first_time("a", "m-1")
+    assert [one.getMessage() for one in caplog.records] == ["inbox of a: m-1 was already handled"]
+
+
+@pytest.mark.parametrize("way", ["async", "thread", "batch"])
+async def test_message_dropped_as_handled_is_an_event_and_counted(
+    engine: AsyncEngine, way: str, tmp_path: Path
+) -> None:
+    app = App("shop")
+    file = tmp_path / "thread.db"
+
+    async def mark(delivery: Delivery | str) -> None:
+        async with transaction(engine, CLOCK) as tx:
+            await tx.first_time("billing", delivery)
+
+    if way == "async":
+
+        @app.handler("orders", retry=["1s"], concurrency=1)
+        async def handle(context: Context) -> None:
+            await mark(context.delivery)
+    elif way == "batch":
+
+        @app.batch("orders", retry=["1s"], size=2)
+        async def insert(rows: list[dict[str, int]]) -> None:
+            for _ in rows:
+                await mark("m-1")
+    else:
+        own = open_database(f"sqlite:///{file}")
+        await migrate(own, CLOCK)
+        await own.dispose()
+
+        @app.handler("orders", retry=["1s"], concurrency=1)
+        def handle_in_thread(context: Context) -> None:
+            with closing(sqlite3.connect(file)) as connection, connection:
+                cursor = CursorTransaction(connection.cursor(), placeholder="?", clock=CLOCK)
+                cursor.first_time("billing", context.delivery)
+
+    async with AppTest(app) as test:
+        metrics = Metrics()
+        for _ in range(2):
+            await test.publish("", "orders", {"n": 1}, message_id="m-1", message_type="order")
+        assert (await test.drain()).done == 2
+        (told,) = test.happened("inbox.duplicate", consumer="billing", key="m-1")
+        metrics(told.name, told.fields)
+    if way != "batch":
+        known = {name: told.fields[name] for name in ("queue", "message_id", "message_type")}
+        assert known == {"queue": "orders", "message_id": "m-1", "message_type": "order"}
+    assert b'hopback_inbox_duplicates_total{consumer="billing"} 1.0' in metrics.render()
+    assert LEVELS["inbox.duplicate"] == "warning"
 
 
 async def test_another_key_tells_producers_apart(engine: AsyncEngine) -> None:

@@ -21,9 +21,12 @@ __all__ = ["identity"]
 _DESIGNS = ("x-original-", "x-retry-", "x-parked-", "x-final-", "x-redriven-", "x-redrive-")
 
 
-def identity(delivery: Delivery, *, ignoring: Collection[str] = ()) -> str:
-    """The message id, or a stable hash of body, properties and headers where there is none.
+def identity(
+    delivery: Delivery, *, origin: tuple[str, str] = ("", ""), ignoring: Collection[str] = ()
+) -> str:
+    """The message id, or a stable hash of body, properties, headers and origin where there is none.
 
+    `origin` is the exchange and the routing key that the producer published with (`Reading.origin`).
     What changes from hop to hop has no part in it: our headers, the broker's, those of the
     documented designs, and the ones a plan of one's own writes (`ignoring`).
     """
@@ -31,7 +34,8 @@ def identity(delivery: Delivery, *, ignoring: Collection[str] = ()) -> str:
     if properties.message_id:
         return properties.message_id
     digest = hashlib.sha256()
-    parts = (*_lasting(properties), *_headers(properties.headers, ignoring))
+    published = (part.encode("utf-8", "surrogatepass") for part in origin)
+    parts = (*published, *_lasting(properties), *_headers(properties.headers, ignoring))
     for part in (delivery.body, *parts, unread_headers(properties)):
         digest.update(len(part).to_bytes(8, "big") + part)
     return f"sha256-{digest.hexdigest()[:32]}"

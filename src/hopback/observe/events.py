@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,9 +19,13 @@ from hopback.renamed import OldNameLookup, old_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["EVENTS", "Bus", "EventDescription", "RunTally", "Subscriber"]
+__all__ = ["EVENTS", "Bus", "EventDescription", "RunTally", "Subscriber", "reporter"]
 
 _LOG = logging.getLogger("hopback.observe")
+
+reporter: ContextVar[Callable[[str, Mapping[str, Any]], None]] = ContextVar("hopback_reporter")
+"""Emits an event of the running service from code that does not know the service. It may be called in a
+thread of a handler."""
 
 Subscriber: TypeAlias = "Callable[[str, Mapping[str, Any]], None]"
 """Called with the name and the fields of each event, on the loop; it must be quick."""
@@ -76,6 +81,11 @@ _ROWS = (
         "delivery.copy",
         "A second copy of a message whose run had ended was acked without being run.",
         _DELIVERY,
+    ),
+    EventDescription(
+        "inbox.duplicate",
+        "A handler asked the inbox about a message that was already handled.",
+        ("consumer", "key", "queue", "routing_key", "message_id", "message_type"),
     ),
     EventDescription(
         "handler.failed",

@@ -34,6 +34,7 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "delivery.abandoned": "warning",
         "delivery.copy": "warning",
         "delivery.parked": "error",
+        "inbox.duplicate": "warning",
         "handler.failed": "warning",
         "handler.overdue": "warning",
         "publish.failed": "error",

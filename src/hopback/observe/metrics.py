@@ -38,6 +38,7 @@ _COUNTERS = {
     "errors": ("Failed runs by type of error.", ("queue", "error")),
     "retries": ("Messages put into a retry queue, by tier.", ("queue", "tier")),
     "parked": ("Messages put into the dead-letter queue.", ("queue", "exhausted")),
+    "inbox_duplicates": ("Messages that the inbox knew as already handled.", ("consumer",)),
     "publish_failures": ("Publishes without a confirmed home.", ("exchange",)),
     "overdue": ("Handlers past their deadline.", ("queue",)),
     "consumers_lost": ("Consumers ended by the broker.", ("queue",)),
@@ -175,7 +176,7 @@ class Metrics:
         self.set_changed_waits(None)
         self._deliveries = _Deliveries()
         self.registry.register(self._deliveries)
-        self._error, self._exchange = Bounded(), Bounded()
+        self._error, self._exchange, self._consumer = Bounded(), Bounded(), Bounded()
         self._on: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "delivery.done": partial(self._outcome, "done"),
             "delivery.retried": self._on_retried,
@@ -184,6 +185,7 @@ class Metrics:
             "delivery.held": self._on_held,
             "delivery.abandoned": partial(self._outcome, "abandoned"),
             "delivery.copy": self._on_copy,
+            "inbox.duplicate": self._on_duplicate,
             "handler.overdue": partial(self._count, "overdue"),
             "publish.failed": self._on_publish_failed,
             "delay.sent": self._on_sent,
@@ -266,6 +268,9 @@ class Metrics:
     def _on_copy(self, fields: Mapping[str, Any]) -> None:
         """Settled without a run, so it has no time of one."""
         self._deliveries.add_without_run(fields["queue"], "copy")
+
+    def _on_duplicate(self, fields: Mapping[str, Any]) -> None:
+        self._counters["inbox_duplicates"].labels(self._consumer(fields["consumer"])).inc()
 
     def _on_publish_failed(self, fields: Mapping[str, Any]) -> None:
         exchange = self._exchange(fields["exchange"])

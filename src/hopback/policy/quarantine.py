@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from hopback.headers import counter_in, identity
+from hopback.headers import counter_in
 from hopback.policy.outcome import Park
 from hopback.topology.plan import Leave
 
@@ -56,7 +56,7 @@ def suspect_token(reading: Reading) -> str:
     delivery, known = reading.delivery, reading.history
     parts = (
         reading.plan.queue,
-        identity(delivery),
+        reading.message_id,
         reading.attempt,
         known.snoozes,
         known.redrives,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.headers import History, counter_in, last_death_queue, text_in
+from hopback.headers import History, counter_in, identity, last_death_queue, text_in
 from hopback.topology.plan import Count, Fact
 
 if TYPE_CHECKING:
@@ -45,6 +45,14 @@ class Reading:
         if self._origin is None:
             self._origin = _origin(self.history, self.delivery, self.plan)
         return self._origin
+
+    @property
+    def message_id(self) -> str:
+        """The message id; a message without one has a stable hash of its content and origin."""
+        plan = self.plan
+        stamps = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
+        ignoring = stamps | {plan.count_header} if plan.count_header else stamps
+        return identity(self.delivery, origin=self.origin, ignoring=ignoring)
 
     @property
     def deaths(self) -> tuple[Death, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +224,7 @@ class Batches:
         self._around = world.around_batch or _unobserved
         self._observe = observe
         self._loop = asyncio.get_running_loop()
+        self._base = copy_context()
         self._processors = _ENTERING
         if handler.prepare is not None:
             self._processors = handler.prepare.options.concurrency
@@ -423,7 +425,8 @@ class Batches:
             self._start(self._handle(batch), len(batch))
 
     def _start(self, work: Coroutine[Any, Any, None], size: int) -> None:
-        task = self._loop.create_task(work, name=f"hopback batch {self._handler.queue}")
+        name, context = f"hopback batch {self._handler.queue}", self._base.copy()
+        task = self._loop.create_task(work, name=name, context=context)
         self._running[task] = size
         task.add_done_callback(self._on_done)
 

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
 from hopback.broker.port import REPLY_TO
-from hopback.headers import identity
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
@@ -142,8 +141,8 @@ class Context:
 
     @property
     def message_id(self) -> str:
-        """The message id; a message without one has a stable hash of body and properties."""
-        return self.delivery.properties.message_id or identity(self.delivery)
+        """The message id; a message without one has a stable hash of its content and origin."""
+        return self.delivery.properties.message_id or self._read().message_id
 
     @property
     def correlation_id(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.extras import needs
-from hopback.headers import failure_from_exception, identity
+from hopback.headers import failure_from_exception
 from hopback.policy.outcome import TOO_EARLY, Done, Retry, outcome_for_status, reason_of
 from hopback.policy.reading import Reading
 from hopback.runtime.answer import DONE, Answer
@@ -175,7 +175,7 @@ class PushRunner:
         trace = properties.headers if current is None else current()
         found = {
             "content-type": properties.content_type or "application/octet-stream",
-            "x-message-id": properties.message_id or identity(delivery),
+            "x-message-id": reading.message_id,
             "x-correlation-id": properties.correlation_id,
             "x-message-type": properties.type,
             "x-routing-key": reading.origin[1],

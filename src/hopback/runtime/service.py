@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -38,10 +39,11 @@ from hopback.errors import (
     TopologyError,
     UnsafeOperation,
 )
+from hopback.observe.events import reporter
 from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, ConsumerLimits
-from hopback.runtime.context import Context, Outlet, context_with
+from hopback.runtime.context import Context, Outlet, context_with, current_context
 from hopback.runtime.delays import DelayQueues
 from hopback.runtime.dependencies import Injector
 from hopback.runtime.failures import FailedRuns
@@ -486,14 +488,19 @@ class Service:
             FailedRuns(self.world.bus, app.error_reports),
             app.codecs,
         )
+        # Workers inherit the context in which their pool is made.
+        made_in = copy_context()
+        made_in.run(reporter.set, self._report)
         self.consumers: tuple[Consumer, ...] = tuple(
-            self._assembly.consumer(app.handlers[queue]) for queue in self._wanted_queues()
+            made_in.run(self._assembly.consumer, app.handlers[queue])
+            for queue in self._wanted_queues()
         )
         self._periodic = tuple(
             PeriodicSender(app.periodic[queue], self._outlet.send, self.world)
             for queue in self._wanted_queues()
             if queue in app.periodic
         )
+        self._loop = asyncio.get_running_loop()
         self._stopping = Stopping()
         self._checked = False
         self.ready: _ReadyEvent = _ReadyEvent()
@@ -575,8 +582,33 @@ class Service:
             )
             raise
 
+    def _report(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Emit an event with the message that is being handled; also from a thread of a handler."""
+        context = current_context.get(None)
+        properties = None if context is None else context.delivery.properties
+        whole = {
+            **fields,
+            "queue": context and context.queue,
+            "routing_key": context and context.routing_key,
+            "message_id": properties and properties.message_id,
+            "message_type": properties and properties.type,
+        }
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop.call_soon_threadsafe(self.world.bus.emit, name, whole)
+        else:
+            self.world.bus.emit(name, whole)
+
     async def run(self) -> Report:
         """Run until `stop`; raises what no new connection can repair."""
+        token = reporter.set(self._report)
+        try:
+            return await self._run()
+        finally:
+            reporter.reset(token)
+
+    async def _run(self) -> Report:
         self._publisher.start()
         self.app.connected(self._outlet.send, self)
         try:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hopback.extras import needs
-from hopback.headers import identity
 from hopback.policy.outcome import Done
 from hopback.policy.reading import Reading
 from hopback.runtime.context import trace_source
@@ -52,7 +51,7 @@ def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
             span.set_attributes(
                 {
                     "messaging.rabbitmq.destination.routing_key": reading.origin[1],
-                    "messaging.message.id": delivery.properties.message_id or identity(delivery),
+                    "messaging.message.id": reading.message_id,
                     "messaging.message.body.size": len(delivery.body),
                     "hopback.attempt": reading.attempt,
                     "hopback.max_attempts": plan.attempts,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import warnings
 import zlib
@@ -30,8 +31,11 @@ from hopback.headers import identity, without_unread
 from hopback.headers.names import DELAY
 from hopback.headers.typed_json import properties_from_json, properties_to_json
 from hopback.message import Message, Properties
+from hopback.observe.events import reporter
 from hopback.policy.delays import delay, delay_until_due
+from hopback.policy.reading import origin_of
 from hopback.store.database import SLOTS, inbox, outbox, outbox_slots
+from hopback.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -61,6 +65,7 @@ __all__ = [
     "write_properties",
 ]
 
+_LOG = logging.getLogger("hopback.store")
 _LONGEST = 255  # as long as a message id can be; what is longer is known by its hash
 _ENDED = "hopback.delay"
 """Marks a delayed message that was sent or cancelled: the first to come decides."""
@@ -78,11 +83,13 @@ class NoInboxKey(HopbackError):
 def inbox_key(delivery: Delivery, key: str | Callable[[Delivery], str] | None) -> str:
     """The key of a delivery: by default its message id, or a hash of it where it has none.
 
-    A text is the name of a header, whose value has to be text, bytes or a whole number; NoInboxKey if
-    it is not there. A key that is long or cannot be printed is replaced by its hash.
+    The hash covers the body, the properties, the producer's headers, and the exchange and routing key
+    that the producer published with. A text is the name of a header, whose value has to be text, bytes or
+    a whole number; NoInboxKey if it is not there. A key that is long or cannot be printed is replaced by
+    its hash.
     """
     if key is None:
-        return identity(delivery)
+        return identity(delivery, origin=origin_of(delivery))
     found = _header(delivery, key) if isinstance(key, str) else key(delivery)
     if not isinstance(found, str):
         # A number and the text of it are different values: a producer means one of them.
@@ -132,7 +139,8 @@ class Transaction:
         the delivery. NoInboxKey if that finds nothing.
 
         The mark commits with everything else in this transaction: a crash before the commit leaves
-        no mark, so the redelivery does the work; one after it finds the mark and does nothing.
+        no mark, so the redelivery does the work; one after it finds the mark and does nothing. A message
+        that was processed before is reported as the event `inbox.duplicate`, outside a handler in the log.
         `message_id` is the old name of `message`.
         """
         if message_id is not None:
@@ -144,10 +152,16 @@ class Transaction:
             message = message_id
         if message is None:
             raise TypeError("expected a message to know it by: a delivery, or a text")
-        message_id = known_by(message, key)
+        known = known_by(message, key)
+        is_first = await self._mark(consumer, known)
+        if not is_first:
+            _report_duplicate(consumer, known)
+        return is_first
+
+    async def _mark(self, consumer: str, known: str) -> bool:
         dialect = postgresql if self.connection.dialect.name == "postgresql" else sqlite
         mark = dialect.insert(inbox).values(
-            consumer=consumer, message_id=message_id, processed_at=self._clock.now()
+            consumer=consumer, message_id=known, processed_at=self._clock.now()
         )
         # What was inserted comes back; not every driver gives a row count.
         written = mark.on_conflict_do_nothing().returning(inbox.c.message_id)
@@ -163,14 +177,14 @@ class Transaction:
         It holds for applications whose `app.delays(cancellations=DelayedMessages(engine))` shares
         this database.
         """
-        if await self.first_time(_ENDED, message_id):
+        if await self._mark(_ENDED, message_id):
             return True
         return not await self._is_marked(_SENT, message_id)
 
     async def begin_delayed(self, message_id: str) -> bool:
         """A delayed message is due and is being sent: it cannot be cancelled now. False if it was."""
-        if await self.first_time(_ENDED, message_id):
-            return await self.first_time(_SENT, message_id)
+        if await self._mark(_ENDED, message_id):
+            return await self._mark(_SENT, message_id)
         return await self._is_marked(_SENT, message_id)
 
     async def _is_marked(self, consumer: str, message_id: str) -> bool:
@@ -230,6 +244,15 @@ def known_by(message: str | Delivery, key: str | Callable[[Delivery], str] | Non
     if key is not None:
         raise TypeError("expected a delivery to take the key of, got a text")
     return message
+
+
+def _report_duplicate(consumer: str, known: str) -> None:
+    """Report a message that will be dropped as already handled: as an event, else in the log."""
+    report = reporter.get(None)
+    if report is not None:
+        report("inbox.duplicate", {"consumer": consumer, "key": known})
+    else:
+        _LOG.warning("inbox of %s: %s was already handled", consumer, one_line(known))
 
 
 def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
@@ -315,7 +338,10 @@ class CursorTransaction:
             "processed_at": self._clock.now(),
         }
         self._insert(inbox.name, row, " ON CONFLICT DO NOTHING RETURNING message_id")
-        return self._cursor.fetchone() is not None
+        is_first = self._cursor.fetchone() is not None
+        if not is_first:
+            _report_duplicate(consumer, str(row["message_id"]))
+        return is_first
 
     def publish(self, message: Message, *, key: str | None = None) -> None:
         """Publish after the commit, by the relay; messages of one key keep their order."""

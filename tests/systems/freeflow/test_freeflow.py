@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from hopback.message import Message, Properties
 from hopback.systems.freeflow.api import api
 from hopback.systems.freeflow.consumers import consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
+from hopback.testing.kit import Producer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -275,6 +277,22 @@ async def test_an_event_delivered_again_changes_nothing_twice(tmp_path: Path) ->
             )
         await system.test.drain()
         assert (await system.view("users"))[0]["logins"] == 1
+
+
+@in_virtual_time
+async def test_equal_events_without_message_id_are_handled_each(tmp_path: Path) -> None:
+    async with _running(tmp_path) as system:
+        await system.publish("user.registered", id="u1", name="Una")
+        await system.test.drain()
+        for key in ("auth.succeeded", "auth.succeeded", "auth.failed"):
+            body, properties = b'{"user": "u1"}', Properties(delivery_mode=2)
+            Producer(system.test.broker.node).publish(
+                Message("freeflow.events", key, body, properties)
+            )
+            await system.test.drain()
+        (user,) = await system.view("users")
+        assert (user["logins"], user["failures"]) == (2, 1)
+        assert not system.test.happened("inbox.duplicate")
 
 
 @pytest.mark.parametrize("path", ["/events/cooking.done", "/events/user", "/events/user.a.b"])

@@ -9,7 +9,7 @@ from hopback import App, Context, Park, Snooze
 from hopback.broker.embedded import Fault
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
-from hopback.observe.events import EVENTS
+from hopback.observe.events import EVENTS, reporter
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.expand import SHADOW
 from hopback.topology.model import Queue
@@ -43,6 +43,8 @@ def _app() -> App:
                     await context.publish("", "no.such.queue", {})
                 except BrokerError:
                     return Park("nobody wants it")
+            case "again":
+                reporter.get()("inbox.duplicate", {"consumer": "orders", "key": "m-1"})
             case "wait":
                 await asyncio.sleep(10)
         return None
@@ -62,7 +64,7 @@ def _app() -> App:
 async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
     """Every event of the table happens here, and each one carries its fields, no more and no less."""
     async with AppTest(_app()) as test:
-        for payload in ("ok", "fail", "park", "snooze", "slow", "publish"):
+        for payload in ("ok", "fail", "park", "snooze", "slow", "publish", "again"):
             await test.publish("", "orders", payload)
         await test.publish("", "users", {"name": "a"})
         for name in ("cancelled", "kept"):

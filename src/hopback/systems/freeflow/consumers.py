@@ -48,7 +48,9 @@ def consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] = DOMAI
                 "nobody knows which event it was"
             )
         async with database.transaction() as tx:
-            if await tx.first_time(context.queue, context.message_id):
+            # Two equal events without a message id cannot be told from one that came twice: each counts.
+            own_id = context.delivery.properties.message_id
+            if own_id is None or await tx.first_time(context.queue, own_id):
                 await handlers[domain](DomainEvent(what, data, tx, context))
 
     async def note(context: Context) -> None:

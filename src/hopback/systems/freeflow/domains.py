@@ -163,8 +163,9 @@ class DomainEvent:
         await self.tx.execute(update(table).where(table.c.id == row_id).values(**values))
 
     async def emit(self, routing_key: str, data: Mapping[str, Any]) -> None:
-        """Publish what this event leads to; under an id that a second run repeats."""
-        message_id = f"{self.context.message_id}/{routing_key}"
+        """Publish what this event leads to. An event with an id gives an id that a second run repeats."""
+        own = self.context.delivery.properties.message_id
+        message_id = None if own is None else f"{own}/{routing_key}"
         await self.context.publish(EXCHANGE, routing_key, dict(data), message_id=message_id)
 
 
