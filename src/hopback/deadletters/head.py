@@ -23,6 +23,7 @@ offset that each message carries.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,10 +32,12 @@ from typing import TYPE_CHECKING, Protocol
 from hopback.broker.limits import spent
 from hopback.deadletters.message import delivery_count
 from hopback.errors import BrokerError, UnsafeOperation
+from hopback.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
+    from hopback.broker.management.readings import ConsumerReading
     from hopback.broker.port import Broker, Channel
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.journal import JobSpec
@@ -49,8 +52,10 @@ __all__ = [
     "StreamHead",
     "Turns",
     "check_spent",
+    "describe_consumer",
     "held_ahead",
     "held_size",
+    "job_tag",
     "offset_of",
     "rough_size",
     "walk",
@@ -130,6 +135,31 @@ _FIRST = 20
 _LARGEST_PREFETCH = 65_535  # what `basic.qos` can say
 _MOST_ROUNDED_OUT = 10_000
 """So many more are held to keep the order; beyond that holding them costs more than the order is worth."""
+
+
+_LOOK_TAG = "hopback-look-"
+_JOB_TAG = re.compile(r"hopback-(?P<store>[0-9a-f]+)-(?P<job>j-[0-9a-f]+)-\d{9}")
+
+
+def job_tag(store: str, job: str) -> str:
+    """The beginning of a job's consumer tags, by which other stores recognise the job.
+
+    The tags of one source begin alike, so that their order is that of the numbers at their end.
+    """
+    return f"hopback-{store}-{job}-"
+
+
+def describe_consumer(reading: ConsumerReading, store: str) -> str:
+    """Name a consumer by its job, if it has one, and by its connection; empty for a job of this store."""
+    found = _JOB_TAG.fullmatch(reading.tag)
+    if found is not None and found["store"] == store:
+        return ""
+    where = f"connection {reading.connection}, user {reading.user!r}"
+    if found is not None:
+        return f"job {found['job']} of another store ({where})"
+    if reading.tag.startswith(_LOOK_TAG):
+        return f"a browse session ({where})"
+    return f"consumer {one_line(reading.tag)!r} ({where})"
 
 
 _WINDOWS = 3
@@ -255,7 +285,9 @@ class Head:
         prefetch: int,
         *,
         room_bytes: int = ROOM_BYTES,
+        tag: str = _LOOK_TAG,
     ) -> None:
+        self._tag = tag
         self._channel = channel
         self._queue = queue
         self._count = count
@@ -424,7 +456,7 @@ class Head:
             self._queue,
             self._on_delivery,
             on_cancel=self._on_cancel,
-            tag=f"hopback-{self._consumers:09d}",
+            tag=f"{self._tag}{self._consumers:09d}",
         )
         if self.taken >= self._count:
             self._end_soon()

@@ -26,7 +26,7 @@ from hopback.deadletters.actions import (
 from hopback.deadletters.archive import FileSink, run_file
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
 from hopback.deadletters.engine import Engine
-from hopback.deadletters.head import Head, Held, held_ahead
+from hopback.deadletters.head import Head, Held, held_ahead, job_tag
 from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.resume_point import head_length, head_limits, read_head
@@ -372,7 +372,8 @@ class JobRunner:
             job = run.job
             is_classic = snapshot.is_classic(job.queue)
             prefetch = held_ahead(job.spec, is_classic=is_classic, is_paced=bool(job.rate))
-            source = self._source(job, channel, holding, head, prefetch)
+            store = await self._journal.store_id()
+            source = self._source(job, channel, holding, head, prefetch, store)
             selected = SelectedMessages(
                 source,
                 job.spec.selection,
@@ -535,6 +536,7 @@ class JobRunner:
         holding: Holding | None,
         head: int | None,
         prefetch: int,
+        store: str,
     ) -> Source:
         spec = job.spec
         if holding is not None:
@@ -542,7 +544,7 @@ class JobRunner:
         count = spec.selection.count
         if spec.selection.digests is None:
             count = (job.checkpoint.kept if head is None else head) + job.checkpoint.rest
-        return Head(channel, spec.queue, count, prefetch)
+        return Head(channel, spec.queue, count, prefetch, tag=job_tag(store, job.id))
 
     def _action(self, job: JobRecord, snapshot: BrokerSnapshot) -> Action:
         spec, queue = job.spec, snapshot.one(job.queue)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from itertools import islice
+from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
@@ -393,6 +394,9 @@ class Journal(Protocol):
     async def unlearn(self, broker: str, kind: str, key: str) -> None:
         """Delete a document; none there is no error."""
 
+    async def store_id(self) -> str:
+        """The id of this store, in hexadecimal digits: two stores that work on one queue differ in it."""
+
     async def write(self, entry: AuditEntry, broker: str = "") -> None:
         """Append to the audit, for that broker."""
 
@@ -414,6 +418,7 @@ class MemoryJournal:
         self._documents: dict[tuple[str, str], dict[str, str]] = {}
         self._brokers: dict[int, str] = {}
         self._written = 0
+        self._store_id = token_hex(4)
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
@@ -504,6 +509,10 @@ class MemoryJournal:
     async def unlearn(self, broker: str, kind: str, key: str) -> None:
         """Delete a document; none there is no error."""
         self._documents.get((broker, kind), {}).pop(key, None)
+
+    async def store_id(self) -> str:
+        """The id of this store."""
+        return self._store_id
 
     async def write(self, entry: AuditEntry, broker: str = "") -> None:
         """Append to the audit, for that broker."""

@@ -11,6 +11,7 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, structs
@@ -163,6 +164,7 @@ class SqlJournal:
         self._database = database
         self._clock = clock
         self._lease = lease
+        self._store_id = ""
 
     @property
     def engine(self) -> AsyncEngine | None:
@@ -401,6 +403,28 @@ class SqlJournal:
                 one,
             )
         )
+
+    async def store_id(self) -> str:
+        """The id of this store, chosen by the first process that needs it."""
+        if not self._store_id:
+            own = {"place": "", "kind": "store", "key": "id", "at": self._clock.now()}
+            new = {**own, "document": token_hex(4)}
+
+            def choose(execute: Execute) -> str:
+                execute(
+                    "INSERT INTO hopback_documents (place, kind, key, at, document)"
+                    " VALUES (:place, :kind, :key, :at, :document)"
+                    " ON CONFLICT (place, kind, key) DO NOTHING",
+                    new,
+                )
+                ((found,),) = execute(
+                    "SELECT document FROM hopback_documents"
+                    " WHERE place = '' AND kind = 'store' AND key = 'id'"
+                )
+                return str(found)
+
+            self._store_id = await self._database.write(choose)
+        return self._store_id
 
     # --- rows
 

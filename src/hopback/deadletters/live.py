@@ -26,6 +26,7 @@ from hopback.deadletters.discovery import cost_of_looking, dead_letter_queues
 from hopback.designs import DESIGNS, Design
 from hopback.errors import (
     AccessRefused,
+    ManagementError,
     ManagementNotFound,
     ManagementRefused,
     NoSuch,
@@ -42,7 +43,7 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
-    from hopback.broker.management.readings import QueueReading
+    from hopback.broker.management.readings import ConsumerReading, QueueReading
     from hopback.broker.port import Broker, Connection
     from hopback.clock import Clock
     from hopback.deadletters.contract import Cost
@@ -69,6 +70,9 @@ class LiveView(PolicyLedger, Protocol):
 
     async def connection_names(self, vhost: str) -> frozenset[str]:
         """What the open connections call themselves."""
+
+    async def consumers(self, vhost: str, queue: str) -> tuple[ConsumerReading, ...]:
+        """The consumers of a queue with their tags and connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +252,20 @@ class LiveQueues:
             return await self._management.connection_names(self._vhost)
         except ManagementRefused:
             return None
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether there is a management API to ask."""
+        return self._management is not None
+
+    async def consumers_of(self, queue: str) -> tuple[ConsumerReading, ...]:
+        """The consumers of a queue as management names them; none where it cannot."""
+        if self._management is None:
+            return ()
+        try:
+            return await self._management.consumers(self._vhost, queue)
+        except ManagementError:
+            return ()
 
     async def _operators(self, management: LiveView) -> tuple[Policy, ...]:
         """Operator policies; who may not list them learns from each queue what holds for it."""

@@ -23,7 +23,7 @@ from hopback.deadletters.contract import (
     WayCheck,
 )
 from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter
-from hopback.deadletters.head import Turns, held_size, walk
+from hopback.deadletters.head import Turns, describe_consumer, held_size, walk
 from hopback.deadletters.journal import JobSpec, SelectionSnapshot
 from hopback.deadletters.message import read_dead_letter
 from hopback.deadletters.patch import MOST_STEPS, change_sample, patch_problem
@@ -47,7 +47,7 @@ from hopback.policy.redrive import redrive_refusal
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from hopback.broker.port import Connection
     from hopback.clock import Clock
@@ -299,6 +299,8 @@ def order_kept(spec: JobSpec, ways: int) -> str:
     return "kept, but for messages that are refused and sent again: they come after the others"
 
 
+_NAMED = 5
+"""Consumers that a warning names. Further ones are left out."""
 _REACHED = 50  # queues that are asked for their consumers: a review waits for the answers
 _TELL_EVERY = 256  # messages between two words on how far it is: some tens of milliseconds
 _SAMPLES = 5  # changes that a dry run shows: enough to see whether they are meant so
@@ -309,9 +311,15 @@ class Planner:
     """Settles requests."""
 
     def __init__(
-        self, live: LiveQueues, sessions: Sessions, settings: Settings, clock: Clock
+        self,
+        live: LiveQueues,
+        sessions: Sessions,
+        settings: Settings,
+        clock: Clock,
+        store_id: Callable[[], Awaitable[str]],
     ) -> None:
         self._live = live
+        self._store_id = store_id
         self._sessions = sessions
         self._settings = settings
         self._clock = clock
@@ -415,6 +423,27 @@ class Planner:
             key=None,
         )
 
+    async def other_consumers(
+        self, queue: str, snapshot: BrokerSnapshot, active: JobRecord | None = None
+    ) -> list[str]:
+        """Consumers of a dead-letter queue besides the jobs of this store, in words.
+
+        The broker's count decides: management may not list them yet, or not at all. `active` is the
+        queue's job in this store.
+        """
+        if not snapshot.consumers:
+            return []
+        store = await self._store_id()
+        named = [describe_consumer(each, store) for each in await self._live.consumers_of(queue)]
+        found = [each for each in named if each]
+        # A quorum queue counts the ended consumers of a session that holds messages.
+        held_here = any(each.source.name == queue for each in self._sessions.opened())
+        if active is None and (snapshot.is_classic(queue) or not held_here):
+            unnamed = snapshot.consumers - len(found)
+            why = "that management does not name yet" if self._live.is_managed else "without a name"
+            found += [f"{unnamed} {why}"] if unnamed > 0 else []
+        return found[:_NAMED]
+
     # --- plans
 
     async def plan(
@@ -436,6 +465,7 @@ class Planner:
         spec = self._spec_of(request, selection, snapshot, broker, "JOB")
         wanted = parse_filter(selection.filter)
         dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
+        others = await self.other_consumers(request.queue, snapshot, active)
         warnings = [*await self._run_dry(dry_run, spec, look, held, on_progress)]
         warnings += _warnings(spec, cost)
         if dry_run.unread:
@@ -452,6 +482,12 @@ class Planner:
             for each in reaches
             if each.consumers == 0
         ]
+        if others:
+            warnings.insert(
+                0,
+                f"{request.queue} has other consumers, which take messages beside this job: "
+                + "; ".join(others),
+            )
         flaws = [way.flaw for way in ways if way.flaw]
         barred = []
         try:

@@ -129,7 +129,9 @@ class Operations:
             self._recognition.overrides,
         )
         self._sessions = Sessions(broker, self.settings, self.clock)
-        self._planner = Planner(self._live, self._sessions, self.settings, self.clock)
+        self._planner = Planner(
+            self._live, self._sessions, self.settings, self.clock, self.journal.store_id
+        )
         self._runner = JobRunner(broker, self.journal, self.settings, self.clock, self._planner)
         self._views = Views(self._live, self._sessions, self.clock)
         self.surveys: Surveys = Surveys(
@@ -406,12 +408,14 @@ class Operations:
         check_request(request)
         snapshot = await self._live.snapshot(count=request.queue)
         job_id = new_job_id()
+        others = await self._planner.other_consumers(request.queue, snapshot)
         spec, held = await self._planner.spec(request, snapshot, self._name, job_id, on_progress)
 
         async def begin() -> Job:
             job = await self._runner.begin(job_id, spec, snapshot, held)
             if job.id == job_id:
-                await self._audit_job("job.start", job, request.by, request.reason)
+                beside = {"otherConsumers": others} if others else {}
+                await self._audit_job("job.start", job, request.by, request.reason, **beside)
             return job.view
 
         return await self._runner.to_the_end(begin())

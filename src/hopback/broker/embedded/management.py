@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.timers import TICK_S
-from hopback.broker.management.readings import QueueCounts, QueueReading
+from hopback.broker.management.readings import ConsumerReading, QueueCounts, QueueReading
 from hopback.errors import ManagementError, ManagementNotFound
 from hopback.topology.effective import applied_policy
 from hopback.topology.model import Queue, QueueType, Topology
@@ -66,6 +66,16 @@ class EmbeddedManagement:
                 consumes = "consumes, " if consumers else ""
                 found.append(f"{session.name!r}: {consumes}{unacked} unacked")
         return tuple(found)
+
+    async def consumers(self, _vhost: str, queue: str) -> tuple[ConsumerReading, ...]:
+        """The consumers of a queue with their tags and connections."""
+        return tuple(
+            ConsumerReading(each.tag, repr(session.name), session.user)
+            for session in self._broker.node.sessions
+            for channel in session.channels.values()
+            for each in channel.consumers.values()
+            if each.queue.name == queue
+        )
 
     async def connection_names(self, _vhost: str = "/") -> frozenset[str]:
         """What the open connections call themselves."""

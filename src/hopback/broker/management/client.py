@@ -390,6 +390,11 @@ class Management:
             and (entry.get("name") in consuming or entry.get("messages_unacknowledged"))
         )
 
+    async def consumers(self, vhost: str, queue: str) -> tuple[readings.ConsumerReading, ...]:
+        """The consumers of a queue with their tags and connections; ManagementNotFound if it is missing."""
+        _, answer = await self._http.call("GET", path("queues", vhost, queue))
+        return readings.read_consumers(answer)
+
     async def connection_names(self, vhost: str) -> frozenset[str]:
         """What the open connections of a virtual host call themselves.
 

@@ -24,6 +24,7 @@ __all__ = [
     "is_known_type",
     "read_alarm",
     "read_binding",
+    "read_consumers",
     "read_counts",
     "read_exchange",
     "read_flag",
@@ -83,6 +84,15 @@ class QueueCounts:
     read_at: float
     source: str = "management"
     lag_s: float = LAG_S
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerReading:
+    """A consumer of a queue. `connection` is the connection's address, or its name where there is none."""
+
+    tag: str
+    connection: str
+    user: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +210,21 @@ def read_holder(data: _Json, names: Mapping[Any, Any], *, consuming: bool) -> st
     unacked = _number(data, "messages_unacknowledged") or 0
     consumes = "consumes, " if consuming else ""
     return f"{called}, user {data.get('user')!r}: {consumes}{unacked} unacked"
+
+
+def read_consumers(data: _Json) -> tuple[ConsumerReading, ...]:
+    """The consumers in an entry of `/api/queues/{vhost}/{name}`."""
+    found = []
+    for each in data.get("consumer_details") or ():
+        channel = each.get("channel_details") or {}
+        found.append(
+            ConsumerReading(
+                str(each.get("consumer_tag", "")),
+                str(channel.get("connection_name", "")),
+                str(channel.get("user", "")),
+            )
+        )
+    return tuple(found)
 
 
 def read_exchange(data: _Json) -> Exchange:
