@@ -1,4 +1,4 @@
-"""Delayed messages while the broker is restarted in order, and while parts of the ladder are missing.
+"""Delayed and periodic messages while the broker is restarted in order and while their queues are deleted.
 
 `python -m tests.faults.ladder 3.10 4.0 4.3` runs every scenario on these brokers and prints the counts.
 """
@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from hopback import App, Context, Environment, RabbitMQ, Service
@@ -23,14 +24,14 @@ from tests.harness.rabbitmq import RabbitNode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["SCENARIOS", "LadderResult", "restart_in_order"]
+__all__ = ["MOST_TWICE", "SCENARIOS", "LadderResult"]
 
 _PATIENCE_S = 120.0
 """How long a scenario waits for messages after the last one is due; missing messages count as lost."""
 
-PREFETCH = 100
-CONCURRENCY = 50
-"""Of the last hop: the bound of duplicates after a restart is their sum for each restart."""
+MOST_TWICE = 100 + 40
+"""Messages that may arrive twice after one restart: the prefetch of the last hop and that of the handler.
+Every second arrival is a redelivery of a message that was in hand."""
 
 
 @dataclass(slots=True)
@@ -50,15 +51,16 @@ class LadderResult:
 class _Delaying:
     """An application that delays messages and notes when they arrive."""
 
-    def __init__(self, node: RabbitNode) -> None:
+    def __init__(self, node: RabbitNode, cancellations: Any = None) -> None:
         self.node = node
         self.due: dict[str, float] = {}
         self.came: dict[str, list[float]] = {}
         self.events: dict[str, int] = {}
         self.app = App("delaying")
-        self.app.delays("1h")
+        self.app.delays("1h", cancellations=cancellations)
+        self.app.queue("ladder.work", bind={"ladder.events": ["#"]}, retry=["1s"])
 
-        @self.app.handler("ladder.work", retry=["1s"])
+        @self.app.handler("ladder.work")
         async def work(context: Context) -> None:
             self.came.setdefault(context.message_id, []).append(time.time())
 
@@ -69,19 +71,20 @@ class _Delaying:
     def _count(self, name: str, _fields: Any) -> None:
         self.events[name] = self.events.get(name, 0) + 1
 
-    async def publish(self, count: int, delay: Callable[[int], float], **options: Any) -> None:
+    async def publish(self, count: int, seconds: float, *, by_clock: bool = False) -> None:
         """Publish until each message is confirmed once; its wait begins with the first try."""
         turns = asyncio.Semaphore(50)
 
         async def one(number: int) -> None:
-            name, wait = f"m-{len(self.due)}-{number}", delay(number)
-            self.due[name] = time.time() + wait
             async with turns:
+                name, due = f"m-{len(self.due)}-{number}", time.time() + seconds
+                self.due[name] = due
+                wait: dict[str, Any] = {"delay": seconds}
+                if by_clock:
+                    wait = {"at": datetime.fromtimestamp(due, UTC)}
                 while True:
                     try:
-                        await self.app.publish(
-                            "", "ladder.work", {}, delay=wait, message_id=name, **options
-                        )
+                        await self.app.publish("", "ladder.work", {}, message_id=name, **wait)
                     except BrokerError:
                         await asyncio.sleep(0.2)
                     else:
@@ -117,9 +120,11 @@ async def until(fulfilled: Callable[[], bool], seconds: float) -> None:
 
 
 async def _with_application(
-    node: RabbitNode, play: Callable[[_Delaying], Awaitable[None]]
+    node: RabbitNode,
+    play: Callable[[_Delaying], Awaitable[None]],
+    cancellations: Any = None,
 ) -> LadderResult:
-    delaying = _Delaying(node)
+    delaying = _Delaying(node, cancellations)
     serving = asyncio.create_task(delaying.service.run())
     try:
         await asyncio.wait_for(delaying.service.ready.wait(), 60)
@@ -131,16 +136,28 @@ async def _with_application(
     return delaying.result()
 
 
+class _SlowLookup:
+    """Cancellations whose database takes its time: many runs wait before they publish."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    async def begin(self, _message_id: str) -> bool:
+        self.begun += 1
+        await asyncio.sleep(3)
+        return True
+
+
 async def restart_in_order(
     node: RabbitNode, *, messages: int = 600, restarts: int = 2
 ) -> LadderResult:
-    """Stop and start the broker in order while messages become due."""
+    """Stop and start the broker in order while the last hop publishes as fast as it can."""
 
     async def play(delaying: _Delaying) -> None:
         await asyncio.sleep(5)  # a broker keeps what was declared a while ago
         for _ in range(restarts):
-            await delaying.publish(messages // restarts, lambda _: 6.0)
             arrived = len(delaying.came)
+            await delaying.publish(messages // restarts, 6)
             await until(lambda: len(delaying.came) > arrived, 60)  # noqa: B023 - called at once
             await asyncio.to_thread(node.restart)
             await until(lambda: set(delaying.due) <= set(delaying.came), 60)
@@ -148,8 +165,131 @@ async def restart_in_order(
     return await _with_application(node, play)
 
 
+async def restart_before_publish(
+    node: RabbitNode, *, messages: int = 100, restarts: int = 2
+) -> LadderResult:
+    """Stop and start the broker in order while runs of the last hop have not published yet."""
+    lookup = _SlowLookup()
+
+    async def play(delaying: _Delaying) -> None:
+        await asyncio.sleep(5)
+        for _ in range(restarts):
+            begun = lookup.begun
+            await delaying.publish(messages // restarts, 4)
+            await until(lambda: lookup.begun >= begun + messages // restarts, 60)  # noqa: B023
+            await asyncio.to_thread(node.restart)
+            await until(lambda: set(delaying.due) <= set(delaying.came), 60)
+
+    return await _with_application(node, play, lookup)
+
+
+async def delete_level(node: RabbitNode, *, messages: int = 200) -> LadderResult:
+    """Delete a level before messages are published, and another one while they wait above it."""
+
+    async def play(delaying: _Delaying) -> None:
+        _delete_queue(node, "hopback.delay.level-03")
+        await delaying.publish(messages // 2, 13)
+        await delaying.publish(messages // 2, 13, by_clock=True)
+        await asyncio.sleep(4)
+        _delete_queue(node, "hopback.delay.level-02")
+
+    return await _with_application(node, play)
+
+
+async def shorten_waits(node: RabbitNode, *, messages: int = 100) -> LadderResult:
+    """A catch-all policy shortens every wait to two seconds."""
+
+    async def play(delaying: _Delaying) -> None:
+        node.ctl("set_policy", "all", ".*", '{"message-ttl": 2000}', "--apply-to", "queues")
+        await asyncio.sleep(2)
+        await delaying.publish(messages // 2, 13)
+        await delaying.publish(messages // 2, 13, by_clock=True)
+
+    return await _with_application(node, play)
+
+
+async def delete_exchange(node: RabbitNode) -> LadderResult:
+    """Delete an exchange and then a binding. Another system publishes, so no publish of ours fails."""
+    waits: list[float] = []
+
+    async def play(delaying: _Delaying) -> None:
+        delaying.due["none"] = time.time()
+        delaying.came["none"] = [time.time()]
+        for delete in (_delete_exchange, _delete_binding):
+            delete(node)
+            began = time.monotonic()
+            await until(lambda: _is_bound(node), 90)
+            waits.append(round(time.monotonic() - began, 1))
+
+    found = await _with_application(node, play)
+    found.lost = sum(wait >= 90 for wait in waits)
+    found.latest_s = max(waits)
+    return found
+
+
+def _delete_queue(node: RabbitNode, queue: str) -> None:
+    node.management.call("DELETE", f"/queues/%2F/{queue}")
+
+
+def _delete_exchange(node: RabbitNode) -> None:
+    node.management.call("DELETE", "/exchanges/%2F/ladder.events")
+
+
+def _delete_binding(node: RabbitNode) -> None:
+    (found,) = _bindings(node)
+    place = f"/bindings/%2F/e/ladder.events/q/ladder.work/{found['properties_key']}"
+    node.management.call("DELETE", place)
+
+
+def _bindings(node: RabbitNode) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = node.management.call("GET", "/queues/%2F/ladder.work/bindings")
+    return [one for one in found if one["source"] == "ladder.events"]
+
+
+def _is_bound(node: RabbitNode) -> bool:
+    return bool(_bindings(node))
+
+
+async def delete_schedule(node: RabbitNode, *, deletions: int = 8) -> LadderResult:
+    """Three processes send a message every second; the queue of its schedule is deleted again and again."""
+    ids: list[str] = []
+    services = [_ticking(node, ids) for _ in range(3)]
+    running = [asyncio.create_task(service.run()) for service in services]
+    try:
+        for service in services:
+            await asyncio.wait_for(service.ready.wait(), 60)
+        await asyncio.sleep(20)
+        for _ in range(deletions):
+            _delete_queue(node, "ladder.tick.schedule")
+            await asyncio.sleep(6)
+    finally:
+        for service in services:
+            service.stop()
+        await asyncio.gather(*running)
+    moments = [datetime.fromisoformat(one.partition("@")[2]).timestamp() for one in ids]
+    due = set(range(int(min(moments)), int(max(moments))))
+    return LadderResult(
+        messages=len(due), lost=len(due - {*map(int, moments)}), twice=len(ids) - len(set(ids))
+    )
+
+
+def _ticking(node: RabbitNode, ids: list[str]) -> Service:
+    app = App("ticking")
+
+    @app.every("1s", name="ladder.tick", missed="each", retry=["1s"])
+    async def tick(context: Context) -> None:
+        ids.append(context.message_id)
+
+    return Service(app, RabbitMQ(node.url))
+
+
 SCENARIOS: dict[str, Callable[[RabbitNode], Awaitable[LadderResult]]] = {
-    "restart": restart_in_order,
+    "restart-in-order": restart_in_order,
+    "restart-before-publish": restart_before_publish,
+    "delete-level": delete_level,
+    "shorten-waits": shorten_waits,
+    "delete-exchange": delete_exchange,
+    "delete-schedule": delete_schedule,
 }
 
 

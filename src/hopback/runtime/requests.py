@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hopback.broker.port import REPLY_TO
 from hopback.broker.supervise import Supervised
-from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, NoReply
-from hopback.runtime.context import compose
+from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, DeliveryLost, NoReply
+from hopback.runtime.context import compose, end_of_session
 from hopback.runtime.payload import decoder_for
 from hopback.topology.durations import parse_wait_ms
 from hopback.waiting import first_of
@@ -136,6 +136,7 @@ class RequestClient:
     async def _answered(self, message: Message) -> Delivery:
         """The reply to a request; what is asked on a channel that proves closed is asked on the next."""
         number = message.properties.correlation_id or ""
+        ended = end_of_session()
         while True:
             # The channel to ask on; raises what no new connection can repair.
             if not self._channel.done() and self._task is not None:
@@ -148,6 +149,12 @@ class RequestClient:
             self._waiting[number] = answer
             try:
                 await channel.room()
+                if ended is not None and ended.is_set():
+                    del self._waiting[number]
+                    raise DeliveryLost(
+                        "nothing was asked: the channel of the delivery that is being handled has"
+                        " ended, and the broker delivers it again"
+                    )
                 fate = channel.publish(message)
             except (ChannelClosed, ConnectionLost):
                 del self._waiting[number]

@@ -31,6 +31,7 @@ from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import Supervised, SupervisedState
 from hopback.errors import (
     BrokerError,
+    DeliveryLost,
     HopbackError,
     InvalidTopology,
     NotFound,
@@ -570,6 +571,8 @@ class Service:
             message = await self.delays.wrap(message)
         try:
             await self._publisher.publish(message, ended=ended)
+        except DeliveryLost:
+            raise  # it was not tried, and `delivery.abandoned` reports the run
         except BrokerError as error:
             self.upkeep.report(message, error)
             self.world.bus.emit(

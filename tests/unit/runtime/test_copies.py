@@ -9,7 +9,7 @@ import pytest
 from hopback import App, Context, EmbeddedBroker, Outcome, Retry
 from hopback.deadletters.requests import RedriveRequest, Selection
 from hopback.deadletters.service import Operations
-from hopback.headers.names import LINEAGE
+from hopback.headers.names import ATTEMPTS, LINEAGE, QUEUE
 from hopback.message import Message, Properties
 from hopback.testing import AppTest, Fault, in_virtual_time
 
@@ -181,3 +181,28 @@ async def test_a_message_re_driven_right_after_parking_runs_with_all_its_attempt
             await test.drain()
         assert not test.happened("delivery.copy")
     assert runs == [1, 2, 3, 4] * 3
+
+
+@in_virtual_time
+async def test_forged_lineage_drops_only_the_equal_message_of_the_forger_and_says_so() -> None:
+    """A producer that writes the lineage itself has to repeat it with id, attempt and body."""
+    runs: list[int] = []
+    async with AppTest(_failing(runs, 0)) as test:
+        producer = await test.broker.connect("producer")
+        channel = await producer.open_channel()
+
+        def forged(body: bytes, lineage: str) -> Message:
+            headers = {LINEAGE: lineage, ATTEMPTS: 1, QUEUE: "orders"}
+            properties = Properties(message_id="m", delivery_mode=2, headers=headers)
+            return Message("", "orders", body, properties)
+
+        for message in (forged(b"1", "a"), forged(b"1", "b"), forged(b"2", "a")):
+            await channel.publish(message)
+            await test.drain()
+        assert not test.happened("delivery.copy")
+        await channel.publish(forged(b"1", "a"))
+        await test.drain()
+        (said,) = test.happened("delivery.copy")
+        assert said.fields["message_id"] == "m"
+        await producer.close()
+    assert len(runs) == 3

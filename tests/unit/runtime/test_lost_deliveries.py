@@ -75,6 +75,32 @@ async def test_handler_whose_channel_ended_publishes_nothing(
 
 
 @in_virtual_time
+async def test_handler_whose_channel_ended_asks_nothing() -> None:
+    app, asked, seen = App("shop"), list[int](), list[object]()
+
+    @app.handler("orders", retry=["1s"])
+    async def handle() -> None:
+        await asyncio.sleep(SECONDS)
+        try:
+            await app.request("", "questions", 1)
+        except DeliveryLost as lost:
+            seen.append(lost)
+            raise
+
+    @app.handler("questions", retry=None, replies=True)
+    async def answer(number: int) -> int:
+        asked.append(number)
+        return number
+
+    async with AppTest(app) as test:
+        await test.publish("", "orders", {})
+        await test.advance(1)
+        test.broker.cut()
+        await test.advance(60)
+    assert (asked, len(seen)) == ([1], 1)
+
+
+@in_virtual_time
 async def test_retry_of_a_run_whose_channel_ended_is_not_published() -> None:
     app = App("shop")
     runs: list[float] = []

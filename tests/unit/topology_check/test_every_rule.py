@@ -77,6 +77,12 @@ def test_redrive_may_go_through_a_retry_queue() -> None:
     assert "The way for re-drive" in problem.explanation
 
 
+def test_queue_of_due_messages_is_not_taken_for_a_retry_queue() -> None:
+    """A live topology has no plans: only the name of the queue could suggest it."""
+    live = replace(_DELAYS, plans=(), unconsumed=frozenset())
+    assert found(live, "retry-without-ttl") == []
+
+
 def test_a_delay_that_is_cut_short_is_seen_in_all_its_forms() -> None:
     """A queue that is not bound, and one that waits for another time."""
     level = "hopback.delay.level-00"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.topology.delays import delay_level_names, delay_topology, is_delay_level
+from hopback.topology.delays import DUE, delay_level_names, delay_topology, is_delay_level
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.hazards.analysis import drops_head, limited, number, seems_waiting
 from hopback.topology.hazards.rule import (
@@ -47,6 +47,7 @@ def _without_ttl(analysis: Analysis) -> Iterator[Hit]:
         elif (
             queue.name in analysis.mains.keys() - analysis.plans.keys()
             and seems_waiting(queue.name)
+            and queue.name != DUE  # "delay" is in its name, but every application consumes it
             # Its dead letters go to a consumed queue.
             and set(analysis.targets(queue.name)) - analysis.resting - analysis.waiting
         ):
