@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, RabbitMQ, Service, Snooze
+from hopback import App, Context, Environment, RabbitMQ, Service, Snooze
+from hopback.broker.declare import declare
+from hopback.broker.management import Management, ManagementAddress
+from hopback.observe.events import Bus
+from hopback.runtime.depths import PolicyWatch
 from tests.harness.versions import SUITES, installations
 from tests.integration.waiting import until
 
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.harness.rabbitmq import RabbitNode
+    from tests.harness.shared import SharedNode
 
 _DELAYS_MS = (0, 1, 1000, 1500, 3000, 5000, 7000)
 _EACH = 20
@@ -87,3 +94,60 @@ async def test_delayed_messages_come_when_they_are_due_on_newer_brokers(
 ) -> None:
     """The same, with at-least-once dead-lettering as those versions have it."""
     await _come_when_due(start_rabbitmq(installation=installations()[suite]).url)
+
+
+@pytest.mark.broker
+async def test_deleted_level_makes_no_delayed_message_early(amqp_url: str) -> None:
+    """The broker skips the missing level; the last hop notices, restores it and lets the message wait."""
+    app = App("later")
+    app.delays("1m")
+    early: list[float] = []
+    told: list[str] = []
+
+    @app.handler("later.work", retry=None)
+    async def work(due: float) -> None:
+        early.append(max(0.0, due - time.time()))
+
+    world = Environment(Bus(lambda name, _fields: told.append(name)))
+    service = Service(app, RabbitMQ(amqp_url), world=world)
+    running = asyncio.create_task(service.run())
+    await asyncio.wait_for(service.ready.wait(), 60)
+    connection = await RabbitMQ(amqp_url).connect("operator")
+    channel = await connection.open_channel()
+    await channel.delete_queue("hopback.delay.level-01")
+    for _ in range(_EACH):
+        due = time.time() + 3
+        await app.publish("", "later.work", due, delay=3)
+        await app.publish("", "later.work", due, at=datetime.fromtimestamp(due, UTC))
+    await until(lambda: len(early) == 2 * _EACH, seconds=240)
+    service.stop()
+    await running
+    await connection.close()
+    assert max(early) == 0.0
+    assert {"delay.early", "topology.restored"} <= set(told)
+
+
+@pytest.mark.broker
+async def test_policy_that_changes_waits_is_reported_while_running(
+    rabbitmq: SharedNode, vhost: str
+) -> None:
+    app = App("later")
+    app.queue("later.work", retry=["1m"])
+    told: list[tuple[str, str]] = []
+    counts: list[int | None] = []
+    bus = Bus(lambda _name, fields: told.append((fields["place"], fields["text"])))
+    address = ManagementAddress.derive(rabbitmq.url + vhost, rabbitmq.management_url)
+    connection = await RabbitMQ(rabbitmq.url + vhost).connect()
+    await declare(connection, app.topology)
+    definition = {"message-ttl": 2000, "expires": 100_000_000}
+    body = {"pattern": ".*", "definition": definition, "apply-to": "queues"}
+    rabbitmq.management.call("PUT", f"/policies/{vhost}/all", body)
+    async with Management(address) as management:
+        watch = PolicyWatch(management, vhost, app.topology, bus, counts.append, every=0.5)
+        watching = asyncio.create_task(watch.attend(connection))
+        await until(lambda: bool(counts) and counts[-1] == 3, seconds=60)
+        watching.cancel()
+    await connection.close()
+    assert {place for place, _ in told} == {"policy:all"}
+    keys = [re.findall("`(message-ttl|expires)`", text) for _, text in told]
+    assert sorted(keys) == [["expires"], ["message-ttl"]]

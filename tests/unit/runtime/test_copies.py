@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from hopback.deadletters.service import Operations
 from hopback.headers.names import ATTEMPTS, LINEAGE, QUEUE
 from hopback.message import Message, Properties
 from hopback.testing import AppTest, Fault, in_virtual_time
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
 
 _UNTIL = 11
 """Seconds from one run to the next: the handler takes 1, the wait 10."""
@@ -192,7 +196,7 @@ async def test_forged_lineage_drops_only_the_equal_message_of_the_forger_and_say
         channel = await producer.open_channel()
 
         def forged(body: bytes, lineage: str) -> Message:
-            headers = {LINEAGE: lineage, ATTEMPTS: 1, QUEUE: "orders"}
+            headers: dict[str, FieldValue] = {LINEAGE: lineage, ATTEMPTS: 1, QUEUE: "orders"}
             properties = Properties(message_id="m", delivery_mode=2, headers=headers)
             return Message("", "orders", body, properties)
 

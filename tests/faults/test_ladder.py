@@ -1,0 +1,30 @@
+"""Delays and periodic messages through restarts in order and deleted queues, on every version."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.ladder import MOST_TWICE, SCENARIOS
+from tests.faults.site import installation_of
+from tests.harness.configuration import QUICK_DEAD_LETTERS_MS, Timings
+from tests.harness.rabbitmq import RabbitNode
+
+_TWICE = {
+    "restart-in-order": 2 * MOST_TWICE,
+    "restart-before-publish": 10,
+    "delete-schedule": 8,
+}
+"""Second arrivals that the guarantees allow: after a restart in order the messages in hand, and a periodic
+message for each deletion of its schedule."""
+
+
+@pytest.mark.broker
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+@pytest.mark.parametrize("broker", ["3.10", "4.0", "4.3"])
+async def test_no_message_is_lost_or_early_and_few_arrive_twice(broker: str, scenario: str) -> None:
+    timings = Timings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)
+    with RabbitNode(installation_of(broker), timings=timings) as node:
+        found = await SCENARIOS[scenario](node)
+    assert (found.lost, found.early) == (0, 0)
+    assert found.twice <= _TWICE.get(scenario, 0)
