@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from hopback.fields import as_text, text_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hopback.fields import FieldValue
 
 __all__ = [
@@ -142,6 +144,14 @@ def clipped(text: str, limit: int) -> str:
         return data.decode("utf-8")
     room = limit - len(_ELLIPSIS.encode())
     return data[:room].decode("utf-8", "ignore") + _ELLIPSIS if room > 0 else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean NAME?)` with the known name nearest to `name`; empty if none is near."""
+    from difflib import get_close_matches  # slow to import, and needed for an error only
+
+    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def count_in(value: FieldValue) -> int:

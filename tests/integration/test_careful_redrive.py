@@ -6,13 +6,21 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import aio_pika
 import pytest
 
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import RAMP, Pace, RedriveRequest, Selection
+from hopback.deadletters.requests import (
+    RAMP,
+    Pace,
+    RedriveRequest,
+    Selection,
+    Target,
+    TargetKind,
+)
 from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.service import Operations
 from hopback.message import Message, Properties
@@ -95,4 +103,54 @@ async def test_a_careful_job_sends_one_message_into_trouble(
         async for progress in operations.search(SearchRequest(f"job:{job.id}", ("slow.dlq",))):
             last = progress
         assert (last.matching, last.seen) == (1, _COUNT)
+    await connection.close()
+
+
+@pytest.mark.parametrize("drops_headers", [False, True], ids=["rejects", "publishes-a-copy"])
+async def test_redrive_of_3000_stops_when_aio_pika_consumer_fails_40_percent_again(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str, drops_headers: bool
+) -> None:
+    connection = await RabbitMQ(amqp_url).connect("test")
+    await declare(connection, _TOPOLOGY)
+    channel = await connection.open_channel()
+    fates = [
+        channel.publish(Message("", "slow.dlq", b"%d" % number, Properties(delivery_mode=2)))
+        for number in range(3000)
+    ]
+    await asyncio.gather(*fates)
+    handled = 0
+    consumer = await aio_pika.connect(amqp_url)
+    consuming = await consumer.channel()
+
+    async def handle(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+        nonlocal handled
+        handled += 1
+        if int(message.body) % 5 not in (1, 4):
+            await message.ack()
+        elif drops_headers:
+            copy = aio_pika.Message(message.body)
+            await consuming.default_exchange.publish(copy, routing_key="slow.dlq")
+            await message.ack()
+        else:
+            await message.reject(requeue=False)
+
+    await (await consuming.get_queue("slow")).consume(handle)
+    async with (
+        Management(ManagementAddress.derive(None, rabbitmq.management_url)) as management,
+        Operations(RabbitMQ(amqp_url), management=management, vhost=vhost) as operations,
+    ):
+        pace = Pace(ramp=RAMP, watch_s=1.0)
+        request = RedriveRequest(
+            queue="slow.dlq", selection=Selection(), reason="try", pace=pace,
+            target=Target(TargetKind.QUEUE, routing_key="slow"),
+        )  # fmt: skip
+        job = await operations.wait((await operations.start(request)).id)
+        assert job.state is JobState.STOPPED, job
+        assert handled == job.counts.done <= 60
+        returned = sum(number % 5 in (1, 4) for number in range(handled))
+        ready = (await operations.queue("slow.dlq")).depth.ready
+        assert (job.counts.arrived_meanwhile, ready) == (returned, 3000 - handled + returned)
+        if not drops_headers:
+            assert await operations.came_back(job.id) == returned
+    await consumer.close()
     await connection.close()

@@ -40,7 +40,7 @@ _APP = """
     bare.queue("orders", retry=["1s"])
     whole = bare.topology
     queues = tuple(
-        replace(one, arguments={**one.arguments, "x-delivery-limit": 10})
+        replace(one, arguments={**one.arguments, "x-delivery-limit": 8})
         if one.name == "orders" else one
         for one in whole.queues
     )
@@ -64,7 +64,7 @@ _APP = """
 
 @pytest.mark.waits(27)
 async def test_poison_takes_nobody_along(amqp_url: str, tmp_path: Path) -> None:
-    """A prefetch of 40, a limit of 10, a kill and an exit: both are parked, and no other."""
+    """A prefetch of 40, a limit of 8, a kill and an exit: both are parked, and no other."""
     await _poisoned(amqp_url, tmp_path)
 
 
@@ -106,7 +106,7 @@ async def _poisoned(url: str, folder: Path) -> None:
     for name, why in (("deaths", parked[-1]), ("exits", parked[-2])):
         alone = "times while this message alone was being handled" in why
         assert alone or why == _BY_LIMIT
-        # Three times alone; before that up to two windows, unless the other one's deaths had already
+        # Three times alone; before that up to three windows, unless the other one's deaths had already
         # made it suspected; and once for a sibling that did not know.
         assert 3 * alone <= len((folder / name).read_text().split()) <= 8
 

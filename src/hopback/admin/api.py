@@ -9,7 +9,7 @@ import logging
 import re
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
 
     from starlette.requests import Request
-    from starlette.types import Scope
+    from starlette.types import ASGIApp, Scope
 
     from hopback.admin.queue_rules import QueueRule
     from hopback.admin.roles import Principal
@@ -148,6 +148,8 @@ class ApiEndpoint:
     takes_long: bool = False
     """It may take minutes: it ends when its caller hangs up, and who accepts events is told how far it is."""
     public: bool = False
+    is_heavy: bool = False
+    """It may take much time or memory. The number of such requests is limited per caller."""
 
 
 _Answers = TypeVar("_Answers", bound="Callable[[Any], Awaitable[object]]")
@@ -227,20 +229,21 @@ def api_routes(endpoints: Iterable[ApiEndpoint], services: Services) -> list[Rou
 
 
 def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Route:
-    async def answer(request: Request) -> Response:
+    async def answer(request: Request) -> ASGIApp:
         method = "GET" if request.method == "HEAD" else request.method
         try:
-            return await _answer(methods[method], request, services)
+            return await _admit_and_answer(methods[method], request, services)
         except Exception as error:
             refused = services.placed_refusal(error, request)
             if refused is None:
                 raise
             return problem_response(refused, request.url.path, request.state.correlation)
 
-    return PathRoute(path, answer, methods=list(methods))
+    # Starlette only calls the answer, which may be any ASGI application.
+    return PathRoute(path, cast("Any", answer), methods=list(methods))
 
 
-async def _answer(endpoint: ApiEndpoint, request: Request, services: Services) -> Response:
+async def _admit_and_answer(endpoint: ApiEndpoint, request: Request, services: Services) -> ASGIApp:
     params, rules = request.path_params, endpoint.queues
     if endpoint.public:
         services.gate.take_turn(address_of(request))
@@ -249,6 +252,21 @@ async def _answer(endpoint: ApiEndpoint, request: Request, services: Services) -
         principal = await admit(
             services, request, lambda found: may_begin(endpoint.role, rules, found, params)
         )
+    if not endpoint.is_heavy:
+        return await _answer(endpoint, request, services, principal)
+    end = services.heavy.begin(principal.id)
+    try:
+        response = await _answer(endpoint, request, services, principal)
+    except BaseException:
+        end()
+        raise
+    return services.heavy.limit(response, end)
+
+
+async def _answer(
+    endpoint: ApiEndpoint, request: Request, services: Services, principal: Principal
+) -> Response:
+    params = request.path_params
     try:
         query: Any = convert(endpoint.query, dict(request.query_params), strict=False)
     except BadRequest as error:

@@ -209,6 +209,7 @@ async def _searched_queues(call: Call[Empty, SearchRequest]) -> tuple[str, ...]:
     body=SearchRequest,
     media=(EVENTS,),
     errors=(404, 409),
+    is_heavy=True,
 )
 async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
     """Look through whole queues, one or all, as server-sent events of type `search`; leaving cancels."""
@@ -459,6 +460,7 @@ async def _moved_to(call: Call[Empty, JobRequest]) -> Iterable[str] | None:
     headers=_KEY,
     further=((200, JobPlan),),
     takes_long=True,
+    is_heavy=True,
 )
 async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
     """Begin a re-drive or a discard; with `dryRun` answer 200 with the plan instead."""

@@ -42,6 +42,7 @@ from hopback.admin.auth import (
 )
 from hopback.admin.documented import DOCUMENTED_PATHS, documented_routes
 from hopback.admin.events import EventStreams
+from hopback.admin.heavy_requests import HeavyRequests
 from hopback.admin.keys import KeyRing
 from hopback.admin.notes import NOTE_PAGES, NOTES
 from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
@@ -222,6 +223,7 @@ def _services(
     book = served[0].operations.alert_book
     alerting = Alerting(settings.alerts, book, sources, senders, clock)
     streams = EventStreams(settings.limits)
+    heavy = HeavyRequests(settings.limits)
     brokers: list[Services] = []
     for each, sweep, insights in parts:
         live = LiveBroker(each.broker, each.view, clock, vhost=each.vhost, declared=each.topologies)
@@ -234,6 +236,7 @@ def _services(
             clock,
             Denials(clock, partial(write_denial, each.operations)),
             streams,
+            heavy,
             alerting,
             insights,
             name=each.name,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 from msgspec import Meta, Struct
+from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
 from hopback.admin.api import ApiTable, Call, Empty
@@ -18,6 +19,7 @@ from hopback.admin.problems import Refused
 from hopback.admin.queue_rules import JOB_QUEUE, PATH_QUEUE, SESSION_QUEUE
 from hopback.admin.roles import Role
 from hopback.deadletters.contract import Imported
+from hopback.errors import BadLine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -99,6 +101,7 @@ async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
     body_optional=True,
     media=(_NDJSON,),
     errors=(400, 404, 409),
+    is_heavy=True,
 )
 async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
     """Messages of a queue as lines of JSON, bytes and types exact; nothing is removed."""
@@ -115,6 +118,7 @@ async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
     query=SessionExportQuery,
     media=(_NDJSON,),
     errors=(400, 404),
+    is_heavy=True,
 )
 async def _export_session(call: Call[SessionExportQuery, None]) -> Response:
     """Messages that a session holds, as lines of JSON."""
@@ -151,6 +155,7 @@ async def _send_file(operations: Operations, job: Job) -> Response:
     query=ImportQuery,
     answer=Imported,
     errors=(404, 413),
+    is_heavy=True,
 )
 async def _import_lines(call: Call[ImportQuery, None]) -> Imported:
     """Publish exported messages (lines of JSON in the body) into this queue, each confirmed."""
@@ -168,7 +173,7 @@ async def _import(
 # --- pages
 
 
-@ARCHIVE_PAGES.get("/sessions/{session}/export", Role.OPERATOR, SESSION_QUEUE)
+@ARCHIVE_PAGES.get("/sessions/{session}/export", Role.OPERATOR, SESSION_QUEUE, is_heavy=True)
 async def _export_session_page(visit: Visit) -> Response:
     view = visit.operations.session(visit.path["session"])
     where = visit.field("filter")
@@ -176,7 +181,7 @@ async def _export_session_page(visit: Visit) -> Response:
     return await _download(lines, view.queue)
 
 
-@ARCHIVE_PAGES.post("/queues/{queue}/export", Role.OPERATOR, PATH_QUEUE)
+@ARCHIVE_PAGES.post("/queues/{queue}/export", Role.OPERATOR, PATH_QUEUE, is_heavy=True)
 async def _export_queue_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
     return await _download(visit.operations.export(queue), queue)
@@ -213,9 +218,9 @@ async def _import_page(visit: Visit) -> Response:
 # A form of the page sends it as multipart/form-data (RFC 7578); of that, small fields and then one
 # file are read, in pieces of whatever size they come.
 
-_LONGEST_LINE = (
-    64 * 1024 * 1024
-)  # a message of 16 MiB, RabbitMQ's default limit, in base64 and more
+# Bytes of a line: a message of 16 MiB, RabbitMQ's default limit, in base64 with its headers. A longer line is
+# refused, because parsing it would block the service for more than 100 ms.
+_LONGEST_LINE = 32 * 1024 * 1024
 _LONGEST_FIELD = 8192  # a reason, a name; and the heads of parts
 _MOST_FIELDS = 10  # the form has three
 _BOUNDARY = re.compile(
@@ -226,16 +231,23 @@ _FILE = re.compile(rb'content-disposition:[^\r\n]*?[; ]filename="([^"\r\n]*)"', 
 
 
 async def lines_in(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a file; Refused for one that is longer than any message."""
-    rest = b""
-    async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield line
-        if len(rest) > _LONGEST_LINE:
-            raise Refused(413, "too-large", f"A line is longer than {_LONGEST_LINE} bytes.")
-    if rest:
-        yield rest
+    """Return the lines of a file. Raise BadLine if one is too long, OSError if the upload breaks off."""
+    begun = bytearray()  # the beginning of a line whose end has not arrived
+    try:
+        async for piece in pieces:
+            first, *others = piece.split(b"\n")
+            begun += first
+            if len(begun) > _LONGEST_LINE:
+                raise BadLine(
+                    f"expected lines of at most {_LONGEST_LINE:,} bytes, got a longer one"
+                )
+            for following in others:
+                yield bytes(begun)
+                begun = bytearray(following)
+    except ClientDisconnect:
+        raise OSError("the upload was interrupted") from None
+    if begun:
+        yield bytes(begun)
 
 
 def _bad(what: str) -> Refused:

@@ -23,6 +23,7 @@ import jwt
 from hopback.admin.keys import PREFIX
 from hopback.admin.problems import Refused
 from hopback.admin.roles import EVERYTHING, Grant, Principal, Role
+from hopback.text import clipped, printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -460,6 +461,12 @@ class Person:
     roles: tuple[str, ...]
 
 
+_LONGEST_SUBJECT = 255
+"""Characters, as OpenID Connect has it. A token with a longer subject is refused."""
+_LONGEST_NAME = 200
+"""Bytes of a display name. The rest is cut off."""
+
+
 class TokenReader:
     """Says who comes with a token."""
 
@@ -514,11 +521,16 @@ class TokenReader:
     def person(self, claims: Mapping[str, Any]) -> Person:
         """Whom the claims are about, and what roles they name."""
         subject = str(claims["sub"])
+        if not (subject.isprintable() and len(subject) <= _LONGEST_SUBJECT):
+            raise BadToken(
+                f"its `sub` is not a text of at most {_LONGEST_SUBJECT} printable characters"
+            )
         name = claim_at(claims, self._settings.name_claim)
         found = claim_at(claims, self._settings.roles_claim)
         roles = [found] if isinstance(found, str) else found if isinstance(found, list) else []
         shown = name if isinstance(name, str) and name else subject
-        return Person(subject, shown, tuple(map(str, roles)))
+        # Names reach the audit, logs and terminals of others.
+        return Person(subject, clipped(printable(shown), _LONGEST_NAME), tuple(map(str, roles)))
 
     def granted(
         self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float

@@ -56,7 +56,6 @@ _ATTEMPT_S = 600  # seconds for somebody to type a password and find their phone
 _ASK_S = 10.0  # a person waits for it
 _MOST_BYTES = 256 * 1024  # of an answer; tokens with hundreds of groups have some 20 KiB
 _GRACE_S = 900.0  # a provider that is away for a quarter of an hour signs nobody out
-_AGAIN_S = 60.0  # how soon a provider that did not answer is asked again
 _BUSY_S = 15.0  # longer than one refresh takes: nobody else tries meanwhile
 _CACHED_S = 3.0  # as late as keys and ended sessions are
 _SHOWN = 200  # characters of what a provider says
@@ -391,9 +390,14 @@ class OidcSignIn:
     async def _checked_again(
         self, session: str, kept: _KeptPerson, now: float
     ) -> _KeptPerson | None:
-        """The session as the provider sees it today; as it was while the provider does not answer."""
+        """Ask the provider again; while it does not answer, the session stays valid for the grace.
+
+        A session after its grace is refused, also while another request or process asks the provider,
+        and is valid again when the provider confirms it.
+        """
+        in_grace = kept if now - kept.check_at <= _GRACE_S else None
         if not await self._store.claim(session, now, _BUSY_S):
-            return kept
+            return in_grace
         try:
             tokens = await self._tokens(
                 grant_type="refresh_token", refresh_token=kept.refresh_token
@@ -417,11 +421,7 @@ class OidcSignIn:
             await self.end(session)
             return None
         except Refused:
-            if now - kept.check_at > _GRACE_S:
-                return None  # until it answers again
-            fresh = kept
-            self._cache[session] = now + _AGAIN_S - _CACHED_S, kept
-            return fresh
+            return in_grace
         await self._put(session, fresh, now)
         return fresh
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from starlette.requests import Request
     from starlette.routing import Route
+    from starlette.types import ASGIApp
 
     from hopback.admin.queue_rules import QueueRule
     from hopback.admin.roles import Principal, Role
@@ -176,7 +177,9 @@ class PageRow:
     queues: tuple[QueueRule, ...]
     """The queues that a request touches. The visitor needs the role for each of them."""
     answer: Page
-    reads_form: bool = True
+    reads_form: bool
+    is_heavy: bool
+    """It may take much time or memory. The number of such requests is limited per caller."""
 
 
 class Pages:
@@ -185,17 +188,21 @@ class Pages:
     def __init__(self) -> None:
         self.rows: list[PageRow] = []
 
-    def get(self, path: str, role: Role | None, *queues: QueueRule) -> Callable[[Page], Page]:
+    def get(
+        self, path: str, role: Role | None, *queues: QueueRule, is_heavy: bool = False
+    ) -> Callable[[Page], Page]:
         """Add a page."""
-        return self._add("GET", path, role, queues)
+        return self._add("GET", path, role, queues, is_heavy=is_heavy)
 
-    def post(self, path: str, role: Role | None, *queues: QueueRule) -> Callable[[Page], Page]:
+    def post(
+        self, path: str, role: Role | None, *queues: QueueRule, is_heavy: bool = False
+    ) -> Callable[[Page], Page]:
         """Add the action of a form."""
-        return self._add("POST", path, role, queues)
+        return self._add("POST", path, role, queues, is_heavy=is_heavy)
 
     def upload(self, path: str, role: Role | None, *queues: QueueRule) -> Callable[[Page], Page]:
         """Add the action of a form with a file. The action reads the body itself."""
-        return self._add("POST", path, role, queues, reads_form=False)
+        return self._add("POST", path, role, queues, reads_form=False, is_heavy=True)
 
     def _add(
         self,
@@ -205,9 +212,10 @@ class Pages:
         queues: tuple[QueueRule, ...],
         *,
         reads_form: bool = True,
+        is_heavy: bool,
     ) -> Callable[[Page], Page]:
         def add(answer: Page) -> Page:
-            self.rows.append(PageRow(method, path, role, queues, answer, reads_form))
+            self.rows.append(PageRow(method, path, role, queues, answer, reads_form, is_heavy))
             return answer
 
         return add
@@ -227,6 +235,7 @@ class Pages:
 WORK_PAGES = Pages()
 """Where somebody waits for what takes longer than a moment."""
 
+_MOST_WAITING = 4  # pages of one visitor that wait for a result; each may hold messages of a queue
 _UNATTENDED_S = 20.0
 """So long nobody has asked for it: the page is closed. It asks every 2 s, and its line every second."""
 
@@ -279,12 +288,19 @@ async def in_time(
     back: str,
 ) -> Response:
     """The answer if it is there within a moment; otherwise the way to a page that says how far it is."""
+    known, own = visit.services.working, visit.principal.id
+    if sum(each.by == own for each in known.values()) >= _MOST_WAITING:
+        raise Refused(
+            429,
+            "too-many-heavy-requests",
+            f"{_MOST_WAITING} requests of yours are still running: wait until one ends, or cancel one.",
+        )
     begun = LongWork(work)
     if await begun.ended(visit.request, AT_ONCE_S):
         return begun.task.result()
-    known, name = visit.services.working, secrets.token_hex(8)
+    name = secrets.token_hex(8)
     forget = partial(known.pop, name, None)
-    known[name] = PageWork(begun, visit.principal.id, words, back, forget)
+    known[name] = PageWork(begun, own, words, back, forget)
     return see_other(f"/working/{name}")
 
 
@@ -326,8 +342,8 @@ async def _respond(
     templates: Environment,
     row: PageRow,
     request: Request,
-) -> Response:
-    principal = services.nobody
+) -> ASGIApp:
+    principal, end = services.nobody, _do_nothing
     try:
         found = await services.gate.identify(request)
         if found is None:
@@ -352,19 +368,28 @@ async def _respond(
             fields += await form_fields(request)
         visit = Visit(request, services, principal, request.path_params, fields, templates)
         await require(row.role, row.queues, visit)
+        if row.is_heavy:
+            end = services.heavy.begin(principal.id)
         response = await row.answer(visit)
         onward = response.headers.get("location", "")
         if not onward.startswith(f"{services.prefix}/") and onward.startswith("/"):
             # A page leads on to pages of its own broker.
             response.headers["location"] = services.prefix + onward
-        return response
-    except Exception as error:
+        return services.heavy.limit(response, end) if row.is_heavy else response
+    except BaseException as error:
+        end()
+        if not isinstance(error, Exception):
+            raise
         refused = refusal_of(error, request)
         if refused is None:
             raise
         if request.method != "GET" and refused.status in (401, 403):
             await services.denied(principal, request, refused, "")
         return problem_page(services, templates, request, principal, refused)
+
+
+def _do_nothing() -> None:
+    """End a request that is not heavy."""
 
 
 @dataclass(frozen=True, slots=True)

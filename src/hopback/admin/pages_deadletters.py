@@ -29,9 +29,10 @@ from hopback.admin.queue_rules import (
     queues_of_answer,
     targets_of,
 )
-from hopback.admin.rendering import Form, clock_words, diff_lines, payload_of, visible
+from hopback.admin.rendering import Form, clock_words, payload_of, visible
 from hopback.admin.roles import Role
 from hopback.deadletters.contract import Page
+from hopback.deadletters.diff import diff_lines
 from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.message import (
@@ -320,6 +321,7 @@ async def _named_queue(visit: Visit) -> tuple[str, ...]:
     "/search/events",
     Role.OPERATOR,
     QueueRule("the named queue, or the queues that the visitor may search", _named_queue),
+    is_heavy=True,
 )
 async def _search_events(visit: Visit) -> Response:
     """What a search finds, as it goes on; in the queue that is named, or in all they may look into."""

@@ -39,6 +39,7 @@ from hopback.deadletters.requests import (
     Selection,
     Window,
 )
+from hopback.deadletters.return_watch import MEASURE_S
 from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadRequest, HopbackError, NoSuch
 from hopback.renamed import OldNameLookup, old_names
@@ -64,6 +65,7 @@ _SECOND = (
     "target_queue",
     "rate",
     "watch",
+    "returned",
     "change",
     "reason",
 )  # those of step 2, but for boxes
@@ -89,7 +91,12 @@ async def _redrive(visit: Visit) -> Response:
         visit.need(Role.ADMIN, visit.path["queue"])
     target = form_target(visit.field("target"), visit.field("target_queue"))
     ramp = RAMP if _ticked(visit, "ramp") else ()
-    pace = Pace(visit.rate(), ramp=ramp, watch_s=visit.seconds("watch", most=LONGEST_WATCH_S))
+    pace = Pace(
+        visit.rate(),
+        ramp=ramp,
+        watch_s=visit.seconds("watch", most=LONGEST_WATCH_S),
+        max_returned=visit.number("returned", 0, most=10_000_000),
+    )
     return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
 
 
@@ -193,21 +200,14 @@ async def _review(
     goes = max(expected - left, 0)
     stages = [sum(plan.ramp[: number + 1]) for number in range(len(plan.ramp))]
     watches = sum(end < goes for end in stages) + 1
-    # Of each sample its id, why it stays as it is, and the lines of its difference with their marks.
-    changes = []
-    for sample in plan.changes:
-        lines: list[tuple[str, str]] = []
-        for line in sample.diff[2:] if len(sample.diff) > 2 else sample.diff:
-            if not line.startswith(("+", "-", " ")):  # what lies between two places, or beyond
-                lines.append(("…", "" if line.startswith("@@") else visible(line)))
-            else:
-                lines.append((line[0], visible(line[1:])))
-        if lines and lines[0] == ("…", ""):
-            del lines[0]
-        changes.append((sample.id, sample.problem, lines))
+    changes = [
+        (sample.id, sample.problem, [(line[0], visible(line[1:])) for line in sample.diff])
+        for sample in plan.changes
+    ]
     return _page(
         visit, request, 3, trouble,
-        plan=plan, expected=goes, selected=plan.selected, least_s=watches * (plan.watch_s or 0.0),
+        plan=plan, expected=goes, selected=plan.selected,
+        least_s=watches * plan.watch_s + min(plan.watch_s, MEASURE_S),
         busy=None, target_words=await _target_words(visit, request.queue, plan.target),
         key=visit.field("key") or secrets.token_hex(12), changes=changes,
     )  # fmt: skip
@@ -364,7 +364,7 @@ async def _came_back(visit: Visit) -> Response:
     return visit.page("search.html", job=job, find=f"job:{job.id}", queue=job.queue, trouble="")
 
 
-@JOB_PAGES.get("/jobs/{job}/came-back/events", Role.OPERATOR, JOB_QUEUE)
+@JOB_PAGES.get("/jobs/{job}/came-back/events", Role.OPERATOR, JOB_QUEUE, is_heavy=True)
 async def _came_back_events(visit: Visit) -> Response:
     job = await _job_in_path(visit)
     found = visit.operations.search(SearchRequest(job=job.id, by=GroupBy.FINGERPRINT.value))

@@ -11,7 +11,6 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import SequenceMatcher
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, ParamSpec
@@ -30,7 +29,7 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from hopback.deadletters.alerts import AlertRule
     from hopback.deadletters.contract import AuditEntry, TargetChoice
@@ -41,7 +40,6 @@ __all__ = [
     "Form",
     "ShownPayload",
     "clock_words",
-    "diff_lines",
     "payload_of",
     "renderer",
     "size_words",
@@ -310,8 +308,6 @@ _PARSED_BYTES = (
 )  # parsed within a few milliseconds, and as much as a packed body may grow to
 _HEX_BYTES = 4096  # 256 rows
 _HEX_ROW = 16  # as hex dumps have
-_CONTEXT_LINES = 3  # around a change, as diffs have
-_COMPARED_LINES = 300  # comparing takes the square of it; more are shown as wholly replaced
 
 
 class Form(StrEnum):
@@ -388,33 +384,6 @@ def _hex(body: bytes, note: str) -> ShownPayload:
         shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
         rows.append(f"{start:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {shown}")
     return ShownPayload(Form.HEX, "\n".join(rows), note, len(body))
-
-
-def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What changed, line by line: `-` is gone, `+` is new, ` ` stays, `…` stands for more that stays."""
-    shorter = min(len(before), len(after))
-    head = next((n for n in range(shorter) if before[n] != after[n]), shorter)
-    tail = next(
-        (n for n in range(shorter - head) if before[-n - 1] != after[-n - 1]), shorter - head
-    )
-    old, new = before[head : len(before) - tail], after[head : len(after) - tail]
-    blocks = [("equal", before[:head], after[:head])]
-    if max(len(old), len(new)) <= _COMPARED_LINES:
-        found = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-        blocks += [(what, old[a:b], new[c:d]) for what, a, b, c, d in found]
-    else:
-        blocks.append(("replace", old, new))
-    blocks.append(("equal", before[len(before) - tail :], after[len(after) - tail :]))
-    for what, gone, come in blocks:
-        if what != "equal":
-            yield from (("-", line) for line in gone)
-            yield from (("+", line) for line in come)
-        elif len(gone) <= 2 * _CONTEXT_LINES + 1:
-            yield from ((" ", line) for line in gone)
-        else:
-            yield from ((" ", line) for line in gone[:_CONTEXT_LINES])
-            yield "…", f"{len(gone) - 2 * _CONTEXT_LINES} lines that stay"
-            yield from ((" ", line) for line in gone[-_CONTEXT_LINES:])
 
 
 __getattr__: OldNameLookup = old_names(

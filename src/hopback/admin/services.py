@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hopback.admin.alerts import Alerting
     from hopback.admin.auth import Gate
     from hopback.admin.events import EventStreams
+    from hopback.admin.heavy_requests import HeavyRequests
     from hopback.admin.keys import ApiKey
     from hopback.admin.overview import Sweep
     from hopback.admin.pages import PageWork
@@ -178,6 +179,7 @@ class Services:
     clock: Clock
     denials: Denials
     streams: EventStreams
+    heavy: HeavyRequests
     alerting: Alerting
     insights: Insights = field(default_factory=Insights)
     speeds: JobSpeeds = field(default_factory=JobSpeeds)

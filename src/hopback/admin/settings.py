@@ -193,6 +193,11 @@ class RequestLimits(Struct, frozen=True, forbid_unknown_fields=True):
     sessions: _Positive = 20
     sessions_per_caller: _Positive = 5
     held_bytes: _Positive = 256 * 1024 * 1024
+    heavy_requests: _Positive = 12
+    """Imports, exports, searches, rehearsals and dry runs that run at the same time."""
+    heavy_requests_per_caller: _Positive = 4
+    heavy_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
+    """The answer of a heavy request is cut off after this time."""
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):

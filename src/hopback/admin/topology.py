@@ -359,7 +359,10 @@ async def _rehearsed_queue(visit: Visit) -> tuple[str, ...]:
 
 
 @TOPOLOGY_PAGES.get(
-    "/topology/rehearse", Role.VIEWER, QueueRule("the rehearsed queue", _rehearsed_queue)
+    "/topology/rehearse",
+    Role.VIEWER,
+    QueueRule("the rehearsed queue", _rehearsed_queue),
+    is_heavy=True,
 )
 async def _rehearse(visit: Visit) -> Response:
     """What an outage would do to a queue, with its present rate filled in. Nothing is asked of the broker."""

@@ -246,6 +246,14 @@ def _action_options(command: _Command) -> _Command:
     help="Seconds to wait after each step of the ramp; by default as long as a retry takes.",
 )
 @click.option(
+    "--max-returned",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="With --ramp: continue until more than N messages come back.",
+)
+@click.option(
     "--max-redrives",
     type=click.IntRange(0, MOST_REDRIVES),
     default=MAX_REDRIVES,
@@ -270,6 +278,7 @@ def redrive(
     in_flight: int,
     ramp: tuple[int, ...] | None,
     watch_s: float | None,
+    max_returned: int,
     max_redrives: int,
     change: Path | None,
     expect_count: int | None,
@@ -300,7 +309,7 @@ def redrive(
         selection=Selection(limit=limit, filter=terms),
         reason=reason,
         target=target,
-        pace=Pace(rate, in_flight, ramp or (), watch_s),
+        pace=Pace(rate, in_flight, ramp or (), watch_s, max_returned),
         max_redrives=max_redrives or None,
         expected_count=expect_count,
         forced=forced,

@@ -540,9 +540,12 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
     for one in plan.left_out:
         yield "left out", f"{one.count:,}: {one.reason}"
     if plan.ramp:
-        stages = ", ".join(map(str, plan.ramp))
-        yield "ramp", f"{stages}, then the rest; stops if messages come back"
+        yield "ramp", ", ".join(map(str, plan.ramp)) + ", then the rest"
         yield "watch", f"after each stage and at the end {plan.watch_text}"
+    if plan.stop_rule:
+        yield "stops", plan.stop_rule
+    if plan.duplicates:
+        yield "twice", plan.duplicates
     if plan.changes:
         yield "originals", plan.export_to
     yield "looking", plan.cost.text
@@ -595,14 +598,17 @@ def print_job(job: Job) -> None:
         (counts.remaining, "remaining"),
         (counts.returned, "given back"),
         (counts.arrived_meanwhile, "arrived meanwhile"),
-        (counts.came_back or 0, "came back"),
     )
+    returned = f", {came_back_text(counts)} came back" if counts.came_back else ""
     first = f"{counts.selected:,} selected, {counts.done:,} done"
     lines = [
         ("job", job.id),
         ("what", f"{job.kind} from {job.queue}{aim}"),
         ("state", job.state + (f": {clock_text(job.reason)}" if job.reason else "")),
-        ("messages", ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)])),
+        (
+            "messages",
+            ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)]) + returned,
+        ),
     ]
     if job.filter:
         lines.append(("filter", job.filter))

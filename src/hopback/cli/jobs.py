@@ -607,10 +607,10 @@ def _print_end(job: Job, *, noted: bool) -> None:
             (counts.failed, "failed"),
             (counts.remaining, "not touched"),
             (counts.arrived_meanwhile, "arrived meanwhile"),
-            (counts.came_back or 0, "came back"),
         )
         if number
     ]
+    more += [f"{came_back_text(counts)} came back"] if counts.came_back else []
     click.echo(safe(", ".join([first, *more]) + "."))
     if job.reason and job.state in (JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED):
         click.echo(safe(f"Because: {job.reason}"))

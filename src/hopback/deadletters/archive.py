@@ -1,8 +1,8 @@
 """Messages as lines of JSON and back: bytes exact, every property and header equal in value and type.
 
-One line holds one message. Each header value stands beside the code of its AMQP type, so nothing is guessed
-when it is read. The body is text where it is UTF-8, base64 where it is not. `about` is for people and is not
-read back. A file is compressed with zstd where its name ends in `.zst`; that needs the extra `zstd`, which is
+A line contains one message. Each header value is accompanied by the code of its AMQP type. The body is text
+if it is UTF-8 and at most 1 MiB long, otherwise base64. `about` is for readers and is not imported. A file is
+compressed with zstd where its name ends in `.zst`; that needs the extra `zstd`, which is
 imported when the first such file is opened. What is written is on the disk before anything that depends on it
 is done.
 """
@@ -73,8 +73,10 @@ def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> byt
         **properties_to_json(delivery.properties),
     }
     try:
+        if len(delivery.body) > _MOST_TEXT:
+            raise ValueError("too long to be read as text")
         record["body"] = delivery.body.decode("utf-8")
-    except UnicodeDecodeError:
+    except ValueError:
         record["bodyBase64"] = as_base64(delivery.body)
     if dead_letter is not None:
         record["about"] = structs.asdict(dead_letter)
@@ -107,6 +109,8 @@ def read_line(line: bytes | str, *, where: str = "line") -> Archived:
         raise BadLine(f"{where} is no exported message: {exc}") from exc
 
 
+_MOST_TEXT = 1 << 20
+"""Bytes of a body that is written as text. JSON may need six bytes for each, base64 never more than two."""
 _COMPRESSED = ".zst"
 _AT_ONCE = 1 << 20
 """Bytes of lines for one change of thread: each change costs about as much as reading a few kilobytes."""

@@ -614,7 +614,8 @@ class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
     it does not. With a ramp, the job watches `watch_s` seconds after each stage and at its end;
     `watch_text` says how that was found. `conflict` is the job that stands in the way of this one.
     `reaches` are the queues that the ways lead to, with the consumers they have now. `changes` shows on
-    some of the messages what a change would do; `export_to` then keeps the originals.
+    some of the messages what a change would do; `export_to` then keeps the originals. `stop_rule` says in
+    numbers when the job stops by itself, `duplicates` how many messages may be delivered twice.
     """
 
     kind: JobKind
@@ -640,6 +641,8 @@ class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
     changes: tuple[ChangeSample, ...] = ()
     ramp: tuple[int, ...] = ()
     reaches: tuple[ReachedQueue, ...] = ()
+    stop_rule: str = ""
+    duplicates: str = ""
 
     def __post_init__(self) -> None:
         force_setattr(self, "may_start", not self.flaws)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,7 +28,7 @@ from hopback.deadletters.head import Turns, rough_size
 from hopback.deadletters.journal import PROCESS_ENDED
 from hopback.deadletters.message import delivery_count, read_dead_letter
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.return_watch import arrived_text, came_back_text, counted_messages
+from hopback.deadletters.return_watch import MEASURE_S, StopRule, counted_messages
 from hopback.deadletters.selection import SelectedMessage
 from hopback.errors import BrokerError, HopbackError, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
@@ -71,10 +70,6 @@ _HANDED_ON_S = 0.1
 """A channel that closes drops the acks that it has not handed on to a quorum queue yet."""
 _LOOKS = 10
 """How often a queue is looked at during one watch: what comes back at once ends it early."""
-_MANY = 25
-"""So many arrivals while the rest of a job goes are no chance: fewer may be other people's failures."""
-_FEW = 10
-"""One of so many that came back when all had gone: then the cause is not repaired."""
 _ANEW_AFTER = 3
 """A channel that keeps refusing may be the cause itself (RabbitMQ ≤ 3.12.0): then another is opened."""
 
@@ -132,8 +127,10 @@ class Engine:
         self._pacer = Pacer(run.control)
         self._stages = spec.pace.stage_ends()
         self._is_careful = bool(spec.pace.ramp) and spec.kind is JobKind.REDRIVE
-        self._looked_at = 0.0
-        self._sent_at: deque[tuple[float, int]] = deque()
+        self._rule = StopRule(spec.pace.max_returned)
+        self._sends_since = self._looked_at = 0.0
+        self._arrived_first = 0
+        """Arrivals of this run before it sent its first message."""
         self._in_flight: set[int] = set()
         self._troubled: list[SelectedMessage] = []
         self._holds_back = self._is_classic and spec.selection.digests is None
@@ -149,7 +146,6 @@ class Engine:
         self._acked = 0
         self._taken_back: BrokerError | None = None
         """Why what was held went back during a watch."""
-        self._arrived_at_stage = self._arrived_before
         self._place = 0
         self._told = clock.now()
 
@@ -204,11 +200,14 @@ class Engine:
             return JobState.FAILED, self._run.doubt
         self._count(done=self._selected.missing)
         failed, came_back = self._counts.failed, self._counts.came_back
+        least = "at least " if self._counts.came_back_at_least else ""
         left = [
             f"{failed:,} could not be moved and are still in {self._queue.name!r}"
             if failed
             else "",
-            f"{counted_messages(came_back)} came back" if self._is_careful and came_back else "",
+            f"{least}{counted_messages(came_back)} came back"
+            if self._is_careful and came_back
+            else "",
         ]
         return JobState.COMPLETED, "; ".join(filter(None, left))
 
@@ -229,6 +228,8 @@ class Engine:
             )
         if self._selected.has_twins:
             await self._save()
+        if self._is_careful:
+            await self._measure_arrivals()
         while not (self._exhausted and not self._troubled):
             await self._may_go_on()
             batch = await self._take_batch()
@@ -532,59 +533,67 @@ class Engine:
 
     # --- watching
 
+    async def _measure_arrivals(self) -> None:
+        """Count the messages that arrive before the first message is sent."""
+        seconds = min(self._watch.timer.time.seconds, MEASURE_S)
+        before = (await self._look(counts=False)).count
+        words = "counting arrivals until {}, before the first message is sent"
+        async for _ in self._moments(seconds, seconds, words):
+            self._arrived_first = (await self._look(counts=False)).count
+        arrived = max(self._arrived_first - before, 0)
+        self._rule = StopRule(self._pace.max_returned, arrived, seconds)
+        self._sends_since = asyncio.get_running_loop().time()
+
     async def _watch_stage(self) -> None:
-        """Wait and see whether what was sent comes back; the first that does ends the job."""
-        sent, self._stage_began = self._sent - self._stage_began, self._sent
+        """Wait as long as a return may take; stop if messages return."""
+        self._stage_began = self._sent
         await self._drain()
         await self._may_go_on()
         async for _ in self._moments_of_watching():
-            found = await self._look(counts=True)
-            if found.came_back:
-                raise _CameBack(came_back_text(found.came_back, self._sent))
-            if found.came_back is None and self._arrived_since_stage * 2 >= sent:
-                raise _CameBack(arrived_text(sent, self._arrived_since_stage))
+            self._check_returns(await self._look(counts=True))
         self._looked_at = asyncio.get_running_loop().time()
-        self._arrived_at_stage = self._counts.arrived_meanwhile
 
     async def _watch_rest(self) -> None:
-        """While the rest goes: stop when half of what had time to come back has arrived."""
+        """Look now and then while the messages after the last stage are sent."""
         now, seconds = asyncio.get_running_loop().time(), self._watch.timer.time.seconds
-        last_stage = max(self._stages)
-        if self._sent <= last_stage or now - self._looked_at < max(seconds / _LOOKS, _PROGRESS_S):
-            return
-        self._looked_at = now
-        self._sent_at.append((now, self._sent))
-        while len(self._sent_at) > 1 and self._sent_at[1][0] <= now - seconds:
-            self._sent_at.popleft()
-        then, sent = self._sent_at[0]
-        had_time = sent - last_stage if then <= now - seconds else 0
-        await self._look(counts=False)
-        arrived = self._arrived_since_stage
-        if had_time and arrived >= _MANY and arrived * 2 >= had_time:
-            raise _CameBack(arrived_text(self._sent - last_stage, arrived))
+        due = now - self._looked_at >= max(seconds / _LOOKS, _PROGRESS_S)
+        if self._sent > max(self._stages) and due:
+            self._looked_at = now
+            self._check_returns(await self._look(counts=False))
 
     async def _watch_end(self) -> None:
-        """When all have gone: wait once more, and count what came back of them."""
+        """Wait once more when all messages are sent, and count the returned ones."""
         await self._drain()
-        sent = self._sent - self._stage_began
         async for _ in self._moments_of_watching():
-            found = await self._look(counts=True)
-            if found.came_back and found.came_back * _FEW >= self._sent:
-                raise _CameBack(came_back_text(found.came_back, self._sent))
-            if found.came_back is None and self._arrived_since_stage * 2 >= sent:
-                raise _CameBack(arrived_text(sent, self._arrived_since_stage))
+            self._check_returns(await self._look(counts=True))
+
+    def _check_returns(self, found: Arrivals) -> None:
+        elapsed = asyncio.get_running_loop().time() - self._sends_since
+        since = replace(found, count=max(found.count - self._arrived_first, 0))
+        if reason := self._rule.reason_to_stop(since, self._sent, elapsed):
+            raise _CameBack(reason)
 
     async def _moments_of_watching(self) -> AsyncIterator[None]:
-        """Some moments until the watch is over, and its end; people are heard meanwhile.
-
-        Nothing moves during a watch: the job says for what it waits, and until when.
-        """
+        """Some moments until the watch is over, and its end. Nothing is sent meanwhile."""
         time = self._watch.timer.time
         self._run.tell(replace(self._run.job, watch_s=time.seconds, watch_text=time.text))
-        end = timestamp(round(self._clock.now() + time.seconds)).replace(".000", "")
-        waits = f"watching until {end} whether messages come back"
+        words = "watching until {} whether messages come back"
+        every = max(time.seconds / _LOOKS, _PROGRESS_S)
+        async for _ in self._moments(time.seconds, every, words):
+            yield
+        self._run.watched = self._sent
+        if self._taken_back is not None:
+            raise self._taken_back  # the next run takes what is left anew
+
+    async def _moments(self, seconds: float, every: float, words: str) -> AsyncIterator[None]:
+        """A moment every so many seconds, and the end. `words` with the time of the end are the job's reason.
+
+        The job can be paused and cancelled meanwhile.
+        """
+        end = timestamp(round(self._clock.now() + seconds)).replace(".000", "")
+        waits = words.format(end)
         loop = asyncio.get_running_loop()
-        until, every = loop.time() + time.seconds, max(time.seconds / _LOOKS, _PROGRESS_S)
+        until = loop.time() + seconds
         is_over = False
         while not is_over:
             due = min(loop.time() + every, until)
@@ -598,13 +607,6 @@ class Engine:
             is_over = due >= until
             yield
         self._run.tell(replace(self._run.job, reason=""))
-        self._run.watched = self._sent
-        if self._taken_back is not None:
-            raise self._taken_back  # the next run takes what is left anew
-
-    @property
-    def _arrived_since_stage(self) -> int:
-        return self._counts.arrived_meanwhile - self._arrived_at_stage
 
     async def _look(self, *, counts: bool) -> Arrivals:
         """Count what arrived meanwhile, and what of it came back.
@@ -631,10 +633,10 @@ class Engine:
             arrived = max(arrived, found.ready + self._source.given - self._acked - left)
         self._counts = structs.replace(self._counts, arrived_meanwhile=arrived)
         if found.came_back or counts:
-            known = found.came_back
+            known, before = found.came_back, self._shown.came_back
             self._counts = structs.replace(
                 self._counts,
-                came_back=known if known is None else max(known, self._shown.came_back or 0),
+                came_back=before or None if known is None else max(known, before or 0),
                 came_back_at_least=found.looked_at < found.count,
             )
         return found

@@ -6,13 +6,14 @@ spelling: `1.10` may become `1.1`.
 
 from __future__ import annotations
 
-import difflib
 import json
 from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
+
+from hopback.deadletters.diff import diff_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +63,10 @@ Patch = Annotated[tuple[PatchOperation, ...], Meta(max_length=MOST_STEPS)]
 
 
 class ChangeSample(Struct, frozen=True, rename="camel"):
-    """What a change would do to one message: lines of a difference, or why it cannot be made."""
+    """The effect of a change on one message: the changed lines, or the reason why it cannot be made.
+
+    The first character of a line is its mark: `-` removed, `+` added, ` ` unchanged, `…` omitted.
+    """
 
     id: str
     diff: tuple[str, ...] = ()
@@ -101,15 +105,17 @@ def change_sample(name: str, body: bytes, patch: Iterable[PatchOperation]) -> Ch
         after = patched(body, patch)
     except PatchFailed as failed:
         return ChangeSample(name, (), str(failed))
-    sizes = ChangeSample(name, (f"{len(body)} bytes become {len(after)}",))
+    sizes = ChangeSample(name, (f"… {len(body):,} bytes become {len(after):,}",))
     if max(len(body), len(after)) > _DIFF_BYTES:
         return sizes
     try:
         old, new = _pretty_lines(body), _pretty_lines(after)
     except RecursionError:  # laying it out goes deeper than reading it
         return sizes
-    lines = difflib.unified_diff(old, new, "before", "after", lineterm="", n=2)
-    # What UTF-8 cannot carry is spelled out.
+    if old == new:
+        return ChangeSample(name)
+    lines = (f"{mark}{line}" for mark, line in diff_lines(old, new))
+    # Lone surrogates cannot be encoded as UTF-8, so they are shown as escapes.
     shown = [
         line.encode("utf-8", "backslashreplace").decode() for line in islice(lines, _DIFF_LINES + 1)
     ]

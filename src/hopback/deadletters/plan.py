@@ -37,7 +37,7 @@ from hopback.deadletters.requests import (
     RedriveRequest,
     TargetKind,
 )
-from hopback.deadletters.return_watch import WatchTimer, planned_seconds
+from hopback.deadletters.return_watch import WatchTimer, planned_seconds, stop_rule_text
 from hopback.deadletters.session import ChosenMessages, Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, UnsafeOperation
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
     from hopback.deadletters.patch import ChangeSample
-    from hopback.deadletters.requests import Request, Selection, Settings, Who
+    from hopback.deadletters.requests import Pace, Request, Selection, Settings, Who
     from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
     from hopback.topology.plan import Redrive
@@ -496,7 +496,7 @@ class Planner:
             barred = [str(refused)]
         if active is not None:
             barred.append(f"{request.queue!r} has an active job: {active.id}")
-        watched = dry_run.timer.time
+        watched, is_redrive = dry_run.timer.time, spec.kind is JobKind.REDRIVE
         return JobPlan(
             kind=spec.kind,
             queue=spec.queue,
@@ -520,6 +520,8 @@ class Planner:
             changes=tuple(dry_run.changes),
             ramp=spec.pace.ramp,
             reaches=reaches,
+            stop_rule=stop_rule_text(spec.pace, watched) if is_redrive else "",
+            duplicates=_duplicates_text(spec.pace, selection.size) if is_redrive else "",
         )
 
     async def _reached_queues(
@@ -581,6 +583,13 @@ class Planner:
                 dry_run.see(delivery)
                 if on_progress is not None and dry_run.seen % _TELL_EVERY == 0:
                     on_progress(LookProgress(queue, dry_run.seen, count))
+
+
+def _duplicates_text(pace: Pace, count: int) -> str:
+    """Possible duplicates: messages that were sent and not yet removed from the dead-letter queue."""
+    most = min(pace.in_flight, count)
+    which = f"up to {most:,} messages" if most > 1 else "1 message"
+    return f"{which}, if the job is killed or its broker stops"
 
 
 def _unread(count: int) -> list[str]:

@@ -236,9 +236,9 @@ class Pace(_Asked, frozen=True):
     """How fast, and how carefully.
 
     `rate` is messages per second, None for as fast as it goes. Between the stages of `ramp` the
-    job waits `watch_s` seconds and stops if messages come back; None waits as long as the design lets
-    a message try, at most eight minutes. `tries` is how often a refused message is sent again before
-    the job stops; the waits between them grow from `pause_s`.
+    job waits `watch_s` seconds and stops if more than `max_returned` messages come back; None waits as long
+    as the design lets a message try, at most eight minutes. `tries` is how often a refused message is sent
+    again before the job stops; the waits between them grow from `pause_s`.
     """
 
     rate: Rate | None = None
@@ -247,6 +247,7 @@ class Pace(_Asked, frozen=True):
     watch_s: Annotated[float, Meta(ge=0, le=LONGEST_WATCH_S)] | None = field(
         default=None, name="watchSeconds"
     )
+    max_returned: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     tries: Annotated[int, Meta(ge=1, le=1000)] = 5
     pause_s: Annotated[float, Meta(ge=0, le=_LONGEST_PAUSE_S)] = field(
         default=0.25, name="pauseSeconds"

@@ -23,11 +23,18 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue
+    from hopback.deadletters.requests import Pace
     from hopback.fields import Headers
     from hopback.message import Delivery
     from hopback.topology.plan import Plan
 
-_LOOKED_AT = 1000  # of those that arrived: each look costs them a delivery count
+_LOOKED_AT = 10_000
+"""Arrived messages that one look reads. If more arrived, the number of returned messages is a minimum."""
+MEASURE_S = 10.0
+"""Longest time, in seconds, for which a job counts arrivals before it sends its first message.
+
+A longer time would find slower rates. Operators wait for this time before anything happens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +102,66 @@ class Watch:
         return Arrivals(arrived, found, state.messages, seen)
 
 
-def came_back_text(came_back: int, sent: int) -> str:
-    """Why a job stops that has seen its own messages again."""
-    return f"{came_back:,} of {counted_messages(sent)} came back; the cause is not repaired"
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When a job with a ramp stops.
+
+    It stops when more than `max_returned` messages with its mark returned. Arrivals without a readable mark
+    are only counted: it stops when there are more than at the rate before its start, `arrived` messages
+    within `seconds`, and `max_returned` besides.
+    """
+
+    max_returned: int = 0
+    arrived: int = 0
+    seconds: float = 0.0
+
+    def reason_to_stop(self, found: Arrivals, sent: int, elapsed_s: float) -> str:
+        """Why the job stops after these arrivals; empty if it continues.
+
+        `found.count` and `elapsed_s` begin with the first message that the job sent.
+        """
+        if (found.came_back or 0) > self.max_returned:
+            return f"{returned_text(found, sent)}; the cause is not repaired"
+        if found.count <= self.max_returned + self._usual(elapsed_s):
+            return ""
+        before = f"{counted_messages(self.arrived)} within" if self.arrived else "none within"
+        return (
+            f"{counted_messages(found.count)} arrived after {sent:,} were sent, and {before}"
+            f" {_in_words(self.seconds)} before: probably the same messages; the cause is not repaired"
+        )
+
+    def _usual(self, elapsed_s: float) -> int:
+        """Arrivals that the rate before the start explains, with three standard deviations of chance."""
+        if not self.arrived:
+            return 0
+        expected = self.arrived / self.seconds * elapsed_s
+        return int(expected + 3 * expected**0.5)
 
 
-def arrived_text(sent: int, arrived: int) -> str:
-    """Why a job stops that could not look at what arrived."""
+def returned_text(found: Arrivals, sent: int) -> str:
+    """Number of returned messages of those sent."""
+    least = "at least " if found.looked_at < found.count else ""
+    return f"{least}{found.came_back or 0:,} of {counted_messages(sent)} came back"
+
+
+def stop_rule_text(pace: Pace, watch: WatchTime) -> str:
+    """The stop rule of a job in numbers, for the review."""
+    if not pace.ramp:
+        return "Returned messages do not stop a job without a ramp."
+    stages = ", ".join(f"{size:,}" for size in pace.ramp)
+    returned = "a message returns"
+    if pace.max_returned:
+        returned = f"more than {counted_messages(pace.max_returned)} return"
     return (
-        f"while {counted_messages(sent)} went back, {counted_messages(arrived)} arrived: probably the same;"
-        " the cause is not repaired"
+        f"The job first counts arrivals for {_in_words(min(watch.seconds, MEASURE_S))}. It sends {stages}"
+        f" messages, then the rest, and watches {_in_words(watch.seconds)} after each stage and at the end."
+        f" It stops when {returned}. While older messages are ready, or if the consumer drops headers, it"
+        " cannot recognise its own messages: then it stops when more messages arrive than before its start."
     )
 
 
 def counted_messages(count: int) -> str:
-    """So many messages, in words."""
+    """The number with its noun."""
     return "1 message" if count == 1 else f"{count:,} messages"
 
 

@@ -7,6 +7,7 @@ or in SQL, where they survive a restart.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec import structs
 
 from hopback.clock import SystemClock
-from hopback.deadletters.actions import import_lines, send_copy
+from hopback.deadletters.actions import Import, send_copy
 from hopback.deadletters.alert_book import MemoryAlertBook, list_alerts
 from hopback.deadletters.contract import AuditEntry, Job, JobState, Moment, Price
 from hopback.deadletters.discovery import Recognition
@@ -606,18 +607,30 @@ class Operations:
         by: Who | None = None,
         reason: str = "",
     ) -> Imported:
-        """Publish exported messages, each confirmed, into the queue they were in, or into `queue`."""
-        imported = await import_lines(self.broker, lines, queue=queue, pace=pace)
-        result = "failed" if imported.problem else "ok"
-        details = {"published": imported.published, "problem": imported.problem}
-        await self.note(
-            "messages.import",
-            by=by,
-            queue=queue or "",
-            reason=reason,
-            result=result,
-            details=details,
-        )
+        """Publish exported messages into the queue they were in, or into `queue`, and wait for the confirms.
+
+        The audit has an entry from the start, and a second one with the result.
+        """
+
+        async def write(result: str, published: int = 0, problem: str = "") -> None:
+            await self.note(
+                "messages.import",
+                by=by,
+                queue=queue or "",
+                reason=reason,
+                result=result,
+                details={"published": published, "problem": problem},
+            )
+
+        await write("started")
+        work = Import(queue, pace)
+        try:
+            imported = await work.run(self.broker, lines)
+        except BaseException as error:
+            ending = asyncio.ensure_future(write("failed", work.published, repr(error)))
+            await asyncio.shield(ending)
+            raise
+        await write("failed" if imported.problem else "ok", imported.published, imported.problem)
         return imported
 
     async def edit_and_redrive(

@@ -27,7 +27,15 @@ from hopback.message import NO_HEADERS
 from hopback.observe.events import Bus
 from hopback.observe.logs import LEVELS, SEVERITY
 from hopback.policy.decision import Settlement
-from hopback.policy.outcome import Done, Park, Retry, Snooze, outcome_of, reason_of
+from hopback.policy.outcome import (
+    Done,
+    Park,
+    Retry,
+    Snooze,
+    check_rules,
+    outcome_of,
+    reason_of,
+)
 from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.app import App
 from hopback.runtime.failures import FailedRuns
@@ -361,7 +369,7 @@ class PlannedQueues:
             )
         tiers = waits_ms(() if retry is None else retry, where=where)
         plan = recommended_plan(name, tiers_ms=tiers, attempts=attempts)
-        self._plans[name] = plan, tuple(rules)
+        self._plans[name] = plan, check_rules(rules, where=where)
 
     @property
     def planned(self) -> tuple[str, ...]:

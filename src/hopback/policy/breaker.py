@@ -7,6 +7,7 @@ failure opens it again for twice as long, up to a limit. Time is an argument.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -37,7 +38,7 @@ class BreakerPolicy:
         wrong = tuple(
             Problem(name, f"{least} or more", repr(found))
             for name, least in (("failures", 1), ("cool_down", 0), ("probes", 1))
-            if (found := getattr(self, name)) < least
+            if not least <= (found := getattr(self, name)) < math.inf
         )
         if wrong:
             raise InvalidTopology(wrong, where="breaker policy")

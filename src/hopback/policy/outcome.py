@@ -5,13 +5,15 @@ A return value, the exception that was raised and an HTTP answer to a pushed eve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, assert_never
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, assert_never
 
+from hopback.errors import InvalidTopology, Problem
 from hopback.headers import type_and_message
 from hopback.policy import decision as decided
-from hopback.topology.durations import duration_seconds
+from hopback.topology.durations import duration_seconds, parse_wait_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +33,7 @@ __all__ = [
     "Rule",
     "Snooze",
     "Verdict",
+    "check_rules",
     "classify",
     "consumer_status",
     "is_outcome",
@@ -164,18 +167,58 @@ class Verdict(StrEnum):
 class Rule:
     """A kind of exception, narrowed by `when`, and what becomes of the message.
 
-    `after` (`"30s"`, seconds or a timedelta) is the shortest wait before the next run; an exception
-    that has an attribute `after` or `retry_after` of its own knows better.
+    `verdict` is `Verdict.PARK` or `Verdict.RETRY`, or their texts `"park"` and `"retry"`. `after`
+    (`"30s"`, seconds or a timedelta) is the shortest wait before the next run; an exception that has an
+    attribute `after` or `retry_after` of its own knows better. InvalidTopology names a wrong value.
     """
 
     exception: type[BaseException] | tuple[type[BaseException], ...]
-    verdict: Verdict
+    verdict: Verdict | Literal["retry", "park"]
     when: Callable[[BaseException], bool] | None = None
     after: Duration | None = None
 
     def __post_init__(self) -> None:
+        problems = []
+        found: Any = self.exception
+        kinds = found if isinstance(found, tuple) else (found,)
+        if not kinds or not all(
+            isinstance(one, type) and issubclass(one, BaseException) for one in kinds
+        ):
+            expected = "an exception class or a tuple of exception classes"
+            problems.append(Problem("exception", expected, repr(self.exception)))
+        try:
+            object.__setattr__(self, "verdict", Verdict(self.verdict))
+        except ValueError:
+            expected = " or ".join(f'"{one}"' for one in Verdict)
+            problems.append(Problem("verdict", expected, repr(self.verdict)))
+        when: Any = self.when
+        if when is not None and not callable(when):
+            problems.append(Problem("when", "a function of the exception", repr(when)))
         if self.after is not None:
-            duration_seconds(self.after)  # a text that is no duration is refused here
+            try:
+                parse_wait_ms(self.after)
+            except ValueError as error:
+                expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
+                problems.append(Problem("after", expected, got))
+        if problems:
+            raise InvalidTopology(tuple(problems), where="rule")
+
+
+def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
+    """The rules of a handler; InvalidTopology names a value that is not a `Rule`."""
+    is_list = isinstance(rules, Iterable) and not isinstance(rules, str)
+    found: tuple[Any, ...] = tuple(rules) if is_list else (rules,)  # type: ignore[arg-type]
+    for number, one in enumerate(found):
+        if is_list and isinstance(one, Rule):
+            continue
+        is_kind = isinstance(one, type) and issubclass(one, BaseException)
+        name = one.__name__ if is_kind else "KeyError"
+        expected = f'a list of rules, as in `rules=[Rule({name}, "park")]`'
+        place = f"rules[{number}]" if is_list else "rules"
+        raise InvalidTopology(
+            (Problem(place, expected, name if is_kind else repr(one)),), where=where
+        )
+    return found
 
 
 def classify(
@@ -187,7 +230,7 @@ def classify(
     """
     rule = next((rule for rule in rules if _fits(rule, exception)), None) if rules else None
     reason = reason_of(exception) if failure is None else _reason(failure.type, failure.message)
-    if rule is not None and rule.verdict is Verdict.PARK:
+    if rule is not None and rule.verdict == Verdict.PARK:
         return Park(reason)
     wanted = _wanted_wait(exception)
     return Retry(reason, wanted if wanted is not None or rule is None else rule.after)
@@ -230,12 +273,14 @@ def is_outcome(returned: object) -> bool:
 
 
 def _fits(rule: Rule, exception: BaseException) -> bool:
-    """A predicate that raises has said nothing: the next rule is asked."""
-    if not isinstance(exception, rule.exception):
-        return False
+    """A check or predicate that raises has said nothing: the next rule is asked."""
     try:
-        return rule.when is None or bool(rule.when(exception))
-    except Exception:
+        return isinstance(exception, rule.exception) and (
+            rule.when is None or bool(rule.when(exception))
+        )
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return False
 
 

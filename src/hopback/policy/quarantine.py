@@ -3,8 +3,10 @@
 # A message that ends the process takes along whatever else was in its hands: all of it comes back, and a
 # quorum queue counts it closer to its delivery limit. So:
 #
-# 1. A message that came back twice is suspected. Once is ordinary: a deploy, a restart of the broker and a
-#    broken line each return a whole window, and none of them says anything about a message.
+# 1. A message that came back four times is suspected. Up to three returns are ordinary: deploys, restarts of
+#    the broker, broken lines and killed processes each return a whole window, often two in a row, and none of
+#    them says anything about a message. A queue with a delivery limit below 9 allows fewer: finding the
+#    deadly message takes the rest of the limit.
 # 2. What is suspected runs while nothing else of its queue is in hand and nothing of the process runs; of
 #    several queues' suspected messages, the one that came back least often goes first.
 # 3. It is parked when the process has died three times while it ran alone. No header can tell that: a
@@ -27,9 +29,22 @@ if TYPE_CHECKING:
     from hopback.policy.reading import Reading
     from hopback.topology.plan import Plan
 
-__all__ = ["DEADLY", "can_suspect", "deadly", "is_suspected", "returns_of", "suspect_token"]
+__all__ = [
+    "DEADLY",
+    "can_suspect",
+    "deadly",
+    "is_suspected",
+    "ordinary_returns",
+    "returns_of",
+    "suspect_token",
+]
 
-_ORDINARY_RETURNS = 1  # see rule 1
+_ORDINARY_RETURNS = 3
+"""See rule 1. Each more lets a deadly message take its neighbours along once more. One less makes a queue
+whose process was killed three times serial."""
+_LIMIT_SHARE = 3
+"""At most a third of the delivery limit may be ordinary returns: the poison needs three deaths alone, and a
+neighbour may come back a few times more before it has its turn."""
 DEADLY = 3
 """Deaths that convict: one may be the kernel's choice, two an operator's hand."""
 
@@ -46,9 +61,16 @@ def returns_of(delivery: Delivery) -> int:
     )
 
 
-def is_suspected(delivery: Delivery) -> bool:
-    """Whether it came back too often."""
-    return returns_of(delivery) > _ORDINARY_RETURNS
+def ordinary_returns(delivery_limit: object) -> int:
+    """How often a message of a queue with this `x-delivery-limit` may come back without being suspected."""
+    if not isinstance(delivery_limit, int) or delivery_limit < 0:
+        return _ORDINARY_RETURNS
+    return min(_ORDINARY_RETURNS, max(1, delivery_limit // _LIMIT_SHARE))
+
+
+def is_suspected(delivery: Delivery, ordinary: int = _ORDINARY_RETURNS) -> bool:
+    """Whether it came back more often than is ordinary in its queue."""
+    return returns_of(delivery) > ordinary
 
 
 def suspect_token(reading: Reading) -> str:

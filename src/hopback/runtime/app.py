@@ -15,6 +15,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, overload
 
 from hopback.errors import InvalidTopology, Problem
+from hopback.policy.outcome import MENU, check_rules, is_outcome
 from hopback.policy.periodic import Missed
 from hopback.runtime.context import compose, current_context, publish_from_thread
 from hopback.runtime.delays import DueMessages
@@ -250,7 +251,7 @@ class Router:
             deadline=deadline_seconds(deadline),
             key=key,
             breaker=breaker,
-            rules=tuple(rules),
+            rules=check_rules(rules, where=f"handler of queue {queue!r}"),
         )
 
         def register(call: F) -> F:
@@ -281,6 +282,9 @@ class Router:
         nobody handles is parked, unless `unhandled` is another outcome.
         """
         queue = self.prefix + queue
+        if unhandled is not None and not is_outcome(unhandled):
+            found = Problem("unhandled", f"an outcome: {MENU}", repr(unhandled))
+            raise InvalidTopology((found,), where=f"types of queue {queue!r}")
         self._types[queue] = (type_of, unhandled)
         known = self.handlers.get(queue)
         if isinstance(known, TypedHandlers):
@@ -315,17 +319,18 @@ class Router:
             waits = _RETRY if retry is _UNSAID else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
+        checked = check_rules(rules, where=f"batch handler of queue {queue!r}")
         seconds = wait_ms(wait, "wait", where=f"batch handler of queue {queue!r}") / 1000
         options = BatchOptions(
             size,
             seconds,
             batchers,
             isolates,
-            tuple(rules),
+            checked,
             deadline=deadline_seconds(deadline),
             breaker=breaker,
         )
-        each = HandlerOptions(concurrency=processors, rules=tuple(rules))
+        each = HandlerOptions(concurrency=processors, rules=checked)
         preparing = (
             None if prepare is None else inspect_handler(queue, prepare, each, makes_row=True)
         )
@@ -358,6 +363,7 @@ class Router:
         `PeriodicMessage`, a `Context`, both or nothing.
         """
         schedule = read_schedule(period, cron, timezone, where=f"{self._where}.every")
+        checked = check_rules(rules, where=f"{self._where}.every")
         try:
             whatever_missed = Missed(missed)
         except ValueError:
@@ -370,7 +376,7 @@ class Router:
                 queue,
                 retry=retry,
                 attempts=attempts,
-                rules=rules,
+                rules=checked,
                 concurrency=concurrency,
                 deadline=deadline,
             )(call)

@@ -275,6 +275,8 @@ class Batches:
             payload = self._decoded(taken.delivery)
         except Undecodable as error:
             self.conclude(taken, undecodable(error))
+        except Exception as error:
+            self.conclude(taken, answer_for(error))
         else:
             self._add(_Gathered(taken, payload, None))
 
@@ -348,15 +350,17 @@ class Batches:
         """Bring one message into the open batch; an outcome concludes it alone."""
         if taken.session.ended.is_set():
             return
-        if self._settling.settle_copy(taken):
-            self.concluded += 1
-            return
         began = self._loop.time()
         try:
+            if self._settling.settle_copy(taken):
+                self.concluded += 1
+                return
             answer = await self._entered(taken)
         except asyncio.CancelledError:
             self._settling.abandon(taken, self._loop.time() - began, "interrupted")
             raise
+        except Exception as error:  # see OneByOne
+            answer = answer_for(error)
         if answer is not None:
             await self._conclude_all([taken], [answer], self._loop.time() - began)
 
@@ -463,6 +467,7 @@ class Batches:
         deliveries = [one.taken.delivery for one in alive]
         run = BatchRun(alive[0].taken.session.ended)
         current_batch.set(run)
+        answers: list[Answer] = []
         try:
             with self._around(deliveries, self._settling.plan) as tell:
                 answers = await isolating.answers([one.payload for one in alive])
@@ -474,6 +479,9 @@ class Batches:
             for one in alive:
                 self._settling.abandon(one.taken, self._loop.time() - began, "interrupted")
             raise
+        except Exception as error:  # see OneByOne; answers that the batch has given stay
+            _end_runs(alive)
+            answers = answers or [answer_for(error)] * len(alive)
         finally:
             run.has_ended = True
         duration = self._loop.time() - began

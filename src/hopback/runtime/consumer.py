@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from hopback.errors import BrokerError
 from hopback.policy.breaker import Breaker, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
-from hopback.policy.quarantine import is_suspected
 from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.answer import ConsumeSession, HeldDelivery
 from hopback.waiting import first_of
@@ -130,7 +129,11 @@ class Intake:
         taken = HeldDelivery(delivery, self._session)
         # Publishes of its run look here: a run whose channel has ended publishes nothing.
         delivery.session_ended = self._session.ended  # type: ignore[attr-defined]
-        if delivery.redelivered and self._quarantine is not None and is_suspected(delivery):
+        if (
+            delivery.redelivered
+            and self._quarantine is not None
+            and self._quarantine.suspects(delivery)
+        ):
             self._suspected.append(taken)
             if not self.isolating and not self._stopped:
                 self.isolating = True
@@ -346,6 +349,11 @@ class Consumer:
     def held(self) -> int:
         """How many deliveries are in hand because they cannot be moved on or settled."""
         return self._work.held + self._work.kept
+
+    @property
+    def kept(self) -> int:
+        """How many deliveries could be neither settled nor moved."""
+        return self._work.kept
 
     @property
     def standstill(self) -> str:

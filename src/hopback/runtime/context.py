@@ -15,10 +15,11 @@ from hopback.broker.port import REPLY_TO
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
+from hopback.text import did_you_mean
 from hopback.topology.durations import format_duration, parse_wait_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
     from datetime import datetime
 
     from hopback.fields import Headers
@@ -35,6 +36,7 @@ __all__ = [
     "Outlet",
     "PublishOptions",
     "Send",
+    "check_options",
     "compose",
     "context_with",
     "current_batch",
@@ -304,6 +306,9 @@ class PublishOptions(TypedDict, total=False):
     at: datetime | None
 
 
+_OPTIONS = frozenset(PublishOptions.__annotations__)
+
+
 def compose(
     exchange: str,
     routing_key: str,
@@ -343,6 +348,7 @@ def compose(
     mandatory = bool(exchange) or not routing_key.startswith(DIRECT_REPLY)
     if not options:
         return Message(exchange, routing_key, body, Properties.of(present), mandatory)
+    check_options(options)
     if (message_type := options.get("message_type")) is not None:
         present["type"] = message_type
     if (reply_to := options.get("reply_to")) is not None:
@@ -362,6 +368,17 @@ def compose(
     mandatory = mandatory and options.get("mandatory", True)
     delay = _delay_of(options)
     return Message(exchange, routing_key, body, Properties.of(present), mandatory, delay)
+
+
+def check_options(options: Mapping[str, Any], *more: str) -> None:
+    """TypeError unless all are publish options or one of `more`; it names the nearest known option."""
+    if options.keys() <= _OPTIONS:
+        return
+    known = (*PublishOptions.__annotations__, *more)
+    name = next(name for name in options if name not in known)
+    raise TypeError(
+        f"unexpected option {name!r}{did_you_mean(name, known)}: expected {', '.join(known)}"
+    )
 
 
 def _delay_of(options: PublishOptions) -> int | datetime | None:

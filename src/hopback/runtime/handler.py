@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import UnionType
@@ -20,7 +21,8 @@ from typing import (
 )
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.policy.outcome import MENU, Outcome
+from hopback.policy.breaker import BreakerPolicy
+from hopback.policy.outcome import MENU, Outcome, check_rules
 from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context, warn_of_milliseconds
 from hopback.runtime.dependencies import Injector, hints_of, needs_of
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from hopback.message import Delivery
-    from hopback.policy.breaker import BreakerPolicy
     from hopback.policy.outcome import Rule
     from hopback.runtime.dependencies import Need
     from hopback.runtime.payload import Decoder
@@ -76,11 +77,11 @@ class BatchOptions:
     breaker: BreakerPolicy | None = None
 
     def __post_init__(self) -> None:
-        require("size", self.size >= 1, "at least 1", self.size)
-        require("wait", self.wait >= 0, "0 or more seconds", self.wait)
-        require("batchers", self.batchers >= 1, "at least 1", self.batchers)
-        late = self.deadline is None or self.deadline > 0
-        require("deadline", late, "more than 0 seconds", self.deadline)
+        require("size", _is_number(self.size, 1), "a whole number from 1", self.size)
+        require("wait", 0 <= self.wait < math.inf, "0 or more seconds", self.wait)
+        require("batchers", _is_number(self.batchers, 1), "a whole number from 1", self.batchers)
+        require("isolates", callable(self.isolates), "a function of an exception", self.isolates)
+        _require_common(self)
 
     @property
     def window(self) -> int:
@@ -117,6 +118,19 @@ def require(option: str, fits: bool, expected: str, got: object) -> None:
     """InvalidTopology unless the option fits."""
     if not fits:
         raise InvalidTopology((Problem(option, expected, repr(got)),), where="handler options")
+
+
+def _is_number(value: object, least: int, most: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _require_common(options: BatchOptions | HandlerOptions) -> None:
+    """Refuse values that would only fail while a message is handled."""
+    late = options.deadline is None or 0 < options.deadline < math.inf
+    require("deadline", late, "more than 0 seconds", options.deadline)
+    fits = options.breaker is None or isinstance(options.breaker, BreakerPolicy)
+    require("breaker", fits, "a BreakerPolicy, or None", options.breaker)
+    check_rules(options.rules, where="handler options")
 
 
 def require_queue_name(decorator: str, queue: object) -> None:
@@ -168,11 +182,13 @@ class HandlerOptions:
     rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
-        require("concurrency", self.concurrency >= 1, "at least 1", self.concurrency)
-        window = self.prefetch is None or 1 <= self.prefetch <= 65_535
+        fits = _is_number(self.concurrency, 1)
+        require("concurrency", fits, "a whole number from 1", self.concurrency)
+        window = self.prefetch is None or _is_number(self.prefetch, 1, 65_535)
         require("prefetch", window, "a number from 1 to 65535", self.prefetch)
-        late = self.deadline is None or self.deadline > 0
-        require("deadline", late, "more than 0 seconds", self.deadline)
+        fits = self.key is None or callable(self.key)
+        require("key", fits, "a function of the delivery, or None", self.key)
+        _require_common(self)
 
     @property
     def window(self) -> int:

@@ -109,6 +109,11 @@ class Health:
                     f"{one.queue} stands still: everything in hand ({one.held}) is held: "
                     f"{one.standstill}"
                 )
+            elif one.kept:
+                reasons.append(
+                    f"{one.queue} holds {one.kept} deliveries that could be neither settled nor moved: "
+                    "see their delivery.held and delivery.abandoned events, then restart the service"
+                )
             elif one.breaker is not BreakerState.CLOSED:
                 reasons.append(f"{one.queue} is paused: everything fails")
         return self._condition(reasons)

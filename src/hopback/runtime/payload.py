@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import types
 from datetime import date, datetime
@@ -31,7 +32,7 @@ from uuid import UUID
 from hopback.errors import HopbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "Decoder",
@@ -402,9 +403,30 @@ def encode_payload(payload: object) -> tuple[bytes, str | None]:
         return payload.SerializeToString(), "application/x-protobuf"  # type: ignore[attr-defined]
     if is_model(type(payload), "msgspec", "Struct"):
         return bytes(sys.modules["msgspec"].json.encode(payload)), "application/json"
-    return json.dumps(
-        payload, default=_jsonable, separators=(",", ":")
-    ).encode(), "application/json"
+    try:
+        text = json.dumps(payload, default=_jsonable, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        if (place := _not_finite(payload, "$")) is None:
+            raise
+        raise ValueError(
+            f"expected a payload that JSON can express, got {place}: send None or a text instead"
+        ) from error
+    return text.encode(), "application/json"
+
+
+def _not_finite(value: object, path: str) -> str | None:
+    """The first NaN or infinity in a payload, with its place."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value} at {path}"
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = enumerate(value)
+    elif dataclasses.is_dataclass(value):
+        parts = ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
+    places = (_not_finite(part, f"{path}[{key!r}]") for key, part in parts)
+    return next((place for place in places if place is not None), None)
 
 
 def _jsonable(value: object) -> object:

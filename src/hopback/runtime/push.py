@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ class PushTarget:
                 "url", "http://host/path or https://host/path, without credentials", repr(self.url)
             )
             raise InvalidTopology((problem,), where="push target")
-        require("timeout", self.timeout > 0, "more than 0 seconds", self.timeout)
+        require("timeout", 0 < self.timeout < math.inf, "more than 0 seconds", self.timeout)
         require("connections", self.connections >= 1, "at least 1", self.connections)
         problems = []
         for name, value in self.headers.items():

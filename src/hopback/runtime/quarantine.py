@@ -12,12 +12,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hopback.policy.quarantine import deadly, returns_of, suspect_token
+from hopback.policy.quarantine import (
+    deadly,
+    is_suspected,
+    ordinary_returns,
+    returns_of,
+    suspect_token,
+)
 from hopback.runtime.answer import Answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+    from hopback.message import Delivery
     from hopback.runtime.answer import HeldDelivery
     from hopback.runtime.settling import Environment
     from hopback.runtime.worker import Work
@@ -114,10 +121,17 @@ class Solitude:
 class Quarantine:
     """Runs the suspected messages of one queue, one after another."""
 
-    def __init__(self, plan: Plan, solitude: Solitude, world: Environment) -> None:
+    def __init__(
+        self, plan: Plan, solitude: Solitude, world: Environment, delivery_limit: object = None
+    ) -> None:
         self._plan = plan
         self._solitude = solitude
         self._world = world
+        self._ordinary_returns = ordinary_returns(delivery_limit)
+
+    def suspects(self, delivery: Delivery) -> bool:
+        """Whether the message came back so often that it may be what kills the process."""
+        return is_suspected(delivery, self._ordinary_returns)
 
     async def drained(self, work: Work) -> bool:
         """Wait until the queue's other deliveries are settled; False if they take too long."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from hopback.broker.port import REPLY_TO
 from hopback.broker.supervise import Supervised
 from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, DeliveryLost, NoReply
-from hopback.runtime.context import compose, end_of_session
+from hopback.runtime.context import check_options, compose, end_of_session
 from hopback.runtime.payload import decoder_for
 from hopback.topology.durations import parse_wait_ms
 from hopback.waiting import first_of
@@ -110,6 +110,7 @@ class RequestClient:
         can come any more because the connection was lost: whether the request was handled is then not
         known. Undecodable if the reply is not what was expected.
         """
+        check_options(options, "timeout", "returns")
         refused = [name for name in _OURS if options.get(name) is not None]
         if refused:
             raise ValueError(f"expected a request without {', '.join(refused)}: it has its own")

@@ -300,7 +300,9 @@ class Assembly:
     ) -> Consumer:
         quarantine = None
         if can_suspect(plan):
-            quarantine = Quarantine(plan, self._solitude, self.world)
+            queue = next((one for one in self.topology.queues if one.name == plan.queue), None)
+            limit = None if queue is None else queue.arguments.get("x-delivery-limit")
+            quarantine = Quarantine(plan, self._solitude, self.world, limit)
 
         # What it makes is held while a suspected message of any queue runs alone.
         def make(observe: Callable[[Answer], object]) -> Work:

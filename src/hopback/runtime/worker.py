@@ -498,12 +498,17 @@ class OneByOne:
         """One delivery: handled, then concluded."""
         if taken.session.ended.is_set():
             return
-        if self._settling.settle_copy(taken):
-            self.concluded += 1
-            return
         began = self._time()
         try:
-            answer = taken.answer or await self._run(taken.delivery)
+            try:
+                if self._settling.settle_copy(taken):
+                    self.concluded += 1
+                    return
+                answer = taken.answer or await self._run(taken.delivery)
+            except Exception as error:
+                # A runner answers for its handler, so this is a defect of Hopback, or of a codec or
+                # trace around the run. The message follows its plan like any other failure.
+                answer = answer_for(error)
             duration = self._time() - began
             if answer is DONE and self._settling.acknowledge(taken, duration):
                 self.concluded += 1

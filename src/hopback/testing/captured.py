@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hopback.observe.events import EVENTS
+from hopback.text import did_you_mean
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -46,7 +49,21 @@ class EventRecord:
         self.events: list[Happening] = []
 
     def happened(self, name: str, **fields: Any) -> tuple[Happening, ...]:
-        """The events of that name with those fields, so far."""
+        """The events of that name with those fields, so far.
+
+        ValueError for an event or a field that is not in the table of events: it would never be found.
+        """
+        known = EVENTS.get(name)
+        if known is None:
+            raise ValueError(
+                f"expected the name of an event, got {name!r}{did_you_mean(name, EVENTS)}"
+            )
+        for field in fields:
+            if field not in known.fields:
+                meant = did_you_mean(field, known.fields)
+                raise ValueError(
+                    f"expected a field of {name} ({', '.join(known.fields)}), got {field!r}{meant}"
+                )
         return tuple(one for one in tuple(self.events) if one.fits(name, fields))
 
     def assert_done(self, queue: str, *, times: int | None = None, **fields: Any) -> None:

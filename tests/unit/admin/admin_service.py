@@ -23,6 +23,7 @@ from hopback.message import Message, Properties
 from hopback.topology.expand import hardened_queues, recommended_plan
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.version import BrokerVersion
+from tests.harness.loop_watch import watch_requests
 from tests.harness.seeded import publish
 
 if TYPE_CHECKING:
@@ -141,6 +142,6 @@ async def admin(
             clock=clock,
             **{"environment": {"JWT_SECRET": SECRET}, **options},
         )
-        transport = httpx.ASGITransport(app, raise_app_exceptions=raising)
+        transport = httpx.ASGITransport(watch_requests(app), raise_app_exceptions=raising)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield Admin(client, operations, broker, clock)

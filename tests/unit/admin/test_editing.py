@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.admin.keys import new_key
-from hopback.admin.rendering import diff_lines
 from hopback.admin.roles import Grant, Role
 from hopback.broker.embedded import run_virtual
 from hopback.deadletters.actions import COPY_OF
+from hopback.deadletters.diff import diff_lines
 from hopback.topology.model import Queue, QueueType
 from tests.unit.admin.admin_service import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
 
@@ -197,7 +197,7 @@ def test_a_diff_says_what_is_gone_new_and_left_out() -> None:
         (" ", "line 0"),
         (" ", "line 1"),
         (" ", "line 2"),
-        ("…", "4 lines that stay"),
+        ("…", "4 unchanged lines"),
         (" ", "line 7"),
         (" ", "line 8"),
         (" ", "line 9"),
@@ -206,7 +206,7 @@ def test_a_diff_says_what_is_gone_new_and_left_out() -> None:
         (" ", "line 11"),
         (" ", "line 12"),
         (" ", "line 13"),
-        ("…", "3 lines that stay"),
+        ("…", "3 unchanged lines"),
         (" ", "line 17"),
         (" ", "line 18"),
         (" ", "line 19"),

@@ -171,6 +171,22 @@ async def test_a_key_has_a_name_that_can_be_printed(name: str) -> None:
             parse_settings({"auth": {"keys": [key]}}, {}, "admin.toml")
 
 
+async def test_control_characters_of_a_display_name_are_escaped() -> None:
+    """Escape sequences and marks that reorder text reach neither the audit nor a terminal."""
+    token = _token(preferred_username="eve\x1b[2J\u202e\r\nadmin" + "x" * 500)
+    async with admin(settings=settings()) as service:
+        me = (await service.client.get("/admin/me", headers=_bearer(token))).json()
+    assert me["name"].startswith("eve\\x1b[2J\\u202e\\r\\nadmin")
+    assert (me["name"].isprintable(), len(me["name"]) <= 200) == (True, True)
+
+
+@pytest.mark.parametrize("subject", ["eve\x1b[2J", "eve\u202e", "e" * 256])
+async def test_token_whose_subject_cannot_be_printed_is_refused(subject: str) -> None:
+    async with admin(settings=settings()) as service:
+        answer = await service.client.get("/admin/me", headers=_bearer(_token(sub=subject)))
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+
+
 async def test_readiness_tells_strangers_only_whether(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the address of the broker nor an error; somebody known reads both."""
 

@@ -293,7 +293,12 @@ async def test_a_review_says_how_long_a_careful_job_takes_at_least() -> None:
     asked = {"step": "3", "on": "2", "reason": "x", "ramp": "1", "watch": "60"}
     async with admin(*(dead_letter(n) for n in range(10))) as service:
         page = await service.client.post(f"/queues/{DLQ}/re-drive", data=asked)
-    assert "watches 60 s after each and at the end" in page.text
+    rule = re.search(r"<dt>Stop rule</dt><dd>(.*?)</dd>", page.text)
+    assert rule is not None
+    assert "first counts arrivals for 10s. It sends 1, 5, 25 messages, then the rest" in rule[1]
+    assert "watches 1m after each stage and at the end. It stops when a message returns." in rule[1]
+    assert "stops when more messages arrive than before its start" in rule[1]
+    assert "<dt>Duplicates</dt><dd>Up to 10 messages, if the job is killed" in page.text
     assert "at least 3 min in all" in page.text
 
 

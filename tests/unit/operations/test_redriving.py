@@ -539,7 +539,9 @@ async def test_a_ramp_goes_on_when_nothing_comes_back() -> None:
         await shop.park(50)
         started = shop.operations.clock.now()
         job = await shop.operations.start(redrive(pace=Pace(ramp=RAMP, watch_s=5)))
-        await _pass(1)
+        await _pass(4)
+        assert shop.bodies(MAIN) == [], "it counts arrivals for 5 s first"
+        await _pass(2)
         assert len(shop.bodies(MAIN)) == 1
         await _pass(5)
         assert len(shop.bodies(MAIN)) == 6

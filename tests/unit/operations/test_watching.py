@@ -27,7 +27,7 @@ from hopback.topology.model import Queue, QueueType, Topology
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from hopback.message import Delivery
 
@@ -52,12 +52,17 @@ def _topology(tiers: dict[str, int], kind: QueueType = QueueType.CLASSIC) -> Top
 
 
 class _Plant:
-    """A foreign application: its consumer waits in each retry queue, then rejects."""
+    """A foreign application: its consumer waits in each retry queue, then rejects.
+
+    With `drops_headers` it publishes a new message to the dead-letter queue instead, as some frameworks do.
+    """
 
     def __init__(self, broker: EmbeddedBroker, laps: list[str]) -> None:
         self.broker = broker
         self.laps = laps
         self.repaired = False
+        self.fails: Callable[[bytes], bool] = lambda _body: True
+        self.drops_headers = False
         self.handled = 0
         self.waited = Counter[bytes]()
 
@@ -66,8 +71,8 @@ class _Plant:
         channel = await connection.open_channel()
 
         def handle(delivery: Delivery) -> None:
-            if self.repaired:
-                self.handled += 1
+            self.handled += 1
+            if self.repaired or not self.fails(delivery.body):
                 channel.ack(delivery.tag)
                 return
             waited = self.waited[delivery.body]
@@ -75,6 +80,10 @@ class _Plant:
             if waited < len(self.laps):
                 onwards = Message("", self.laps[waited], delivery.body, delivery.properties)
                 fate = channel.publish(onwards)
+                fate.add_done_callback(lambda _: channel.ack(delivery.tag))
+            elif self.drops_headers:
+                del self.waited[delivery.body]
+                fate = channel.publish(Message("", "work.dlq", delivery.body, Properties()))
                 fate.add_done_callback(lambda _: channel.ack(delivery.tag))
             else:
                 del self.waited[delivery.body]
@@ -89,6 +98,7 @@ async def _plant(
     laps: list[str],
     kind: QueueType = QueueType.CLASSIC,
     version: BrokerVersion | None = None,
+    count: int = _COUNT,
 ) -> AsyncIterator[tuple[_Plant, Operations]]:
     """The application with dead letters of its own making, and operations that know no design."""
     # A quorum queue of 3.10 has no limit of its own; one of 4.x is refused before anything begins.
@@ -99,13 +109,14 @@ async def _plant(
     channel = await connection.open_channel()
     plant = _Plant(broker, laps)
     await plant.run()
-    for number in range(_COUNT):
+    for number in range(count):
         await channel.publish(Message("", "work", b"%d" % number, Properties(delivery_mode=2)))
     async with Operations(
         broker, management=EmbeddedManagement(broker), clock=LoopClock(time.time)
     ) as operations:
-        while (await operations.queue("work.dlq")).messages != _COUNT:
+        while (await operations.queue("work.dlq")).messages != count:
             await _pass(1)
+        plant.handled = 0
         yield plant, operations
     await connection.close()
 
@@ -209,6 +220,83 @@ async def test_what_goes_wrong_later_stops_the_rest() -> None:
         assert sum(RAMP) < ended.counts.done <= _COUNT
 
 
+def _is_among_40_percent(body: bytes) -> bool:
+    return int(body) % 5 in (1, 4)
+
+
+@pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
+@pytest.mark.parametrize("drops_headers", [False, True])
+@pytest.mark.parametrize("in_flight", [10, 500])  # with 10, older messages are ready all the time
+@in_virtual_time
+async def test_redrive_stops_when_40_percent_of_the_messages_fail_again(
+    in_flight: int, drops_headers: bool, kind: QueueType
+) -> None:
+    count = 120
+    async with _plant({}, [], kind, count=count) as (plant, operations):
+        plant.fails, plant.drops_headers = _is_among_40_percent, drops_headers
+        request = _careful(in_flight=in_flight)
+        job = await operations.wait((await operations.start(request)).id)
+        assert job.state is JobState.STOPPED, job
+        assert "not repaired" in job.reason
+        assert plant.handled == job.counts.done <= 6
+        arrived = 2  # messages 1 and 4 of the first six
+        assert job.counts.arrived_meanwhile == arrived
+        assert (await operations.queue("work.dlq")).messages == count - job.counts.done + arrived
+        if not drops_headers:
+            assert job.counts.came_back in (None, arrived)
+            assert await operations.came_back(job.id) == arrived
+
+
+@pytest.mark.parametrize("drops_headers", [False, True])
+@in_virtual_time
+async def test_redrive_goes_on_while_no_more_messages_return_than_the_operator_tolerates(
+    drops_headers: bool,
+) -> None:
+    async with _plant({}, [], count=100) as (plant, operations):
+        plant.fails, plant.drops_headers = _is_among_40_percent, drops_headers
+        few = await operations.wait((await operations.start(_careful(max_returned=9))).id)
+        assert (few.state, few.counts.done) == (JobState.STOPPED, 31)
+        plant.repaired = True
+        rest = await operations.wait((await operations.resume(few.id)).id)
+        assert (rest.state, rest.counts.done) == (JobState.COMPLETED, 100)
+    async with _plant({}, [], count=100) as (plant, operations):
+        plant.fails, plant.drops_headers = _is_among_40_percent, drops_headers
+        job = await operations.wait((await operations.start(_careful(max_returned=40))).id)
+        assert (job.state, job.counts.done) == (JobState.COMPLETED, 100)
+        assert job.counts.arrived_meanwhile == 40
+        assert (await operations.queue("work.dlq")).messages == 40
+
+
+@in_virtual_time
+async def test_redrive_does_not_stop_for_other_failures_at_the_rate_measured_before_its_start() -> (
+    None
+):
+    async with _plant({}, [], count=300) as (plant, operations):
+        plant.repaired = True
+        connection = await plant.broker.connect("another application")
+        channel = await connection.open_channel()
+
+        async def fail_now_and_then() -> None:
+            while True:
+                await channel.publish(Message("", "work.dlq", b"other", Properties()))
+                await _pass(1)
+
+        failing = asyncio.create_task(fail_now_and_then())
+        try:
+            first = structs.replace(_careful(rate=10.0), selection=Selection(limit=300))
+            job = await operations.wait((await operations.start(first)).id)
+            assert (job.state, job.counts.done) == (JobState.COMPLETED, 300), job
+            assert job.counts.arrived_meanwhile > 20
+            # With the same failures, a job whose own messages return stops.
+            plant.repaired = False
+            again = await operations.wait((await operations.start(_careful())).id)
+            assert again.state is JobState.STOPPED
+            assert again.counts.done <= sum(RAMP)
+        finally:
+            failing.cancel()
+        await connection.close()
+
+
 @in_virtual_time
 async def test_a_job_that_watches_says_until_when() -> None:
     """Nothing moves then: whoever follows it sees why, also after a pause, and no more when it goes on."""
@@ -216,6 +304,13 @@ async def test_a_job_that_watches_says_until_when() -> None:
         plant.repaired = True
         job = await operations.start(_careful())
         await _pass(2)
+        counting = await operations.job(job.id)
+        assert counting.counts.done == 0
+        assert re.fullmatch(
+            r"counting arrivals until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, before the first message is sent",
+            counting.reason,
+        )
+        await _pass(10)
         watching = await operations.job(job.id)
         assert (watching.counts.done, watching.state) == (1, JobState.RUNNING)
         assert re.fullmatch(

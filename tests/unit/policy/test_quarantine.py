@@ -9,7 +9,13 @@ import pytest
 from hopback import DESIGNS
 from hopback.message import Properties, Received
 from hopback.policy.outcome import Park
-from hopback.policy.quarantine import can_suspect, deadly, is_suspected, suspect_token
+from hopback.policy.quarantine import (
+    can_suspect,
+    deadly,
+    is_suspected,
+    ordinary_returns,
+    suspect_token,
+)
 from hopback.policy.reading import Reading
 from hopback.topology.expand import recommended_plan
 
@@ -31,17 +37,27 @@ def _delivery(
     ("delivery", "suspected"),
     [
         (_delivery(0, redelivered=False), False),
-        (_delivery(1), False),
-        (_delivery(2), True),
+        (_delivery(3), False),
+        (_delivery(4), True),
         (_delivery(199), True),
         (_delivery(5, redelivered=False), False),
         (_delivery(None), False),
         (_delivery("many"), False),
     ],
 )
-def test_what_came_back_twice_is_suspected(delivery: Received, suspected: bool) -> None:
+def test_a_message_that_came_back_four_times_is_suspected(
+    delivery: Received, suspected: bool
+) -> None:
     """By the broker's flag and count together: a count alone may be anybody's, or stale."""
     assert is_suspected(delivery) is suspected
+
+
+@pytest.mark.parametrize(
+    ("limit", "ordinary"),
+    [(None, 3), (-1, 3), ("20", 3), (200, 3), (10, 3), (9, 3), (8, 2), (6, 2), (5, 1), (1, 1)],
+)
+def test_a_low_delivery_limit_allows_fewer_ordinary_returns(limit: object, ordinary: int) -> None:
+    assert ordinary_returns(limit) == ordinary
 
 
 def test_nothing_is_suspected_where_messages_come_back_by_design() -> None:

@@ -1,0 +1,20 @@
+"""Every test of the service also checks that no request blocks its event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness.loop_watch import watch_loops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def no_request_blocks_the_loop() -> Iterator[None]:
+    """Fail a test in which a callback of the loop computed for more than 100 ms."""
+    with watch_loops() as found:
+        yield
+    assert found == []
