@@ -36,6 +36,7 @@ _BETWEEN_SAMPLES_S = 5.0
 _SAMPLES = 60
 BETWEEN_SWEEPS_S = 5.0
 """How often a broker is read when nobody asks (seconds): as often as a sample is kept."""
+_MOMENT_S = 0.1  # seconds that a page waits for an expensive answer before it shows the last one
 _LONGEST_WAIT_S = 2.0  # for a broker that was never read: a list over many must not wait for one
 
 
@@ -86,7 +87,9 @@ class Sweep:
         if is_due:
             if self._running is None:
                 self._running = asyncio.create_task(self._refresh(), name="sweep")
-            await asyncio.shield(self._running)
+            # A large broker takes seconds: what is known is shown with its age.
+            known_s = None if last is None else _MOMENT_S
+            await asyncio.wait({self._running}, timeout=known_s)
         if self._last is None:
             error = self._error or RuntimeError("nothing was read yet")
             return Swept((), self._clock.now(), error)
@@ -183,27 +186,34 @@ _T = TypeVar("_T")
 
 
 class RecentReading(Generic[_T]):
-    """Something that the list shows beside the queues, some seconds old; None where it is not known."""
+    """An expensive answer that is computed in the background and shown until the next one is there."""
 
     def __init__(self) -> None:
         self._found: _T | None = None
         self._at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
 
     async def get(self, read: Callable[[], Awaitable[_T]], now: float) -> _T | None:
-        """What was read last, or now if that is too old."""
-        if not 0 <= now - self._at < _ASKED_EVERY_S:
+        """Return the last answer. Start a new one if it is old, and wait for it for a moment."""
+        is_old = not 0 <= now - self._at < _ASKED_EVERY_S
+        if is_old and self._reading is None:
             self._at = now
-            try:
-                self._found = await read()
-            except (
-                HopbackError
-            ):  # the list itself says that the broker or the store does not answer
-                self._found = None
+            self._reading = asyncio.create_task(self._read(read), name="recent reading")
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=_MOMENT_S)
         return self._found
 
     def forget(self) -> None:
-        """Something has changed: read it anew."""
+        """Compute a new answer at the next request."""
         self._at = float("-inf")
+
+    async def _read(self, read: Callable[[], Awaitable[_T]]) -> None:
+        try:
+            self._found = await read()
+        except HopbackError:  # the page itself reports that the broker or the store does not answer
+            self._found = None
+        finally:
+            self._reading = None
 
 
 _SPEED_S = 10.0  # long enough to be steady, short enough to follow a new rate

@@ -68,6 +68,7 @@ __all__ = [
 ]
 
 _FRESH_S = 2.0  # two readings of a large broker a few seconds apart are as good as one
+_MOMENT_S = 0.1  # seconds that a page waits for a newer snapshot before it shows the last one
 
 
 class LiveBroker:
@@ -87,7 +88,7 @@ class LiveBroker:
         self._clock = clock
         self._vhost = vhost
         self._declared = tuple(declared)
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Future[BrokerSnapshot] | None = None
         self._snapshot: BrokerSnapshot | None = None
         self._version: BrokerVersion | None = None
 
@@ -97,34 +98,50 @@ class LiveBroker:
         return self._broker.address
 
     async def snapshot(self) -> BrokerSnapshot:
-        """The broker as of at most two seconds ago; BrokerError if it is away."""
-        async with self._lock:
-            now = self._clock.now()
-            if self._snapshot is not None and now - self._snapshot.at < _FRESH_S:
-                return self._snapshot
-            version = self._version or await self.reachable()
-            live, readings = None, {}
-            topology = joined(self._declared)
-            if self._view is not None:
-                found = await self._view.queues(self._vhost)
-                readings = {reading.queue.name: reading for reading in found}
-                live = await self._view.live_topology(self._vhost)
-                # The live objects with the plans that are declared for them.
-                names = {queue.name for queue in live.queues}
-                plans = tuple(
-                    plan for each in self._declared for plan in each.plans if plan.queue in names
-                )
-                unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
-                topology = replace(live, plans=plans, unconsumed=unconsumed)
-            self._snapshot = BrokerSnapshot(
-                topology,
-                version,
-                at=now,
-                live=live,
-                readings=readings,
-                findings=check(topology, version),
+        """Return the last snapshot. Read the broker again if it is older than two seconds.
+
+        Waits for the first snapshot, and for a newer one for a moment: a large broker takes seconds. Raises
+        BrokerError if the broker is away.
+        """
+        last = self._snapshot
+        if last is None or not 0 <= self._clock.now() - last.at < _FRESH_S:
+            if self._reading is None:
+                self._reading = asyncio.ensure_future(self._read())
+                self._reading.add_done_callback(self._end_reading)
+            reading = self._reading
+            await asyncio.wait({reading}, timeout=None if last is None else _MOMENT_S)
+            if reading.done():
+                return reading.result()
+        return cast("BrokerSnapshot", self._snapshot)
+
+    def _end_reading(self, reading: asyncio.Future[BrokerSnapshot]) -> None:
+        self._reading = None
+        if not reading.cancelled() and reading.exception() is None:
+            self._snapshot = reading.result()
+
+    async def _read(self) -> BrokerSnapshot:
+        version, now = self._version or await self.reachable(), self._clock.now()
+        live, readings = None, {}
+        topology = joined(self._declared)
+        if self._view is not None:
+            found = await self._view.queues(self._vhost)
+            readings = {reading.queue.name: reading for reading in found}
+            live = await self._view.live_topology(self._vhost)
+            # The live objects with the plans that are declared for them.
+            names = {queue.name for queue in live.queues}
+            plans = tuple(
+                plan for each in self._declared for plan in each.plans if plan.queue in names
             )
-            return self._snapshot
+            unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
+            topology = replace(live, plans=plans, unconsumed=unconsumed)
+        last = self._snapshot
+        if last is not None and last.topology == topology and last.version == version:
+            findings = last.findings
+        else:
+            findings = await asyncio.to_thread(check, topology, version)
+        return BrokerSnapshot(
+            topology, version, at=now, live=live, readings=readings, findings=findings
+        )
 
     async def reading(self, queue: str) -> QueueReading | None:
         """One queue with its present rate; None if there is none, or nobody to tell."""

@@ -260,8 +260,15 @@ def dead_letter_queues(
         label = known.label if said.label is None else said.label
         found[said.queue] = replace(known, retry_exchange=exchange, label=label)
     hidden = {said.queue for said in overrides if said.hidden}
+    ttl_s = {
+        queue.name: ttl / 1000
+        for queue in effective.queues
+        if "x-dead-letter-exchange" in queue.arguments
+        and isinstance(ttl := queue.arguments.get("x-message-ttl"), int)
+        and not isinstance(ttl, bool)
+    }
     return tuple(
-        replace(found[name], waits=_waits(effective, found[name], into))
+        replace(found[name], waits=_waits(found[name], ttl_s, into))
         for name in sorted(found)
         if name not in hidden
     )
@@ -282,19 +289,12 @@ def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = N
 
 
 def _waits(
-    effective: Topology, found: DeadLetterQueue, into: Mapping[str, set[str]]
+    found: DeadLetterQueue, ttl_s: Mapping[str, float], into: Mapping[str, set[str]]
 ) -> tuple[RetryWait, ...]:
     """The queues with a time to live from which messages come back to the queues of origin.
 
     A queue of origin with a time to live is one, too: an unhandled message dies there only then.
     """
-    ttl_s = {
-        queue.name: ttl / 1000
-        for queue in effective.queues
-        if "x-dead-letter-exchange" in queue.arguments
-        and isinstance(ttl := queue.arguments.get("x-message-ttl"), int)
-        and not isinstance(ttl, bool)
-    }
     made: list[RetryWait] = []
     for origin in found.origins:
         reached = {origin}

@@ -6,8 +6,10 @@ and counts come over AMQP alone. Nothing here takes a message.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
@@ -52,10 +54,12 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 
-__all__ = ["BrokerSnapshot", "LiveQueues", "LiveView", "held_back_for"]
+__all__ = ["BrokerSnapshot", "LiveQueues", "LiveView", "held_back_for", "queues_that_hold_back"]
 
 
 _CONNECTION_NAME = "hopback dead letters"
+_RECENT_S = 2.0  # seconds for which summaries of many queues share a snapshot
+_MANY_QUEUES = 500  # finding the dead-letter queues among more of them takes over 50 ms
 _MINUS_ONE_SINCE = BrokerVersion(4, 0)
 
 
@@ -195,6 +199,7 @@ class LiveQueues:
         self._answered = answered
         self._clock = clock
         self._version: BrokerVersion | None = None
+        self._recent: BrokerSnapshot | None = None
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
@@ -223,7 +228,10 @@ class LiveQueues:
             operators = await self._operators(self._management)
         answered = () if self._answered is None else await self._answered()
         overrides = (*answered, *self._overrides)
-        found = dead_letter_queues(topology, version=version, overrides=overrides)
+        find = partial(dead_letter_queues, topology, version=version, overrides=overrides)
+        # Many queues take a second of CPU: other requests get their turns meanwhile.
+        is_large = len(topology.queues) > _MANY_QUEUES
+        found = await asyncio.to_thread(find) if is_large else find()
         snapshot = BrokerSnapshot(
             topology,
             version,
@@ -233,6 +241,7 @@ class LiveQueues:
             operators,
             found,
         )
+        self._recent = snapshot
         if not count:
             return snapshot
         snapshot.one(count)
@@ -243,6 +252,13 @@ class LiveQueues:
                 " RabbitMQ 4.3 wants for that question, or give the management address"
             )
         return replace(snapshot, ready=depth.ready, consumers=depth.consumers or 0)
+
+    async def recent_snapshot(self) -> BrokerSnapshot:
+        """Return the last snapshot if it is at most two seconds old, else a new one."""
+        recent = self._recent
+        if recent is not None and 0 <= self._clock.now() - recent.at < _RECENT_S:
+            return recent
+        return await self.snapshot()
 
     async def connection_names(self) -> frozenset[str] | None:
         """What the open connections call themselves; None where nobody tells."""
@@ -348,6 +364,7 @@ class LiveQueues:
         policy = snapshot.lifting_policy(name)
         if isinstance(policy, str) or self._management is None:
             raise UnsafeOperation(f"the delivery limit of {name!r} cannot be lifted: {policy}")
+        self._recent = None
         await self._management.put_policy(self._vhost, policy)
         return policy.name
 
@@ -362,6 +379,7 @@ class LiveQueues:
                 f"the delivery limit of {name!r} cannot be restored: policies are changed by the"
                 " management API, and no address of it is known"
             )
+        self._recent = None
         async with self.connected() as connection:
             await restore_limits(connection, self._management, self._vhost, [name])
 
@@ -372,20 +390,23 @@ def _table(topology: Topology, version: BrokerVersion) -> RoutingTable:
     return RoutingTable((*PREDECLARED, *snapshot.exchanges), names, snapshot.bindings)
 
 
+def queues_that_hold_back(readings: Mapping[str, QueueReading]) -> tuple[QueueReading, ...]:
+    """Return the queues whose dead-lettering holds messages back, by name."""
+    holding = (reading for reading in readings.values() if reading.counts.held_back)
+    return tuple(sorted(holding, key=lambda reading: reading.queue.name))
+
+
 def held_back_for(
-    found: DeadLetterQueue, readings: Mapping[str, QueueReading]
+    found: DeadLetterQueue, holding: Iterable[QueueReading]
 ) -> tuple[tuple[str, int], ...]:
-    """What the broker holds back between the queues of origin, their retry queues and this one."""
-    around = {found.name, *found.origins}
+    """Return the counts of this dead-letter queue, its origins and their retry queues."""
+    names = {found.name, *found.origins}
     waiting = {name for plan in found.plans for name, _ in retry_queues(plan)}
     return tuple(
-        (name, reading.counts.held_back)
-        for name, reading in sorted(readings.items())
-        if reading.counts.held_back
-        and (
-            name in around | waiting
-            or reading.queue.arguments.get("x-dead-letter-routing-key") in around
-        )
+        (reading.queue.name, reading.counts.held_back or 0)
+        for reading in holding
+        if reading.queue.name in names | waiting
+        or reading.queue.arguments.get("x-dead-letter-routing-key") in names
     )
 
 

@@ -23,7 +23,7 @@ from hopback.deadletters.discovery import Recognition
 from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.job import JobRunner, new_job_id
 from hopback.deadletters.journal import JournalShare, MemoryJournal
-from hopback.deadletters.live import LiveQueues
+from hopback.deadletters.live import LiveQueues, queues_that_hold_back
 from hopback.deadletters.notes import JournalNotes
 from hopback.deadletters.plan import Planner, check_request
 from hopback.deadletters.requests import (
@@ -182,21 +182,23 @@ class Operations:
         readings = await self._live.readings()
         depths = await self._live.depths(names, readings)
         active = {job.queue: job for job in await self._records(active=True)}
+        holding, now = queues_that_hold_back(readings or {}), self.clock.now()
         return tuple(
             summary_of(
-                found, depths.get(found.name), active.get(found.name), self.clock.now(), readings
+                found, depths.get(found.name), active.get(found.name), now, readings, holding
             )
             for found in snapshot.dead_letter_queues
         )
 
     async def queue(self, name: str) -> QueueDetail:
         """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
-        snapshot = await self._live.snapshot()
+        snapshot = await self._live.recent_snapshot()
         found = snapshot.one(name)
         active = next(iter(await self._records(queue=name, active=True)), None)
         (depth, reading), readings = await self._live.depth(name), await self._live.readings()
         counted = structs.replace(depth, held_here=self._held_of(name)), reading
-        summary = summary_of(found, counted, active, self.clock.now(), readings)
+        holding = queues_that_hold_back(readings or {})
+        summary = summary_of(found, counted, active, self.clock.now(), readings, holding)
         return await self._views.detail(snapshot, found, summary)
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Cost, Group, OnProgress, QueueSummary
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.journal import Journal
-    from hopback.deadletters.live import LiveQueues
+    from hopback.deadletters.live import BrokerSnapshot, LiveQueues
 
 __all__ = [
     "ErrorGroup",
@@ -225,8 +225,8 @@ class Surveys:
     async def errors(self) -> ErrorOverview:
         """The errors of all queues that have messages, by the last survey of each."""
         kept, archives = await self._kept(), await self._read(_ARCHIVE, _ArchiveSurvey)
-        queues = await self._queues()
-        why_not = {one.queue: await self._why_not(one) for one in queues}
+        queues, snapshot = await self._queues(), await self._live.recent_snapshot()
+        why_not = {one.queue: self._why_not(one, snapshot) for one in queues}
         full = {one.queue for one in queues if one.depth.total != 0}
         now = self._clock.now()
         return ErrorOverview(
@@ -291,14 +291,14 @@ class Surveys:
             fresh = last is not None and not_after is not None and last.at > not_after
             # What the broker counts of a stream is late: whether there is something new, reading tells.
             has_some = one.messages_ready or snapshot.cost(one.queue).is_stream
-            if not fresh and has_some and not await self._why_not(one):
+            if not fresh and has_some and not self._why_not(one, snapshot):
                 wanted.append(one)
         ahead = sum(_ahead(one, kept.get(one.queue)) for one in wanted)
         self.running = SurveyProgress("", 0, ahead)
         for one in wanted:
             last = kept.get(one.queue)
-            if await self._why_not(one):
-                continue  # a job has begun there meanwhile
+            if await self._is_busy(one.queue):
+                continue  # a job or a look has begun there meanwhile
             source, cost = snapshot.one(one.queue), snapshot.cost(one.queue)
             survey = self._survey_stream if cost.is_stream else self._survey
             found = await survey(source, cost, one.messages_ready or 0, last)
@@ -420,13 +420,13 @@ class Surveys:
             if self._on_progress is not None:
                 self._on_progress(LookProgress(now.queue, now.seen, now.total))
 
-    async def _why_not(self, one: QueueSummary) -> str:
-        """Why a queue is not surveyed; empty if it is."""
+    def _why_not(self, one: QueueSummary, snapshot: BrokerSnapshot) -> str:
+        """Return the reason why a queue is not surveyed, empty if it is."""
         if not one.exists:
             return "it is not on the broker"
         if one.active_job is not None:
             return f"job {one.active_job.id} works on it"
-        cost = (await self._live.snapshot()).cost(one.queue)
+        cost = snapshot.cost(one.queue)
         if cost.is_stream:
             return ""
         if one.foreign_consumers:
@@ -434,6 +434,11 @@ class Surveys:
         if self._held(one.queue):
             return "somebody looks into it"
         return cost.text if cost.price is not Price.FREE else ""
+
+    async def _is_busy(self, queue: str) -> bool:
+        """Return whether a job works on the queue now, or a browse session holds its messages."""
+        jobs = await self._journal.jobs(broker=self._broker, queue=queue, active=True)
+        return bool(jobs or self._held(queue))
 
     async def _kept(self) -> dict[str, _QueueSurvey]:
         return await self._read(_SURVEY, _QueueSurvey)

@@ -38,7 +38,7 @@ from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, ta
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Iterable, Mapping
 
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
@@ -66,6 +66,7 @@ def summary_of(
     active: JobRecord | None,
     now: float,
     readings: Mapping[str, QueueReading] | None,
+    holding: Iterable[QueueReading],
 ) -> QueueSummary:
     """A row of the list; not counted means that the queue is not on the broker."""
     depth, reading = counted or (Depth(None, None, None, "nobody", Moment(now)), None)
@@ -81,9 +82,7 @@ def summary_of(
         active_job=None if active is None else active.view,
         state=None if reading is None else reading.state,
         idle_since=None if reading is None else reading.idle_since,
-        held_back=()
-        if readings is None
-        else tuple(HeldBack(queue, count) for queue, count in held_back_for(found, readings)),
+        held_back=tuple(HeldBack(queue, count) for queue, count in held_back_for(found, holding)),
         unconsumed=None
         if readings is None
         else tuple(

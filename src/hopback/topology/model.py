@@ -137,18 +137,30 @@ class Topology:
     policies: tuple[Policy, ...] = ()
     foreign: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     unconsumed: frozenset[str] = frozenset()
+    # Filled by the first search. A broker may have thousands of queues, and each is searched for.
+    _exchanges: dict[str, Exchange] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _queues: dict[str, Queue] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _plans: dict[str, Plan] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def exchange(self, name: str) -> Exchange | None:
-        """The exchange of that name, if it is declared here."""
-        return next((exchange for exchange in self.exchanges if exchange.name == name), None)
+        """Return the first exchange of that name."""
+        if not self._exchanges:
+            self._exchanges.update((each.name, each) for each in reversed(self.exchanges))
+        return self._exchanges.get(name)
 
     def queue(self, name: str) -> Queue | None:
-        """The queue of that name, if it is declared here."""
-        return next((queue for queue in self.queues if queue.name == name), None)
+        """Return the first queue of that name."""
+        if not self._queues:
+            self._queues.update((each.name, each) for each in reversed(self.queues))
+        return self._queues.get(name)
 
     def plan(self, queue: str) -> Plan | None:
-        """The failure plan of that queue, if it has one."""
-        return next((plan for plan in self.plans if plan.queue == queue), None)
+        """Return the first failure plan of that queue."""
+        if not self._plans:
+            self._plans.update((each.queue, each) for each in reversed(self.plans))
+        return self._plans.get(queue)
 
 
 def joined(topologies: Iterable[Topology]) -> Topology:
