@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -28,7 +29,9 @@ from hopback.cli.options import (
     reach_management,
 )
 from hopback.cli.store import alert_book, journal, light_journal, state_folder
+from hopback.cli.terminal import safe
 from hopback.clock import SystemClock
+from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, NoSuch
 
 if TYPE_CHECKING:
@@ -230,6 +233,7 @@ async def open_dead_letters(where: Where, *, light: bool = True) -> AsyncIterato
         if where.server is not None:
             from hopback.deadletters.remote import RemoteDeadLetters
 
+            _warn_of_plain_token(where)
             name = where.broker if where.is_named else None
             remote = RemoteDeadLetters(where.server, where.token, broker=name)
             yield await stack.enter_async_context(remote)
@@ -238,6 +242,18 @@ async def open_dead_letters(where: Where, *, light: bool = True) -> AsyncIterato
             found = await open_in_process(where, stack, editing=True, light=light)
             # Without a broker only the store can be asked, and that for the jobs of all brokers.
             yield found.operations.acting_as(_user(), everywhere=where.broker is None)
+
+
+def _warn_of_plain_token(where: Where) -> None:
+    server = urlsplit(where.server or "")
+    host = server.hostname or ""
+    is_here = host == "localhost" or is_loopback(host)
+    if where.token and server.scheme == "http" and not is_here:
+        click.echo(
+            f"Warning: the token goes to {safe(host)} without encryption."
+            " Give --server an https:// address.",
+            err=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)

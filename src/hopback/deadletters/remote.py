@@ -103,6 +103,8 @@ _JOBS = "/admin/dlq/jobs"
 _SILENCE_S = 60.0  # a server at work says so every 15 s; a minute without a word is no answer
 _LONG = "application/json, text/event-stream;q=0.9"
 """Accepted where it may take minutes: the answer, or how far it is until there is one."""
+_MOST_BYTES = 256 * 1024 * 1024
+"""Bytes of an answer, or of one line of a stream: a body of 128 MiB in base64 fits. More is cut off."""
 _LARGEST_PAGE = 200  # what the server gives at once; more is asked for page by page
 _BY_CODE: dict[str, type[OperationRefused]] = {
     "bad-filter": BadFilter, "count-mismatch": CountMismatch, "session-over": SessionOver,
@@ -150,7 +152,12 @@ class RemoteDeadLetters:
         self._silence_s = silence_s
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._client = httpx.AsyncClient(
-            base_url=self._url, headers=headers, timeout=silence_s, transport=transport
+            base_url=self._url,
+            headers=headers,
+            timeout=silence_s,
+            transport=transport,
+            # A proxy of the environment would read the token; with TLS it only forwards.
+            trust_env=url.startswith("https://"),
         )
 
     async def __aenter__(self) -> Self:
@@ -391,13 +398,9 @@ class RemoteDeadLetters:
         try:
             async with self._client.stream(**asked, timeout=waits) as answer:  # type: ignore[arg-type]
                 if answer.status_code >= 400:
-                    await answer.aread()
-                    raise _refusal(answer)
-                rest = b""
-                async for part in answer.aiter_bytes():
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        yield line + b"\n"
+                    raise _refusal(answer.status_code, await self._read(answer))
+                async for line in self._lines(answer):
+                    yield line + b"\n"
         except httpx.HTTPError as error:
             raise self._unavailable(error) from error
 
@@ -423,18 +426,20 @@ class RemoteDeadLetters:
                 yield line if line.endswith(b"\n") else line + b"\n"
 
         try:
-            answer = await self._client.post(
+            async with self._client.stream(
+                "POST",
                 _path(_QUEUES, queue, "import"),
                 content=content(),
                 params={"reason": reason},
                 headers={"Content-Type": "application/x-ndjson"},
                 timeout=httpx.Timeout(self._silence_s, read=None, write=None),
-            )
+            ) as answer:
+                said = await self._read(answer)
         except httpx.HTTPError as error:
             raise self._unavailable(error) from error
         if answer.status_code >= 400:
-            raise _refusal(answer)
-        return from_json(Imported, answer.content)
+            raise _refusal(answer.status_code, said)
+        return from_json(Imported, said)
 
     @property
     def notes(self) -> RemoteNotes:
@@ -495,14 +500,44 @@ class RemoteDeadLetters:
         content = None if value is None else encode(value)
         said = {} if value is None else {"Content-Type": "application/json"}
         try:
-            answer = await self._client.request(
+            async with self._client.stream(
                 method, path, content=content, params=params, headers={**said, **(headers or {})}
-            )
+            ) as answer:
+                found = await self._read(answer)
         except httpx.HTTPError as error:
             raise self._unavailable(error) from error
         if answer.status_code >= 400:
-            raise _refusal(answer)
-        return answer.content
+            raise _refusal(answer.status_code, found)
+        return found
+
+    async def _read(self, answer: httpx.Response) -> bytes:
+        """The whole answer; ServerFailed if it is too long."""
+        parts, size = [], 0
+        async for part in answer.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > _MOST_BYTES:
+                raise self._too_long("answer")
+        return b"".join(parts)
+
+    async def _lines(self, answer: httpx.Response) -> AsyncGenerator[bytes, None]:
+        """The lines of an answer without their ends; ServerFailed if one is too long."""
+        begun: list[bytes] = []
+        size = 0
+        async for part in answer.aiter_bytes():
+            first, *others = part.split(b"\n")
+            begun.append(first)
+            size += len(first)
+            for following in others:
+                yield b"".join(begun)
+                begun, size = [following], len(following)
+            if size > _MOST_BYTES:
+                raise self._too_long("line")
+
+    def _too_long(self, what: str) -> ServerFailed:
+        return ServerFailed(
+            f"the server at {self._url} sent more than {_MOST_BYTES >> 20} MiB in one {what}"
+        )
 
     async def _ask_long(
         self,
@@ -543,14 +578,13 @@ class RemoteDeadLetters:
         try:
             async with asked as answer:
                 if answer.status_code >= 400:
-                    await answer.aread()
-                    raise _refusal(answer)
+                    raise _refusal(answer.status_code, await self._read(answer))
                 if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    yield "answer", (await answer.aread()).decode()
+                    yield "answer", (await self._read(answer)).decode()
                     return
                 kind = ""
-                async for line in answer.aiter_lines():
-                    name, _, data = line.partition(":")
+                async for line in self._lines(answer):
+                    name, _, data = line.decode(errors="replace").rstrip("\r").partition(":")
                     if name == "event":
                         kind = data.strip()
                     elif name == "data":
@@ -629,13 +663,13 @@ def _streamed_answer(data: str) -> str:
     return bytes(found.body).decode()
 
 
-def _refusal(answer: httpx.Response) -> HopbackError:
-    """What the server says, as the library's own error of that kind."""
+def _refusal(status: int, content: bytes) -> HopbackError:
+    """The server's problem document as the library's error of that kind."""
     try:
-        problem = answer.json()
-    except ValueError:
+        problem = decode(content)
+    except (ValueError, msgspec.DecodeError):
         problem = {}
-    return _refusal_of(answer.status_code, problem)
+    return _refusal_of(status, problem)
 
 
 def _refusal_of(status: int, problem: object) -> HopbackError:
