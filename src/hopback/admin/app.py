@@ -479,6 +479,10 @@ _HEADERS = {
 }
 
 
+_HSTS = "max-age=31536000"
+"""Browsers that were here by HTTPS use no other scheme for this host for a year."""
+
+
 class Shell:
     """The outermost layer of the application."""
 
@@ -523,6 +527,14 @@ class Shell:
                 "foreign-host",
                 "This service serves this machine only, under localhost or 127.0.0.1.",
             )
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy that goes by the other one would take the rest of the body for a request.
+            raise Refused(
+                400,
+                "bad-request",
+                "Expected either Content-Length or Transfer-Encoding, got both.",
+                headers={"Connection": "close"},
+            )
         length = headers.get("content-length", "0")
         if not re.fullmatch(r"[0-9]{1,18}", length):
             raise Refused(400, "bad-request", "Content-Length: expected a number.")
@@ -549,6 +561,8 @@ class _Sending:
             headers["X-Correlation-ID"] = self._correlation
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
+            if self._scope["scheme"] == "https":
+                headers["Strict-Transport-Security"] = _HSTS
             headers.setdefault("Cache-Control", "no-store")
         elif message["type"] == "http.response.body":
             self.ended = not message.get("more_body", False)

@@ -147,6 +147,23 @@ async def test_a_token_with_an_odd_time_is_not_believed(claim: str, value: Any) 
     assert answer.status_code == 401, answer.text
 
 
+async def test_content_length_with_transfer_encoding_is_refused() -> None:
+    """Two servers in a row could disagree about where the request ends."""
+    headers = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
+    async with admin() as service:
+        answer = await service.client.post("/admin/dlq/search", content=b"{}", headers=headers)
+    assert (answer.status_code, answer.headers["connection"]) == (400, "close")
+    assert answer.json()["detail"].startswith("Expected either Content-Length or")
+
+
+@pytest.mark.parametrize(("scheme", "expected"), [("https", "max-age=31536000"), ("http", None)])
+async def test_browsers_are_told_to_stay_with_https(scheme: str, expected: str | None) -> None:
+    async with admin() as service:
+        for path in ("/", "/no/such/path", "/healthz"):
+            answer = await service.client.get(f"{scheme}://127.0.0.1{path}")
+            assert answer.headers.get("strict-transport-security") == expected
+
+
 async def test_a_content_length_of_5000_digits_is_a_bad_request() -> None:
     """The number is bounded before it is read."""
     async with admin(raising=False) as service:
