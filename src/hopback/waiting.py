@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["first_of", "to_its_end"]
+__all__ = ["first_of", "is_time_virtual", "to_its_end"]
 
 T = TypeVar("T")
 
@@ -45,3 +45,8 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({work})
         raise
+
+
+def is_time_virtual() -> bool:
+    """Whether the running loop's time jumps, as in tests: hours of polling then pass in real seconds."""
+    return getattr(asyncio.get_running_loop(), "is_virtual", False)

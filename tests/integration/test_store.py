@@ -34,7 +34,7 @@ from hopback.store import (
     transaction,
 )
 from hopback.store.transaction import slot_of
-from hopback.testing import AppTest
+from hopback.testing import AppTest, in_virtual_time
 from hopback.testing.conformance.chapters.arrangements import nested
 from tests.integration.database import database_url, engine
 
@@ -614,6 +614,30 @@ async def test_a_nudge_wakes_a_resting_relay(engine: AsyncEngine) -> None:
         await sink.first.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_relay_looks_rarely_in_virtual_time_but_finds_new_messages_at_once() -> None:
+    engine, sink = open_database("sqlite://"), Sink()
+    await migrate(engine, CLOCK)
+    outbox, looks = Outbox(engine, "relay", CLOCK), list[int]()
+    claim = outbox.claim
+
+    async def counted(most_slots: int = 16) -> list[int]:
+        looks.append(1)
+        return await claim(most_slots)
+
+    outbox.claim = counted  # type: ignore[method-assign]
+    running = asyncio.create_task(Relay(outbox, sink.publish).run())
+    await asyncio.sleep(7200)
+    assert len(looks) < 300
+    async with transaction(engine, CLOCK) as tx:
+        await tx.publish(message(1))
+    await asyncio.sleep(1)
+    assert sink.got == ["k-1"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await engine.dispose()
 
 
 @pytest.mark.parametrize("url", ["mysql://user:hunter2@host/db", "not a url hunter2"])

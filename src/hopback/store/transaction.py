@@ -66,6 +66,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("hopback.store")
+_written = 0
 _LONGEST = 255  # as long as a message id can be; what is longer is known by its hash
 _ENDED = "hopback.delay"
 """Marks a delayed message that was sent or cancelled: the first to come decides."""
@@ -257,6 +258,8 @@ def _report_duplicate(consumer: str, known: str) -> None:
 
 def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
     """The row of a message in the outbox; ValueError if it does not belong there."""
+    global _written  # noqa: PLW0603 - a relay of this process compares it
+    _written += 1
     message_id = message.properties.message_id
     if not message_id:
         raise ValueError("expected a message id: what a relay publishes twice must be recognisable")
@@ -420,6 +423,11 @@ class Outbox:
         self._owner = owner
         self._clock = clock or SystemClock()
         self.lease = lease
+
+    @property
+    def written(self) -> int:
+        """How many messages this process has written to outboxes."""
+        return _written
 
     async def claim(self, most_slots: int = 16) -> list[int]:
         """Lease slots that hold messages and that nobody else has leased; [] if there are none."""

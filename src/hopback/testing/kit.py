@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeAlias, overload
 
 from hopback.broker.embedded import (
     EmbeddedBroker,
@@ -39,6 +40,7 @@ from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from datetime import datetime
     from typing import Unpack
 
     from hopback.broker.embedded import Faults, Node
@@ -76,17 +78,35 @@ _QUIET_LOOKS = 3
 """A message that expires is in no queue while the broker moves it: one look is not enough."""
 
 
-def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+AsyncTest: TypeAlias = "Callable[P, Coroutine[Any, Any, None]]"
+
+
+@overload
+def in_virtual_time(test: AsyncTest[P]) -> Callable[P, None]: ...
+
+
+@overload
+def in_virtual_time(*, start: datetime) -> Callable[[AsyncTest[P]], Callable[P, None]]: ...
+
+
+def in_virtual_time(test: AsyncTest[P] | None = None, *, start: datetime | None = None) -> Any:
     """Make a plain test of an async one: its loop's time jumps to the next thing to happen.
 
-    No plugin is needed, and none is disturbed: for pytest it is an ordinary function.
+    Virtual time begins now, so that `at=datetime.now(UTC) + …` is in the future, or at `start`, so that
+    every run has the same timestamps. No plugin is needed, and none is disturbed: for pytest it is an
+    ordinary function.
     """
 
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        run_virtual(test(*args, **kwargs))
+    def decorate(test: AsyncTest[P]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            # Whole seconds: sums of waits stay exact.
+            began = math.floor(time.time() if start is None else start.timestamp())
+            run_virtual(test(*args, **kwargs), start=began)
 
-    return run
+        return run
+
+    return decorate if test is None else decorate(test)
 
 
 class AppTest(EventRecord):
@@ -128,10 +148,12 @@ class AppTest(EventRecord):
         self._counted = 0
         self._shown = 0
         self._running: asyncio.Task[Report] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- from start to end -------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         if self._live is not None:
             if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
                 raise RuntimeError(
@@ -160,6 +182,7 @@ class AppTest(EventRecord):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._require_own_loop()
         self.service.stop()
         if kind is not None:
             self.service.stop()  # the test has failed already: no need to wait
@@ -171,11 +194,23 @@ class AppTest(EventRecord):
 
     async def stop(self) -> Report:
         """Shut the application down as `hopback run` does, and return its report."""
+        self._require_own_loop()
         if self.report is None:
             assert self._running is not None  # noqa: S101 - entered before it is left
             self.service.stop()
             self.report = await self._running
         return self.report
+
+    def _require_own_loop(self) -> None:
+        """RuntimeError on another event loop: the application would not run, and nothing would happen."""
+        if self._loop is None:
+            raise RuntimeError("expected `async with AppTest(app) as test:` before this call")
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                "this AppTest was entered on another event loop, as by an async fixture, and its "
+                "application does not run while this loop does. Write `async with AppTest(app) as "
+                "test:` inside the test, or let fixture and test use the same loop"
+            )
 
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:
         self.events.append(Happening(name, fields, self._clock.now()))
@@ -194,6 +229,7 @@ class AppTest(EventRecord):
 
         Faults do not touch it: they are for the application. Returned if no queue wants it.
         """
+        self._require_own_loop()
         message = compose(exchange, routing_key, payload, codecs=self.app.codecs, **options)
         if message.delay is not None:
             message = await self.service.delays.wrap(message)
@@ -214,6 +250,7 @@ class AppTest(EventRecord):
         **options: Unpack[PublishOptions],
     ) -> Any:
         """Ask as a client would, and return the reply; NoReply if none comes."""
+        self._require_own_loop()
         async with RequestClient(self._used, name="test", codecs=self.app.codecs) as client:
             return await client.request(
                 exchange, routing_key, payload, timeout=timeout, returns=returns, **options
@@ -226,6 +263,7 @@ class AppTest(EventRecord):
         With `reraise` the first failure since the last drain is raised, as the handler raised it.
         TimeoutError names what is left after `within` seconds: a day, or a minute of a real broker.
         """
+        self._require_own_loop()
         most = (_DAY if self._live is None else _MINUTE) if within is None else within
         try:
             async with asyncio.timeout(most):
@@ -251,6 +289,7 @@ class AppTest(EventRecord):
 
     async def advance(self, seconds: float) -> None:
         """Let time pass, and everything happen that is due by then."""
+        self._require_own_loop()
         if not isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
             raise RuntimeError(
                 "advance needs virtual time: decorate the test with `in_virtual_time`"

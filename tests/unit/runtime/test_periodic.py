@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,14 @@ from hopback.broker.embedded import EmbeddedBroker
 from hopback.errors import InvalidTopology
 from hopback.observe.events import Bus
 from hopback.runtime.periodic import SentSoFar
-from hopback.testing import AppTest, in_virtual_time
+from hopback.testing import AppTest
+from hopback.testing import in_virtual_time as virtual_time
 from hopback.topology.check import check
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+
+in_virtual_time = virtual_time(start=datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC))
 
 
 def _app(ids: list[str], *, missed: str = "once", period: str = "5m") -> App:

@@ -7,6 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ from hopback.errors import NotFound, Returned
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 
@@ -170,6 +171,66 @@ async def test_what_cannot_be_drained_is_named() -> None:
             await test.drain(within=60)
         test.faults.clear()
         assert (await test.drain()).retried == 1
+
+
+@in_virtual_time
+async def test_virtual_time_starts_at_the_present_so_that_at_can_be_in_the_future() -> None:
+    app = App("shop")
+    app.delays("1d")
+    came: list[float] = []
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(context: Context) -> None:
+        came.append(asyncio.get_running_loop().time())
+
+    async with AppTest(app) as test:
+        due = datetime.now(UTC) + timedelta(hours=2)
+        await test.publish("", "orders", {}, at=due)
+        await test.advance(7190)
+        assert came == []
+        await test.drain()
+    assert due.timestamp() <= came[0] < due.timestamp() + 2
+
+
+@in_virtual_time(start=datetime(2030, 2, 1, tzinfo=UTC))
+async def test_virtual_time_can_start_at_a_given_time() -> None:
+    assert asyncio.get_running_loop().time() == datetime(2030, 2, 1, tzinfo=UTC).timestamp()
+
+
+def test_app_test_entered_on_another_event_loop_is_refused() -> None:
+    """As by an async fixture that a plugin runs on its own loop."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"])
+    async def handle() -> None: ...
+
+    with asyncio.Runner() as fixtures:
+        test = AppTest(app)
+
+        @in_virtual_time
+        async def use(call: Callable[[], Awaitable[object]]) -> None:
+            await call()
+
+        for call in (
+            lambda: test.publish("", "orders", {}),
+            lambda: test.request("", "orders", {}),
+            test.drain,
+            test.stop,
+            lambda: test.advance(1),
+        ):
+            with pytest.raises(RuntimeError, match="expected `async with AppTest"):
+                use(call)
+        fixtures.run(test.__aenter__())
+        for call in (
+            lambda: test.publish("", "orders", {}),
+            lambda: test.request("", "orders", {}),
+            test.drain,
+            test.stop,
+            lambda: test.advance(1),
+        ):
+            with pytest.raises(RuntimeError, match="entered on another event loop"):
+                use(call)
+        fixtures.run(test.__aexit__(None))
 
 
 async def test_without_virtual_time_it_runs_in_real_time() -> None:

@@ -54,6 +54,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     seconds ahead, the program is taken to wait for something that never comes.
     """
 
+    is_virtual = True
+    """Read by code that polls, see `hopback.waiting.is_time_virtual`."""
+
     def __init__(self, start: float = _START, *, patience: float = _LONGEST_RUN_S) -> None:
         self._virtual_now = start
         self._until = start + patience
