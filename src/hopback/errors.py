@@ -400,7 +400,7 @@ class CountMismatch(OperationRefused):
     def __init__(self, expected: int, found: int) -> None:
         self.expected = expected
         self.found = found
-        super().__init__(f"expected {expected} messages, found {found}; nothing was touched")
+        super().__init__(f"expected {expected:,} messages, found {found:,}; nothing was touched")
 
 
 class _HasId(Protocol):

@@ -26,7 +26,7 @@ from hopback.admin.queue_rules import (
 )
 from hopback.admin.rendering import visible
 from hopback.admin.roles import Role
-from hopback.deadletters.codec import read_patch
+from hopback.deadletters.codec import encode, from_json, read_patch
 from hopback.deadletters.contract import JobState, Price
 from hopback.deadletters.requests import (
     LONGEST_FOUND_WATCH_S,
@@ -41,7 +41,7 @@ from hopback.deadletters.requests import (
 )
 from hopback.deadletters.return_watch import MEASURE_S
 from hopback.deadletters.search import SearchRequest
-from hopback.errors import BadRequest, HopbackError, NoSuch
+from hopback.errors import BadRequest, CountMismatch, HopbackError, NoSuch
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
@@ -109,20 +109,24 @@ async def _discard(visit: Visit) -> Response:
 
 def _common(visit: Visit) -> dict[str, Any]:
     """What the form of every job asks for."""
-    session, ids, text = visit.field("session"), tuple(visit.all("ids")), visit.field("filter")
-    limit = visit.number("limit", 0, least=1, most=10_000_000) or None
-    expected = visit.number("expected", 0) if visit.field("expected") else None
-    key = visit.field("key")
+    key, reviewed = visit.field("key"), visit.field("selection")
+    is_start = visit.field("step") == "go" and reviewed
     return {
         "queue": visit.path["queue"],
-        "selection": Selection(session=session, ids=ids, filter="" if ids else text)
-        if session
-        else Selection(limit=limit, filter=text),
+        "selection": from_json(Selection, reviewed) if is_start else _selection(visit),
         "reason": visit.field("reason").strip(),
-        "expected_count": expected,
         "key": f"{visit.principal.id} {key}" if key else None,
         "forced": visit.field("force") == "1",
     }
+
+
+def _selection(visit: Visit) -> Selection:
+    """The selection of step 1, before it was counted."""
+    session, ids, text = visit.field("session"), tuple(visit.all("ids")), visit.field("filter")
+    if session:
+        return Selection(session=session, ids=ids, filter="" if ids else text)
+    limit = visit.number("limit", 0, least=1, most=10_000_000) or None
+    return Selection(limit=limit, filter=text)
 
 
 def _ticked(visit: Visit, box: str) -> bool:
@@ -132,7 +136,7 @@ def _ticked(visit: Visit, box: str) -> bool:
 
 
 async def _step(visit: Visit, request: Request) -> Response:
-    session, step = visit.field("session"), visit.field("step", "1")
+    session, step = request.selection.session, visit.field("step", "1")
     # A session belongs to its queue: of another one it tells nothing, not even that it is there.
     opened = {view.id: view.queue for view in visit.operations.sessions()}
     if opened.get(session, request.queue) != request.queue:
@@ -194,10 +198,8 @@ async def _review(
         plan = await visit.operations.plan(granted, on_progress=on_progress)
     except HopbackError as error:
         return await _back(visit, request, error)
-    whole = plan.seen >= plan.selected
-    expected = plan.matching if whole else plan.selected
-    left = sum(each.count for each in plan.left_out) if whole else 0
-    goes = max(expected - left, 0)
+    left = sum(each.count for each in plan.left_out) if plan.seen >= plan.selected else 0
+    goes = max((plan.selection.count or 0) - left, 0)
     stages = [sum(plan.ramp[: number + 1]) for number in range(len(plan.ramp))]
     watches = sum(end < goes for end in stages) + 1
     changes = [
@@ -206,7 +208,7 @@ async def _review(
     ]
     return _page(
         visit, request, 3, trouble,
-        plan=plan, expected=goes, selected=plan.selected,
+        plan=plan, expected=goes,
         least_s=watches * plan.watch_s + min(plan.watch_s, MEASURE_S),
         busy=None, target_words=await _target_words(visit, request.queue, plan.target),
         key=visit.field("key") or secrets.token_hex(12), changes=changes,
@@ -221,6 +223,10 @@ async def _begin(visit: Visit, request: Request, on_progress: OnProgress) -> Res
     try:
         granted = await _granted(visit, request)
         job = await visit.operations.start(granted, on_progress=on_progress)
+    except CountMismatch as changed:
+        # The review counts again.
+        again = structs.replace(request, selection=_selection(visit))
+        return await _review(visit, again, on_progress, f"{changed}. Check the new count.")
     except HopbackError as error:
         return await _back(visit, request, error)
     return see_other(f"/jobs/{quote(job.id, safe='')}")
@@ -262,7 +268,8 @@ def _page(visit: Visit, request: Request, step: int, trouble: str, **values: Any
         carried += [(name, state[name]) for name in _SECOND]
         carried += [(name, "1" if ticked else "0") for name, ticked in boxes.items()]
     if step == 3:
-        carried += [("key", values["key"]), ("expected", str(values["selected"]))]
+        selection = encode(values["plan"].selection).decode()
+        carried += [("key", values["key"]), ("selection", selection)]
     return visit.page(
         "act.html",
         kind="re-drive" if isinstance(request, RedriveRequest) else "discard",

@@ -258,6 +258,7 @@ def _trend_words(trend: Sequence[tuple[float, int]]) -> str:
 _DETAILS = {
     "kind": "{}",
     "selected": "{:,} selected",
+    "matching": "{:,} match",
     "held": "{:,} held",
     "seen": "{:,} looked at",
     "done": "{:,} done",

@@ -409,22 +409,17 @@ def _decided(plan: JobPlan, request: Request, choices: ActionChoices) -> Request
         output(choices.form, plan, lambda: click.echo("Nothing to do."))
         return None
     if not choices.yes:
-        exact = plan.seen == plan.selected
-        number = plan.matching if exact else plan.selected
-        some = count_of(number) if exact or plan.matching == plan.seen else "what matches"
+        about = "about " if plan.selection.estimate else ""
+        some = f"{about}{count_of(plan.selection.count or 0)}"
         if plan.kind is JobKind.DISCARD:
             ask_for_name(f"Type the queue's name to discard {some}", plan.queue)
         else:
             ask(f"Re-drive {some}?", changes="this moves messages")
-    decided = structs.replace(
+    return structs.replace(
         request,
         reason=ask_for_reason(request.reason),
-        # What was shown is what is meant: messages that arrive meanwhile are not touched.
-        selection=structs.replace(request.selection, limit=plan.selected),
+        selection=plan.selection,
     )
-    if request.expected_count is None and not request.selection.filter:
-        decided = structs.replace(decided, expected_count=plan.selected)
-    return decided
 
 
 async def _carry_out(

@@ -517,15 +517,9 @@ def _consumers(reached: ReachedQueue) -> str:
 def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
     """The facts of a plan, by name."""
     yield plan.kind, f"from {plan.queue}"
-    if plan.seen < plan.selected:
-        match = f"{plan.matching:,} of the first {plan.seen:,} match"
-        if plan.matching == plan.seen:
-            match = f"the first {plan.seen:,} were looked at"
-        yield "messages", f"{plan.selected:,}; {match if plan.seen else 'none of them was seen'}"
-    elif plan.matching == plan.selected:
-        yield "messages", f"{plan.selected:,}"
-    else:
-        yield "messages", f"{plan.matching:,} of {plan.selected:,}, by the filter"
+    yield "messages", _count_text(plan)
+    if plan.selection.filter:
+        yield "filter", plan.selection.filter
     if plan.kind is JobKind.DISCARD:
         yield "export", plan.export_to or "none: what is discarded is gone for good"
     else:
@@ -549,6 +543,16 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
     if plan.changes:
         yield "originals", plan.export_to
     yield "looking", plan.cost.text
+
+
+def _count_text(plan: JobPlan) -> str:
+    """The number of messages of a plan, and how well it is known."""
+    selection, count = plan.selection, f"{plan.selection.count or 0:,}"
+    if selection.estimate:
+        return f"about {count} of {plan.selected:,}: {selection.estimate}"
+    if selection.filter:
+        return f"{count} of {plan.selected:,}, by the filter"
+    return count if plan.seen >= plan.selected else f"{count}; {plan.seen:,} were looked at"
 
 
 def print_jobs(jobs: Sequence[Job], now: float) -> None:
@@ -610,8 +614,8 @@ def print_job(job: Job) -> None:
             ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)]) + returned,
         ),
     ]
-    if job.filter:
-        lines.append(("filter", job.filter))
+    if job.selection.filter:
+        lines.append(("filter", job.selection.filter))
     if job.rate is not None:
         lines.append(("rate", f"{job.rate:g} per second"))
     if job.export_to:

@@ -14,8 +14,10 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
 from hopback.deadletters.patch import ChangeSample  # noqa: TC001  msgspec reads it at run time
-from hopback.deadletters.requests import (  # noqa: TC001  msgspec reads them at run time
+from hopback.deadletters.requests import (
+    WHOLE_QUEUE,
     JobKind,
+    Selection,
     Target,
     TargetKind,
 )
@@ -522,9 +524,10 @@ class Counts(_AnswerStruct, frozen=True):
 class Job(_AnswerStruct, frozen=True, kw_only=True):
     """A re-drive or a discard. `reason` says why its state is what it is, `why` why someone began it.
 
-    `rate` is what holds now, messages per second, None for no limit. `target` is in words, and
-    `target_choice` as it was chosen. `run` counts how often it was begun or resumed; `changes` grows with
-    every change that is written down. `watch_s` is how long it watches after each stage of its ramp and
+    `selection` is what it was started with. `rate` is what holds now, messages per second, None for no limit.
+    `target` is in words, and `target_choice` as it was chosen. `run` counts how often it was begun or
+    resumed; `changes` grows with every change that is written down. `watch_s` is how long it watches after
+    each stage of its ramp and
     at its end, None where it does not watch; `watch_text` says why so long.
     """
 
@@ -538,7 +541,7 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
     by: str = ""
     by_id: str = ""
     target: str = ""
-    filter: str = ""
+    selection: Selection = WHOLE_QUEUE
     rate: float | None = None
     ramp: tuple[int, ...] = ()
     counts: Counts = Counts()
@@ -607,7 +610,8 @@ class ReachedQueue(_AnswerStruct, frozen=True):
 class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
     """What would happen: the answer of a dry run.
 
-    `selected` is the size of the selection, `seen` how many of it were looked at for this plan and
+    `selection` is the counted selection: a job that is started with it moves exactly these messages.
+    `selected` is how many messages the job reads, `seen` how many of them were looked at for this plan and
     `matching` how many of those the filter wants. The histogram, the ways and what is left out are
     of those. `order` says whether the order of messages is kept. A plan with `flaws` will not start.
     `export_to` is the file, where the job runs, to which a discard writes each message first; empty if
@@ -621,6 +625,7 @@ class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
     kind: JobKind
     queue: str
     target: str
+    selection: Selection
     selected: int
     seen: int
     matching: int

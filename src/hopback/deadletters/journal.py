@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import structs
 
 from hopback.deadletters.contract import ACTIVE, AuditEntry, Counts, Job, JobState, Moment
-from hopback.deadletters.requests import BY_DESIGN, NOBODY, UNHURRIED, JobKind
+from hopback.deadletters.requests import (
+    BY_DESIGN,
+    NOBODY,
+    UNHURRIED,
+    WHOLE_QUEUE,
+    JobKind,
+    Selection,
+)
 from hopback.errors import JobConflict, LeaseLost
 from hopback.headers import timestamp
 from hopback.renamed import OldNameLookup, old_names
@@ -112,6 +119,8 @@ class JobSpec:
     change: tuple[PatchOperation, ...] = ()
     target_text: str = ""
     """Where the messages go, in words; empty in a job of an earlier version."""
+    chosen: Selection = WHOLE_QUEUE
+    """What the operator chose, without the ids of single messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +199,7 @@ class JobRecord:
             by=spec.by.name,
             by_id=spec.by.id,
             target=spec.target_text or str(spec.target),
-            filter=spec.selection.filter,
+            selection=spec.chosen,
             rate=self.rate,
             ramp=spec.pace.ramp,
             counts=self.counts,

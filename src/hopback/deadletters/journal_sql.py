@@ -14,7 +14,7 @@ from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, Struct, convert, structs
 
 from hopback.deadletters.contract import ACTIVE, AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.deadletters.journal import (
@@ -27,7 +27,7 @@ from hopback.deadletters.journal import (
     SelectionSnapshot,
 )
 from hopback.deadletters.patch import PatchOperation
-from hopback.deadletters.requests import JobKind, Pace, Target, TargetKind, Who
+from hopback.deadletters.requests import JobKind, Pace, Selection, Target, TargetKind, Who
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.renamed import OldNameLookup, old_names
 from hopback.sql.database import RowRefused, SqlDatabase, placeholders
@@ -95,6 +95,7 @@ def read_job(text: str) -> JobRecord:
         None if chosen["digests"] is None else tuple(chosen["digests"]),
         chosen.get("behind"),  # a job of an earlier version does not tell
     )
+    spec["chosen"] = convert(spec.get("chosen", {}), Selection)
     spec["by"] = Who(**spec["by"])
     spec["target"] = Target(**target | {"kind": TargetKind(target["kind"])})
     spec["pace"] = Pace(**pace | {"ramp": tuple(pace["ramp"])})

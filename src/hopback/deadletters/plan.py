@@ -12,6 +12,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from hopback.deadletters.archive import check_writable
 from hopback.deadletters.contract import (
     JobPlan,
@@ -35,6 +37,7 @@ from hopback.deadletters.requests import (
     GroupBy,
     JobKind,
     RedriveRequest,
+    Selection,
     TargetKind,
 )
 from hopback.deadletters.return_watch import WatchTimer, planned_seconds, stop_rule_text
@@ -47,7 +50,7 @@ from hopback.policy.redrive import redrive_refusal
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
     from hopback.broker.port import Connection
     from hopback.clock import Clock
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
     from hopback.deadletters.patch import ChangeSample
-    from hopback.deadletters.requests import Pace, Request, Selection, Settings, Who
+    from hopback.deadletters.requests import Pace, Request, Settings, Who
     from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
     from hopback.topology.plan import Redrive
@@ -95,10 +98,7 @@ def check_request(request: Request) -> None:
         raise BadRequest("maxRedrives", f"1 to {MOST_REDRIVES}, got {request.max_redrives}")
     if isinstance(request, RedriveRequest) and len(request.change) > MOST_STEPS:
         raise BadRequest("change", f"at most {MOST_STEPS} steps, got {len(request.change)}")
-    limit = request.selection.limit
-    if limit is not None and limit < 1:
-        raise BadRequest("limit", f"1 or more, got {limit}")
-    parse_filter(request.selection.filter)
+    _check_selection(request)
     pace = request.pace
     if pace.rate is not None and not 0 < pace.rate <= HIGHEST_RATE:
         raise BadRequest("rate", f"messages per second above 0, got {pace.rate:g}")
@@ -110,6 +110,15 @@ def check_request(request: Request) -> None:
         raise BadRequest("watchSeconds", f"at most {LONGEST_WATCH_S}, got {pace.watch_s:g}")
     if pace.tries < 1 or pace.pause_s < 0 or (pace.watch_s or 0) < 0:
         raise BadRequest("pace", "1 try or more, and waits that are not negative")
+
+
+def _check_selection(request: Request) -> None:
+    limit = request.selection.limit
+    if limit is not None and limit < 1:
+        raise BadRequest("limit", f"1 or more, got {limit}")
+    if request.selection.queue not in ("", request.queue):
+        raise BadRequest("selection.queue", f"{request.queue!r}, got {request.selection.queue!r}")
+    parse_filter(request.selection.filter)
 
 
 async def chosen_messages(session: BrowseSession, selection: Selection) -> ChosenMessages:
@@ -217,6 +226,8 @@ class DryRun:
         self.seen: int = 0
         self.matching: int = 0
         self.not_looked_into: int = 0
+        self.last: str = ""
+        """Digest of the last message that was seen."""
         self.unread: int = 0
         """How many would go back without headers that nobody could read."""
 
@@ -224,6 +235,7 @@ class DryRun:
         """Count one message."""
         self.seen += 1
         dead_letter = read_dead_letter(delivery, self.seen, self._source)
+        self.last = dead_letter.digest
         judged = self._wanted.judge(dead_letter, delivery, self._now)
         self.not_looked_into += judged is Judgement.NOT_LOOKED_INTO
         if judged is not Judgement.MATCHES:
@@ -337,19 +349,62 @@ class Planner:
         """A job for this request, and what a session holds of it; refused where it could not end well."""
         selection, held = await self._select(request, snapshot.ready)
         _check_returns(request, selection, held, snapshot)
-        found = selection.size
-        if held is None and request.expected_count is not None and selection.filter:
-            # How many of the first messages the filter wants; costs one look.
-            counted = JobSpec(JobKind.DISCARD, request.queue, "", selection)
-            source, cost = snapshot.one(request.queue), snapshot.cost(request.queue)
-            dry_run = DryRun(counted, source, parse_filter(selection.filter), self._clock.now())
-            await self._see_first(dry_run, request.queue, selection.count, cost, on_progress)
-            found = dry_run.matching
-        if request.expected_count is not None and request.expected_count != found:
-            raise CountMismatch(request.expected_count, found)
+        count: int | None = selection.size
+        if held is None:
+            selection, count = await self._settle_end(request, selection, snapshot, on_progress)
+        expected = request.expected_count
+        if expected is not None and count is not None and expected != count:
+            raise CountMismatch(expected, count)
         spec = self._spec_of(request, selection, snapshot, broker, job)
+        asked = request.selection
+        chosen = Selection(
+            session=asked.session,
+            filter=asked.filter,
+            limit=None if held else selection.count,
+            queue=request.queue,
+            count=asked.count if count is None else count,
+            estimate=asked.estimate if count is None else "",
+        )
         await self.check_ways(spec, snapshot)
-        return spec, held
+        return replace(spec, chosen=chosen), held
+
+    async def _settle_end(
+        self,
+        request: Request,
+        selection: SelectionSnapshot,
+        snapshot: BrokerSnapshot,
+        on_progress: OnProgress | None,
+    ) -> tuple[SelectionSnapshot, int | None]:
+        """The head without messages that arrived since the plan, and how many match; None if unknown.
+
+        If messages have left the queue, messages behind the selection have moved up. The last message of
+        the selection shows where it ends. CountMismatch if it is not there any more.
+        """
+        asked, cost = request.selection, snapshot.cost(request.queue)
+        needs_end = bool(asked.last) and cost.price is Price.FREE
+        needs_count = bool(selection.filter) and (
+            request.expected_count is not None or bool(asked.last)
+        )
+        if not needs_end and not needs_count:
+            if asked.is_planned and asked.limit is not None and selection.count < asked.limit:
+                raise CountMismatch(asked.limit, selection.count)
+            return selection, None if selection.filter else selection.count
+        counted = JobSpec(JobKind.DISCARD, request.queue, "", selection)
+        source, wanted = snapshot.one(request.queue), parse_filter(selection.filter)
+        dry_run = DryRun(counted, source, wanted, self._clock.now())
+        end: tuple[int, int] | None = None
+        async with aclosing(
+            self._first_messages(dry_run, request.queue, selection.count, cost, on_progress)
+        ) as messages:
+            async for _ in messages:
+                if dry_run.last == asked.last:
+                    end = dry_run.seen, dry_run.matching
+        if not asked.last:
+            return selection, dry_run.matching
+        if end is None:
+            raise CountMismatch(asked.count or 0, dry_run.matching)
+        seen, matching = end
+        return replace(selection, count=seen, behind=max(snapshot.ready - seen, 0)), matching
 
     def _spec_of(
         self,
@@ -419,6 +474,7 @@ class Planner:
             job.spec,
             selection=SelectionSnapshot(depth.ready or 0, "", digests),
             by=by,
+            chosen=Selection(queue=job.queue, count=len(digests)),
             why=reason or f"what job {job.id} could not move",
             key=None,
         )
@@ -497,10 +553,12 @@ class Planner:
         if active is not None:
             barred.append(f"{request.queue!r} has an active job: {active.id}")
         watched, is_redrive = dry_run.timer.time, spec.kind is JobKind.REDRIVE
+        counted = _counted_selection(request, selection, dry_run)
         return JobPlan(
             kind=spec.kind,
             queue=spec.queue,
             target=spec.target_text,
+            selection=counted,
             selected=selection.size,
             seen=dry_run.seen,
             matching=dry_run.matching,
@@ -521,7 +579,7 @@ class Planner:
             ramp=spec.pace.ramp,
             reaches=reaches,
             stop_rule=stop_rule_text(spec.pace, watched) if is_redrive else "",
-            duplicates=_duplicates_text(spec.pace, selection.size) if is_redrive else "",
+            duplicates=_duplicates_text(spec.pace, counted.count or 0) if is_redrive else "",
         )
 
     async def _reached_queues(
@@ -562,27 +620,61 @@ class Planner:
         if cost.price is Price.REFUSED and not spec.forced:
             return [f"no message was looked at: {cost.text}"]
         selected = spec.selection.count
-        count = min(selected, self._settings.scan)
-        await self._see_first(dry_run, spec.queue, count, cost, on_progress)
+        most = self._settings.count_scan if spec.selection.filter else self._settings.scan
+        count = min(selected, most)
+        async with aclosing(
+            self._first_messages(dry_run, spec.queue, count, cost, on_progress)
+        ) as messages:
+            async for _ in messages:
+                pass
         unread = _unread(dry_run.not_looked_into)
         if count < selected:
             return [f"only the first {count:,} of {selected:,} messages were looked at", *unread]
         return unread
 
-    async def _see_first(
+    async def _first_messages(
         self,
         dry_run: DryRun,
         queue: str,
         count: int,
         cost: Cost,
         on_progress: OnProgress | None,
-    ) -> None:
-        """Take the first messages, see each, and give all of them back in order."""
+    ) -> AsyncGenerator[None, None]:
+        """Take the first messages, stop after each one was seen, and give all of them back in order."""
         async with aclosing(walk(self._live.broker, queue, count, cost)) as messages:
             async for delivery in messages:
                 dry_run.see(delivery)
+                yield
                 if on_progress is not None and dry_run.seen % _TELL_EVERY == 0:
                     on_progress(LookProgress(queue, dry_run.seen, count))
+
+
+def _counted_selection(
+    request: Request, selection: SelectionSnapshot, dry_run: DryRun
+) -> Selection:
+    """The selection of a request as the dry run has counted it."""
+    asked = request.selection
+    counted = Selection(
+        session=asked.session, ids=asked.ids, filter=asked.filter, queue=request.queue
+    )
+    if asked.session:
+        return structs.replace(counted, count=selection.size)
+    is_whole = dry_run.seen >= selection.count
+    counted = structs.replace(
+        counted,
+        limit=selection.count,
+        count=dry_run.matching if is_whole else selection.count,
+        last=dry_run.last if is_whole else "",
+    )
+    if is_whole or not asked.filter:
+        return counted
+    if not dry_run.seen:
+        return structs.replace(counted, estimate="no message was read")
+    return structs.replace(
+        counted,
+        count=round(selection.count * dry_run.matching / dry_run.seen),
+        estimate=f"the first {dry_run.seen:,} of {selection.count:,} messages were read",
+    )
 
 
 def _duplicates_text(pace: Pace, count: int) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "RAMP",
     "SMALL_WINDOW",
     "UNHURRIED",
+    "WHOLE_QUEUE",
     "AuditQuery",
     "DiscardRequest",
     "Edit",
@@ -288,11 +289,29 @@ class Selection(_Asked, frozen=True, kw_only=True):
     session: _Name = ""
     ids: _Ids = ()
     filter: _FilterText = ""
-    limit: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    limit: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
     queue: _Name = ""
     count: Annotated[int, Meta(ge=0)] | None = None
     estimate: str = ""
     last: _Name = ""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan has counted it."""
+        return self.count is not None
+
+    def __str__(self) -> str:
+        if self.session:
+            found = "messages of a browse session"
+        elif self.limit is None:
+            found = "all messages"
+        else:
+            found = "the first message" if self.limit == 1 else f"the first {self.limit:,} messages"
+        return f"{found} that match {self.filter}" if self.filter else found
+
+
+WHOLE_QUEUE = Selection()
+"""All messages that are ready when they are counted."""
 
 
 class RedriveRequest(Struct, frozen=True, rename="camel", kw_only=True):
@@ -357,7 +376,7 @@ class JobRequest(_Asked, frozen=True, kw_only=True):
     kind: JobKind
     queue: _QueueName
     reason: _Reason
-    selection: Selection = Selection()
+    selection: Selection = WHOLE_QUEUE
     target: Target = BY_DESIGN
     pace: Pace = UNHURRIED
     expected_count: Annotated[int, Meta(ge=0)] | None = None
@@ -482,9 +501,10 @@ class Settings:
     name a file. `editing` allows to re-drive a changed copy. `sessions` is how many browse sessions
     may be open at once, `session_messages`, `session_bytes` and `session_s` how much and how long
     one may hold: a broker takes back what is held for half an hour. `scan` is how many messages a
-    dry run looks at. A job whose process was not heard of for `lease_s` counts as interrupted; one
-    whose broker is away waits for it up to `patience_s` before it is interrupted. `per_turn` is how many
-    messages a job sends before others in the process have their turn.
+    dry run looks at; to count the messages that match a filter it looks at up to `count_scan`. A job
+    whose process was not heard of for `lease_s` counts as interrupted; one whose broker is away waits for
+    it up to `patience_s` before it is interrupted. `per_turn` is how many messages a job sends before
+    others in the process have their turn.
     """
 
     exports: Path | None = None
@@ -494,6 +514,7 @@ class Settings:
     session_bytes: int = 256 * 1024 * 1024
     session_s: float = 1500.0
     scan: int = 1000
+    count_scan: int = 100_000
     lease_s: float = 30.0
     patience_s: float = 1800.0
     per_turn: int = 64

@@ -431,6 +431,8 @@ class Operations:
             details["target"] = job.spec.target_text
         if job.spec.selection.filter:
             details["filter"] = job.spec.selection.filter
+            if job.spec.chosen.count is not None:
+                details["matching"] = job.spec.chosen.count
         await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)
 
     async def job(self, job_id: str) -> Job:

@@ -113,6 +113,7 @@ async def admin(
     extra: tuple[Queue, ...] = (),
     raising: bool = True,
     journal: Journal | None = None,
+    scan: int = 1000,
     **options: Any,
 ) -> AsyncIterator[Admin]:
     """The service over these dead letters; `options` are for `create_app`."""
@@ -130,7 +131,7 @@ async def admin(
         broker,
         management=view,
         topologies=(declared,),
-        settings=Settings(exports=exports, editing=editing),
+        settings=Settings(exports=exports, editing=editing, scan=scan),
         clock=clock,
         journal=journal,
     ) as operations:

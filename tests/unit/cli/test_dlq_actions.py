@@ -139,22 +139,22 @@ async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> N
 
 
 @pytest.mark.parametrize(
-    ("seen", "matching", "told"),
+    ("seen", "selection", "told"),
     [
-        (1000, 1000, "2,000; the first 1,000 were looked at"),
-        (1000, 30, "2,000; 30 of the first 1,000 match"),
-        (0, 0, "2,000; none of them was seen"),
+        (1000, Selection(limit=2000, count=2000), "2,000; 1,000 were looked at"),
+        (2000, Selection(limit=2000, count=60, filter="x"), "60 of 2,000, by the filter"),
+        (1000, Selection(count=60, estimate="why", filter="x"), "about 60 of 2,000: why"),
     ],
 )
 @in_virtual_time
 async def test_the_plan_tells_how_much_of_the_queue_it_is_from(
-    seen: int, matching: int, told: str
+    seen: int, selection: Selection, told: str
 ) -> None:
     """Only the head of a deep queue is looked at for it."""
     async with raffle() as found:
         await found.park(1)
         plan = await found.dead_letters.plan(_redrive(target=_into(MAIN)))
-        deep = structs.replace(plan, selected=2000, seen=seen, matching=matching)
+        deep = structs.replace(plan, selected=2000, seen=seen, selection=selection)
         assert dict(plan_lines(deep))["messages"] == told
 
 
