@@ -323,6 +323,7 @@ def compose(
     Without `cause` it is the delivery that is being handled right now, if there is one. `codecs`
     encode a payload by its `content_type`; without them it is JSON, or what its type says.
     """
+    check_options(options)
     content_type = options.get("content_type")
     body = None
     if codecs is not None and content_type and not isinstance(payload, _BYTES):
@@ -348,7 +349,6 @@ def compose(
     mandatory = bool(exchange) or not routing_key.startswith(DIRECT_REPLY)
     if not options:
         return Message(exchange, routing_key, body, Properties.of(present), mandatory)
-    check_options(options)
     if (message_type := options.get("message_type")) is not None:
         present["type"] = message_type
     if (reply_to := options.get("reply_to")) is not None:
