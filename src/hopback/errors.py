@@ -37,6 +37,7 @@
     │   ├── CountMismatch         the selection has another size than expected
     │   ├── JobConflict           another job, or another state, stands in the way
     │   └── NotAllowed            switched off here, or not granted
+    ├── ReplyRefused              theirs: the request asks for a reply to a place that is not allowed
     ├── LeaseLost                 theirs: another process runs the job now
     ├── StoreUnavailable          theirs: the database of jobs and audit does not answer
     │   └── StoreDamaged          theirs: the database is corrupt
@@ -87,6 +88,7 @@ __all__ = [
     "ProtocolError",
     "PublishFailed",
     "PublishInterrupted",
+    "ReplyRefused",
     "ResourceLocked",
     "Returned",
     "ServerFailed",
@@ -316,6 +318,14 @@ class InvalidMessage(PublishFailed):
     """The message cannot be published as it is, on any broker. Nothing was sent."""
 
     remedy: ClassVar[str] = "Correct the property, header or reply address that the text names."
+
+
+class ReplyRefused(HopbackError):
+    """The `reply_to` of a request is neither a direct reply address nor a declared reply queue."""
+
+    remedy: ClassVar[str] = (
+        "Declare the queue with App(reply_queues=[…]) if its owner may receive replies."
+    )
 
 
 class OperationRefused(HopbackError):

@@ -7,15 +7,16 @@ that publishes to an existing queue: it must run once, its output must arrive on
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopback import App, Context, Environment, RabbitMQ, Service
-from hopback.broker.port import count_now
+from hopback import App, Context, Environment, RabbitMQ, RequestClient, Service
+from hopback.broker.port import REPLY_TO, count_now
 from hopback.broker.supervise import Backoff
-from hopback.message import Message
+from hopback.message import Message, Properties
 from hopback.topology.model import Binding, Exchange, Queue
 from tests.faults.results import Result
 
@@ -47,6 +48,8 @@ OFFENCES: dict[str, Callable[[int], _Publish]] = {
 
 WITHDRAWALS = ("exchange deleted", "right revoked")
 """What changes under publishes that were confirmed before."""
+
+FORGED = "forged reply address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,89 @@ async def run_beside(
     )
 
 
+async def run_beside_forged(
+    broker: Broker, *, requests: int = 200, share: float = 0.05
+) -> Bystanders:
+    """Answer `requests` while further ones, a `share` of them, ask for replies to forged addresses."""
+    app = App("answering")
+    outputs: Counter[int] = Counter()
+    handled: Counter[int] = Counter()
+
+    @app.handler("ask", retry=[_ATTEMPTS_WAIT], concurrency=_CONCURRENCY, replies=True)
+    async def answer(number: int, context: Context) -> int:
+        handled[number] += 1
+        if number >= 0:
+            await context.publish("", "out", b"%d" % number)
+        return number
+
+    world = Environment(
+        backoff=Backoff(first=0.05, most=0.2), reconnect=Backoff(first=0.05, most=0.2)
+    )
+    connection = await broker.connect("operator")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("out"))
+    service = Service(app, broker, world=world)
+    running = asyncio.create_task(service.run())
+    try:
+        await asyncio.wait_for(service.ready.wait(), 60)
+        forged = _forged(await _reply_address(connection))
+        async with RequestClient(broker) as client:
+
+            async def ask(number: int) -> None:
+                outputs[await client.request("", "ask", number, timeout="60s")] += 1
+
+            asking = [asyncio.create_task(ask(number)) for number in range(requests // 2)]
+            offenders = round(requests * share)
+            for number in range(offenders):
+                properties = Properties(reply_to=forged[number % len(forged)])
+                await channel.publish(Message("", "ask", b"%d" % (-1 - number), properties))
+            asking += [
+                asyncio.create_task(ask(number)) for number in range(requests // 2, requests)
+            ]
+            answered = await asyncio.gather(*asking, return_exceptions=True)
+            async with asyncio.timeout(120):
+                while not await _is_calm(connection, service, handled, requests):
+                    pass
+            doubled = client.late
+        published = Counter(await _drain(connection, "out"))
+        parked = await _drain(connection, "ask.dlq")
+    finally:
+        service.stop()
+        await running
+        await connection.close()
+    return Bystanders(
+        FORGED,
+        requests,
+        offenders,
+        parked=sum(number >= 0 for number in parked),
+        again=sum(max(0, handled[number] - 1) for number in range(requests)),
+        doubled=doubled + sum(max(0, times - 1) for times in published.values()),
+        missing=sum(one is not None for one in answered),
+        offenders_parked=sum(number < 0 for number in parked),
+    )
+
+
+async def _reply_address(connection: Connection) -> str:
+    """An address as the broker makes it for a channel that consumes direct replies."""
+    channel = await connection.open_channel()
+    await channel.consume(REPLY_TO, lambda _: None, no_ack=True)
+    asked = (await channel.declare_queue(Queue("addresses", exclusive=True))).name
+    await channel.publish(Message("", asked, b"", Properties(reply_to=REPLY_TO)))
+    found = await channel.get(asked)
+    return (found and found.properties.reply_to) or ""
+
+
+def _forged(address: str) -> list[str]:
+    """Addresses that RabbitMQ 3.10 answers by closing the connection; the last two look real."""
+    pid, _, key = address.removeprefix(f"{REPLY_TO}.").partition(".")
+    raw = base64.b64decode(pid)
+    far = base64.b64encode(raw[:-12] + b"\xff\xff\xff\xff" + raw[-8:]).decode()
+    other = base64.b64encode(raw.replace(b"reply@", b"ylper@")).decode()
+    junk = base64.b64encode(b"junkjunk").decode()
+    cut = base64.b64encode(raw[:-1]).decode()
+    return [f"{REPLY_TO}.{one}.{key}" for one in ("a", junk, cut, far, other)]
+
+
 async def _is_calm(
     connection: Connection, service: Service, runs: Counter[int], messages: int
 ) -> bool:
@@ -173,7 +259,8 @@ async def _is_calm(
     await asyncio.sleep(0.3)
     if len(runs) < messages or sum(runs.values()) != before:
         return False
-    held = [queue.name for queue in service.topology.queues if queue.name not in ("in.dlq", "out")]
+    names = [queue.name for queue in service.topology.queues]
+    held = [name for name in names if not name.endswith(".dlq")]
     for name in held:
         state = await count_now(connection, name)
         if state is not None and state.messages:
@@ -188,14 +275,14 @@ async def _drain(connection: Connection, queue: str) -> list[int]:
     while (delivery := await channel.get(queue)) is not None:
         found.append(_number(delivery))
     await channel.close()
-    return [number for number in found if number >= 0]
+    return found
 
 
 def _number(delivery: Delivery) -> int:
     try:
         return int(json.loads(delivery.body))
     except ValueError:
-        return -1
+        return -1_000_000
 
 
 def user_with_rights(management: Management, url: str, vhost: str, name: str) -> str:
@@ -203,6 +290,8 @@ def user_with_rights(management: Management, url: str, vhost: str, name: str) ->
     management.call("PUT", f"/users/{name}", {"password": "secret", "tags": ""})
     rights = {"configure": ".*", "write": f"^(?!{_FORBIDDEN}$).*", "read": ".*"}
     management.call("PUT", f"/permissions/{vhost}/{name}", rights)
+    # RabbitMQ 4.3 takes topic rights only for an exchange that exists.
+    management.call("PUT", f"/exchanges/{vhost}/{_TOPIC}", {"type": "topic", "durable": True})
     topic = {"exchange": _TOPIC, "write": "^ok[.]", "read": ".*"}
     management.call("PUT", f"/topic-permissions/{vhost}/{name}", topic)
     return url.replace("guest:guest", f"{name}:secret")
@@ -228,6 +317,8 @@ async def publishing(site: Site) -> Result:
                 withdraw=_withdrawal(offence, operator, node.management, vhost, user),
             )
             found.checks.append(one.row(site.broker))
+        forged = await run_beside_forged(RabbitMQ(node.url), requests=site.messages(1_000))
+        found.checks.append(forged.row(site.broker))
     return found
 
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback import EmbeddedBroker, RabbitMQ
-from tests.faults.publishing import MAX_BODY, OFFENCES, WITHDRAWALS, run_beside, user_with_rights
+from tests.faults.publishing import (
+    MAX_BODY,
+    OFFENCES,
+    WITHDRAWALS,
+    run_beside,
+    run_beside_forged,
+    user_with_rights,
+)
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.connection import EmbeddedConnection
@@ -68,3 +75,10 @@ async def test_an_exchange_deleted_in_use_parks_and_repeats_no_other_message() -
     found = await run_beside(broker, broker, WITHDRAWALS[0], messages=200, withdraw=delete)
     assert (found.parked, found.again, found.missing) == (0, 0, 0)
     assert found.doubled <= 20
+
+
+@pytest.mark.broker
+async def test_a_forged_reply_address_harms_no_other_reply_or_publish(amqp_url: str) -> None:
+    """RabbitMQ 3.10 closes the connection on which a reply to such an address is published."""
+    found = await run_beside_forged(RabbitMQ(amqp_url), requests=100, share=0.1)
+    assert (found.harmed, found.offenders_parked > 0) == (0, True)

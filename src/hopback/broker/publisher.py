@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from hopback.broker.proven_routes import ProvenRoutes
+from hopback.broker.reply_publisher import ReplyPublisher, is_direct_reply
 from hopback.broker.sendable import check_message, is_plain
 from hopback.broker.supervise import Supervised
 from hopback.errors import (
@@ -133,6 +134,8 @@ class Publisher:
     `publish` waits at most `timeout` seconds for a usable channel. A publish that the broker refuses (a
     missing exchange, a missing right, a body that is too large) fails alone. `keyless` names exchanges that
     are known not to be topic exchanges: their routing keys need no proof of their own.
+    Direct replies have another connection, made with the first of them: only a publisher that `sends_replies`
+    sends them on this one.
     """
 
     def __init__(
@@ -145,9 +148,22 @@ class Publisher:
         on_state: OnState | None = None,
         on_failure: OnFailure | None = None,
         keyless: Collection[str] = (),
+        sends_replies: bool = False,
     ) -> None:
         self._timeout = timeout
         self._keyless = keyless
+        self._replies: ReplyPublisher | None = None
+        if not sends_replies:
+            self._replies = ReplyPublisher(
+                Publisher(
+                    broker,
+                    name=f"{name}, replies",
+                    timeout=timeout,
+                    backoff=backoff,
+                    on_failure=on_failure,
+                    sends_replies=True,
+                )
+            )
         self._line = Supervised(
             broker,
             name,
@@ -193,6 +209,8 @@ class Publisher:
     async def close(self) -> None:
         """End the connection; what is in flight is reported as interrupted. Safe to repeat."""
         self._line.stop()
+        if self._replies is not None:
+            await self._replies.close()
         if self._task is None:
             self._refuse("the publisher is closed")
         else:
@@ -230,6 +248,9 @@ class Publisher:
         may_share = is_plain(message.properties) or check_message(message)
         if ended is not None and ended.is_set():
             raise DeliveryLost(_LOST)
+        if self._replies is not None and is_direct_reply(message):
+            await self._replies.publish(message, ended)
+            return
         handed = self._hand_over_at_once(message, wanted) if may_share else None
         while True:
             if handed is None:

@@ -475,7 +475,8 @@ class App(Router):
     A design that exists already (one of the documented patterns, or a TOML file) is given as
     `topology`; queues of Hopback's own, recommended design are added with `queue` or `handler`.
     `lifespan` makes an async context that is entered before the first delivery and left after the
-    last: a database, a client, an outbox relay.
+    last: a database, a client, an outbox relay. `reply_queues` names the queues that `context.reply` may
+    publish to, beside direct reply addresses. `*` stands for any characters.
     """
 
     def __init__(
@@ -486,9 +487,14 @@ class App(Router):
         codes: Mapping[str, str] | None = None,
         lifespan: Callable[[App], AbstractAsyncContextManager[object]] | None = None,
         codecs: Codecs | None = None,
+        reply_queues: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.name = name
+        if isinstance(reply_queues, str):
+            raise ValueError(f"reply_queues: expected a list of queue names, got {reply_queues!r}")
+        self.reply_queues: tuple[str, ...] = tuple(reply_queues)
+        """The queues that replies may go to, beside direct reply addresses."""
         self.codes: Mapping[str, str] = dict(codes or {})
         """Names of your own for events, as log lines carry them (`DESIGNS["event-bus"].codes`)."""
         self.codecs = codecs

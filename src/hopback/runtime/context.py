@@ -9,9 +9,11 @@ import uuid
 import warnings
 from collections.abc import Coroutine
 from contextvars import ContextVar
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
-from hopback.broker.port import REPLY_TO
+from hopback.broker.reply_publisher import DIRECT_REPLY, is_reply_address
+from hopback.errors import ReplyRefused
 from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
@@ -19,7 +21,7 @@ from hopback.text import did_you_mean
 from hopback.topology.durations import format_duration, parse_wait_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from datetime import datetime
 
     from hopback.fields import Headers
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 __all__ = [
-    "DIRECT_REPLY",
     "TRACE_HEADERS",
     "BatchRun",
     "Context",
@@ -93,6 +94,8 @@ class Context:
 
     codecs: ClassVar[Codecs | None] = None
     """What encodes payloads by content type, if the application has codecs (see `context_with`)."""
+    reply_queues: ClassVar[tuple[str, ...]] = ()
+    """The queues that replies may go to, beside direct reply addresses. Patterns as of `fnmatch`."""
 
     __slots__ = (
         "_publish",
@@ -200,7 +203,8 @@ class Context:
         """Answer the sender, with the correlation id of the request. To be awaited.
 
         It is fire and forget: one who has stopped waiting is no failure. ValueError if the message
-        asks for no reply (`wants_reply`).
+        asks for no reply (`wants_reply`). ReplyRefused, which parks the message, if its `reply_to` is
+        neither a direct reply address nor one of the application's reply queues.
         """
         properties = self.delivery.properties
         if not properties.reply_to:
@@ -208,10 +212,28 @@ class Context:
                 "expected a message that asks for a reply, got one without the property `reply_to`: "
                 "look at `context.wants_reply` first"
             )
+        self.check_reply_to()
         self.has_replied = True
         options["correlation_id"] = properties.correlation_id or properties.message_id
         options["mandatory"] = False
         return self.publish("", properties.reply_to, payload, **options)
+
+    def check_reply_to(self) -> None:
+        """ReplyRefused if a reply is wanted at a place that the application has not declared."""
+        address = self.delivery.properties.reply_to
+        if not address:
+            return
+        if address.startswith(DIRECT_REPLY):
+            if not is_reply_address(address):
+                raise ReplyRefused(
+                    f"reply_to: expected a direct reply address as RabbitMQ makes them, got {address!r}"
+                )
+        elif not any(fnmatchcase(address, one) for one in self.reply_queues):
+            raise ReplyRefused(
+                "reply_to: expected a direct reply address or a declared reply queue"
+                f" ({', '.join(self.reply_queues) or 'none is declared'}), got {address!r}. Declare the"
+                " queues that replies may go to with App(reply_queues=[…])"
+            )
 
     def reply_sync(self, payload: object, **options: Unpack[PublishOptions]) -> None:
         """The same from a sync handler, in its thread."""
@@ -235,17 +257,20 @@ class Context:
         return len(left)
 
 
-def context_with(codecs: Codecs) -> type[Context]:
-    """The context of an application with codecs; others pay nothing for them."""
-    given = codecs
+def context_with(codecs: Codecs | None, reply_queues: Sequence[str] = ()) -> type[Context]:
+    """The context of an application with codecs or reply queues; others pay nothing for them."""
+    if codecs is None and not reply_queues:
+        return Context
+    given, queues = codecs, tuple(reply_queues)
 
-    class CodecContext(Context):
-        """A context that publishes by the application's codecs."""
+    class AppContext(Context):
+        """A context with the application's codecs and reply queues."""
 
         __slots__ = ()
         codecs = given
+        reply_queues = queues
 
-    return CodecContext
+    return AppContext
 
 
 def publish_from_thread(publishing: Coroutine[Any, Any, None]) -> None:
@@ -264,9 +289,6 @@ def _is_unstarted(publishing: Coroutine[Any, Any, None]) -> bool:
         and inspect.getcoroutinestate(publishing) == inspect.CORO_CREATED
     )
 
-
-DIRECT_REPLY = f"{REPLY_TO}."
-"""What the routing key of a direct reply begins with."""
 
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 """W3C trace context: passed on from the message that is being handled."""

@@ -44,7 +44,7 @@ from hopback.observe.events import reporter
 from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, ConsumerLimits
-from hopback.runtime.context import Context, Outlet, context_with, current_context
+from hopback.runtime.context import Outlet, context_with, current_context
 from hopback.runtime.delays import DelayQueues
 from hopback.runtime.dependencies import Injector
 from hopback.runtime.failures import FailedRuns
@@ -227,6 +227,8 @@ class Assembly:
     """Who is told of failed runs."""
     codecs: Codecs | None = None
     """What decodes payloads by their content type, if the application has them."""
+    reply_queues: Sequence[str] = ()
+    """The queues that replies may go to, beside direct reply addresses."""
     _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
     _solitude: Solitude = field(default_factory=Solitude)
@@ -280,7 +282,7 @@ class Assembly:
         read = None
         if self.codecs is not None and handler.wanted is not None:
             read = self.codecs.reader(handler.wanted, handler.decode)
-        context = Context if self.codecs is None else context_with(self.codecs)
+        context = context_with(self.codecs, self.reply_queues)
         work = partial(
             Batches,
             handler,
@@ -355,6 +357,7 @@ class Assembly:
             injector=self._injector(handler.needs, f"handler of queue {handler.queue!r}", True),
             middleware=middleware,
             codecs=self.codecs,
+            reply_queues=self.reply_queues,
         )
         self._runners.append(runner)
         return runner
@@ -490,6 +493,7 @@ class Service:
             app.overrides,
             FailedRuns(self.world.bus, app.error_reports),
             app.codecs,
+            app.reply_queues,
         )
         # Workers inherit the context in which their pool is made.
         made_in = copy_context()

@@ -12,6 +12,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from hopback.errors import ReplyRefused
 from hopback.headers import failure_from_exception
 from hopback.policy.outcome import Park, Retry, classify, is_outcome, outcome_of
 from hopback.runtime.answer import DONE, Answer
@@ -49,6 +50,8 @@ __all__ = [
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
     """The answer of a run that raised: a retry or a park by the rules, with the failure's record."""
     failure = failure_from_exception(error)
+    if isinstance(error, ReplyRefused):
+        return Answer(Park(str(error)), failure, error=error)  # another attempt changes nothing
     return Answer(classify(error, rules, failure), failure, error=error)
 
 
@@ -84,6 +87,7 @@ class FunctionRunner:
         injector: Injector | None = None,
         middleware: Sequence[Middleware] = (),
         codecs: Codecs | None = None,
+        reply_queues: Sequence[str] = (),
     ) -> None:
         """What an application does not use is not looked at when a message comes."""
         self._handler = handler
@@ -97,7 +101,7 @@ class FunctionRunner:
         self._read: Callable[[Delivery], Any] | None = None
         if codecs is not None and handler.decode is not None and handler.wanted is not None:
             self._read = codecs.reader(handler.wanted, handler.decode)
-        self._context = Context if codecs is None else context_with(codecs)
+        self._context = context_with(codecs, reply_queues)
         self._is_plain = injector is None and not self._middleware
         self._is_direct = self._is_plain and handler.is_async and handler.options.deadline is None
         self._opened: dict[int, Opened] = {}
@@ -134,6 +138,8 @@ class FunctionRunner:
         context = self._context(delivery, self._plan, self._publish)
         token = current_context.set(context)
         try:
+            if handler.replies:
+                context.check_reply_to()  # before the handler has done its work in vain
             if self._is_direct:
                 returned = await handler.call(*handler.arguments(payload, context))
             elif self._is_plain:
@@ -145,9 +151,7 @@ class FunctionRunner:
                 run = partial(self._provided, context, handler.arguments(payload, context))
                 returned = await run_through(self._middleware, context, run)
             if handler.replies and not is_outcome(returned):
-                # What it returned is the reply, if one is wanted and it has not sent one itself.
-                if context.wants_reply and not context.has_replied:
-                    await context.reply(returned)
+                await _reply(context, returned)
                 returned = None
             if context.publishing is not None and await context.forgotten():
                 return NOT_PUBLISHED
@@ -271,6 +275,12 @@ def _caught(
         return call(*arguments), None
     except BaseException as error:
         return None, error
+
+
+async def _reply(context: Context, returned: object) -> None:
+    """Reply with what the handler returned, if a reply is wanted and the handler has not sent one."""
+    if context.wants_reply and not context.has_replied:
+        await context.reply(returned)
 
 
 def inside_middleware(

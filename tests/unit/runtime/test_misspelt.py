@@ -235,7 +235,7 @@ def test_unknown_publish_option_is_refused_with_the_nearest(
 
 @in_virtual_time
 async def test_unknown_option_of_a_handler_request_or_test_is_refused() -> None:
-    app, refused = App("shop"), list[str]()
+    app, refused = App("shop", reply_queues=["answers"]), list[str]()
 
     async def expect(publishing: Callable[[], Any]) -> None:
         with pytest.raises(TypeError) as error:

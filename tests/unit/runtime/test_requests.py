@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from hopback.runtime.payload import Undecodable
 from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.topology.model import Queue
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 @dataclass(frozen=True)
 class Price:
@@ -26,8 +29,8 @@ class Price:
     cents: int
 
 
-def _app() -> App:
-    app = App("prices")
+def _app(reply_queues: Sequence[str] = ()) -> App:
+    app = App("prices", reply_queues=reply_queues)
 
     @app.handler("prices", retry=None, replies=True)
     async def price(question: dict[str, Any], context: Context) -> Price | Park | None:
@@ -141,9 +144,9 @@ async def test_a_handler_may_ask_another_one() -> None:
 
 
 @in_virtual_time
-async def test_a_reply_goes_to_a_queue_of_the_asker_too() -> None:
-    """Any `reply_to` will do, with the correlation id of the request; who asks nothing gets nothing."""
-    app = _app()
+async def test_a_reply_goes_to_declared_reply_queues_too() -> None:
+    """With the correlation id of the request. A message without `reply_to` gets no reply."""
+    app = _app(reply_queues=["answers", "go*"])
 
     @app.handler("echo", retry=["1s"])
     async def echo(context: Context) -> None:
@@ -171,6 +174,37 @@ async def test_a_reply_goes_to_a_queue_of_the_asker_too() -> None:
         assert told == {("asked prices", b'{"sku":"f","cents":100}'), ("asked square", b"49")}
         assert await channel.get("answers") is None
         assert await test.request("", "square", 9) == 81
+
+
+@pytest.mark.parametrize("address", ["vault", "amq.gen-abc", "amq.rabbitmq.reply-to.a.b"])
+@in_virtual_time
+async def test_a_reply_to_an_undeclared_place_parks_the_request(address: str) -> None:
+    """A producer cannot make a handler publish with the rights of its process."""
+    app = App("prices", reply_queues=["answers"])
+    runs = []
+
+    @app.handler("prices", retry=["1s"], replies=True)
+    async def price(sku: str) -> int:
+        runs.append(sku)
+        return 1
+
+    @app.handler("greetings", retry=["1s"])
+    async def greet(name: str, context: Context) -> None:
+        await context.reply(name)
+
+    async with AppTest(app) as test:
+        channel = await (await test.broker.connect()).open_channel()
+        await channel.declare_queue(Queue("vault"))
+        for queue in ("prices", "greetings"):
+            await test.publish("", queue, "x", reply_to=address)
+        await test.drain()
+        assert runs == []
+        assert await channel.get("vault") is None
+        for queue in ("prices", "greetings"):
+            (parked,) = test.dead_letters(queue)
+            said = str(parked.properties.headers)
+            assert "reply_to: expected a direct reply address" in said
+            assert "'hopback-attempts': 1" in said
 
 
 @in_virtual_time

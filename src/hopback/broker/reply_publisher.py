@@ -1,0 +1,128 @@
+"""Publish direct replies on a connection of their own.
+
+The address of a direct reply (`amq.rabbitmq.reply-to.…`) comes from the producer of the request. RabbitMQ
+3.10 and 4.0 close the whole connection (541) if it is forged. Addresses are therefore checked, and replies
+use another connection than other publishes. A reply to an address that was never answered before is in
+flight alone, so it can end the connection for itself only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import TYPE_CHECKING, Protocol
+
+from hopback.broker.port import REPLY_TO
+from hopback.errors import InvalidMessage
+
+if TYPE_CHECKING:
+    from hopback.message import Message
+
+__all__ = ["DIRECT_REPLY", "ReplyPublisher", "is_direct_reply", "is_reply_address"]
+
+DIRECT_REPLY = f"{REPLY_TO}."
+"""The beginning of the routing key of a direct reply."""
+
+_VERSION, _NEW_PID, _PID = 131, ord("X"), ord("g")
+_PID_BYTES = {_NEW_PID: 12, _PID: 9}
+"""Bytes after the node name of a process id in Erlang's external format, by its tag."""
+_ATOM_LENGTH_BYTES = {ord("w"): 1, ord("s"): 1, ord("v"): 2, ord("d"): 2}
+"""Bytes of the length of an atom, by its tag."""
+_ANSWERED = 5_000
+"""Addresses that were answered before. When there are more, all are forgotten and prove themselves again."""
+
+
+def is_direct_reply(message: Message) -> bool:
+    """Whether the message goes to a channel that consumes direct replies."""
+    return not message.exchange and message.routing_key.startswith(DIRECT_REPLY)
+
+
+def is_reply_address(address: str) -> bool:
+    """Whether RabbitMQ can read the address: `amq.rabbitmq.reply-to.PID.KEY`.
+
+    An address without the second dot never does harm: RabbitMQ drops the reply. The embedded broker makes
+    such addresses.
+    """
+    parts = address.removeprefix(DIRECT_REPLY).split(".")
+    if len(parts) == 1:
+        return True
+    if len(parts) != 2:
+        return False
+    try:
+        pid = base64.b64decode(parts[0], validate=True)
+        base64.b64decode(parts[1], validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return _is_pid(pid)
+
+
+def _is_pid(raw: bytes) -> bool:
+    """Whether the bytes are one process id from end to end."""
+    if len(raw) < 6 or raw[0] != _VERSION or raw[1] not in _PID_BYTES:
+        return False
+    length_bytes = _ATOM_LENGTH_BYTES.get(raw[2])
+    if length_bytes is None:
+        return False
+    node_at = 3 + length_bytes
+    length = int.from_bytes(raw[3:node_at], "big")
+    node = raw[node_at : node_at + length]
+    return b"@" in node and len(raw) == node_at + length + _PID_BYTES[raw[1]]
+
+
+class _ReplyConnection(Protocol):
+    async def publish(
+        self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
+    ) -> None: ...
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class ReplyPublisher:
+    """Sends direct replies through `publisher`, which has its own connection, made with the first reply."""
+
+    def __init__(self, publisher: _ReplyConnection) -> None:
+        self._publisher = publisher
+        self._answered: set[str] = set()
+        self._alone = asyncio.Lock()
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def publish(self, message: Message, ended: asyncio.Event | None) -> None:
+        """Send a reply. InvalidMessage if no broker can have made its address."""
+        address = message.routing_key
+        if not is_reply_address(address):
+            raise InvalidMessage(
+                f"nothing was sent: expected a direct reply address as RabbitMQ makes them, got {address!r}"
+            )
+        self._publisher.start()
+        if address in self._answered:
+            if self._alone.locked():
+                async with self._alone:
+                    pass  # a new address is in flight
+            await self._send(message, ended)
+            return
+        async with self._alone:
+            await self._idle.wait()
+            await self._send(message, ended)
+            if len(self._answered) >= _ANSWERED:
+                self._answered.clear()
+            self._answered.add(address)
+
+    async def _send(self, message: Message, ended: asyncio.Event | None) -> None:
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            # RabbitMQ 3.10 and 4.0 deliver a direct reply and yet return it as unroutable.
+            await self._publisher.publish(message, mandatory=False, ended=ended)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def close(self) -> None:
+        """End the connection. Safe to repeat."""
+        await self._publisher.close()
