@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hopback.wire.events import read_content
-from hopback.wire.frames import BODY, END, HEADER, Broken, ChannelState, ReplyCode
+from hopback.wire.frames import BODY, END, HEADER, Broken, ChannelState, ReplyCode, unknown_frame
 from hopback.wire.methods import Side
 from hopback.wire.settlement import Settlements
 
@@ -68,6 +68,16 @@ class ChannelCore:
         self.content_id = method_id
         self.content_method = method
 
+    def out_of_place(self, found: str) -> Broken:
+        """The error for a frame that cannot come now."""
+        expected = "expected method frame, got non method frame instead"
+        if self.content_properties is not None:
+            expected = "expected content body, got non content body frame instead"
+        elif self.content_id:
+            expected = "expected content header for class 60, got non content header frame instead"
+        text = f"expected no such frame on channel {self.number} now, got {found}"
+        return Broken(ReplyCode.UNEXPECTED_FRAME, text, expected, self.content_id)
+
     def end_content(self) -> None:
         """The message is complete, or dropped."""
         self.open = self.state is ChannelState.OPEN
@@ -81,6 +91,7 @@ class ChannelCore:
 _envelope = struct.Struct(">BHI").unpack_from
 _header = struct.Struct(">HHQ").unpack_from
 _lengths = struct.Struct(">BHIHHQ").unpack_from
+_SHORTEST_HEADER = 12  # class, weight and the size of the body; properties follow
 _BASIC = 60  # the number of the class basic, the only one whose methods carry content
 
 
@@ -135,12 +146,17 @@ class Assembler:
 
     def header(self, channel: ChannelCore, payload: bytes) -> Content | None:
         """Take a content header; the message, if it has no body."""
-        if not channel.content_id or channel.content_properties is not None or len(payload) < 14:
-            raise Broken(ReplyCode.UNEXPECTED_FRAME, "expected no content header here, got one")
+        if len(payload) < _SHORTEST_HEADER:
+            raise unknown_frame(HEADER, payload)
+        if not channel.content_id or channel.content_properties is not None:
+            raise channel.out_of_place("a content header")
         class_id, _, size = _header(payload)
         if class_id != _BASIC:
             raise Broken(
-                ReplyCode.FRAME_ERROR, f"expected a header of class 60, got class {class_id}"
+                ReplyCode.UNEXPECTED_FRAME,
+                f"expected a header of class 60, got class {class_id}",
+                f"expected content header for class 60, got one for class {class_id} instead",
+                channel.content_id,
             )
         if size > self._body_max:
             raise Broken(
@@ -154,10 +170,13 @@ class Assembler:
     def body(self, channel: ChannelCore, payload: bytes) -> Content | None:
         """Take a piece of a body; the message, if it is the last."""
         if channel.content_properties is None:
-            raise Broken(ReplyCode.UNEXPECTED_FRAME, "expected no message body here, got one")
+            raise channel.out_of_place("a message body")
         if len(payload) > channel.body_left:
             raise Broken(
-                ReplyCode.FRAME_ERROR, "expected the rest of a message body, got more than that"
+                ReplyCode.FRAME_ERROR,
+                "expected the rest of a message body, got more than that",
+                "content body frame exceeds remaining content size",
+                channel.content_id,
             )
         if not payload:
             return None

@@ -41,8 +41,11 @@ from hopback.wire.frames import (
     ConnectionState,
     Limits,
     ReplyCode,
+    as_erlang,
     content_frames,
     frame,
+    undecodable,
+    unknown_frame,
 )
 from hopback.wire.methods import BY_ID, METHODS, Side, decode_arguments, encode_arguments
 
@@ -62,6 +65,16 @@ _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
 _SETTLEMENTS: Final = {_ACK: "basic.ack", _NACK: "basic.nack", _REJECT: "basic.reject"}
 _LARGEST_HEADER: Final = 4 * 1024 * 1024
 """What a server may send as one header frame: clients bear more than was agreed."""
+_RABBITMQ_STATES: Final = {
+    ConnectionState.AWAIT_START_OK: "starting",
+    ConnectionState.AWAIT_SECURE_OK: "securing",
+    ConnectionState.AWAIT_TUNE_OK: "tuning",
+    ConnectionState.AWAIT_OPEN: "opening",
+    ConnectionState.OPEN: "running",
+}
+_SHORTEST: Final = {METHOD: 4, HEADER: 12}
+"""Bytes that a frame of this type has at least: the number of a method; class, weight and size of a body."""
+_TEXT_ERRORS: Final = {Side.CLIENT: "surrogateescape", Side.SERVER: "strict"}
 _CLOSING: Final = {
     Side.CLIENT: ConnectionState.CLIENT_CLOSING,
     Side.SERVER: ConnectionState.SERVER_CLOSING,
@@ -174,13 +187,17 @@ class WireConnection:
             events.append(self._violation(error))
 
     def _violation(self, error: ProtocolError) -> Violation:
-        code = error.code if isinstance(error, Broken) else ReplyCode.SYNTAX_ERROR
+        fault = error if isinstance(error, Broken) else Broken(ReplyCode.SYNTAX_ERROR, str(error))
+        code = fault.code
         self._buffer.clear()
         if self.state is ConnectionState.AWAIT_HEADER:
             self._out.append(PROTOCOL_HEADER)
         elif (self.state, self.role, "connection.close") in CONNECTION:
-            text = str(error).encode()[:255].decode("utf-8", "ignore")
-            self.send(0, "connection.close", reply_code=code, reply_text=text)
+            raw = fault.said.encode("utf-8", "backslashreplace")
+            text = raw if len(raw) <= 255 else raw[:252] + b"..."
+            class_id, method_id = fault.method_id >> 16, fault.method_id & 0xFFFF
+            told = {"reply_code": code, "reply_text": text}
+            self.send(0, "connection.close", **told, class_id=class_id, method_id=method_id)
         self.state = ConnectionState.CLOSED
         return Violation(error, code)
 
@@ -199,7 +216,7 @@ class WireConnection:
         while end - position >= 7:
             kind, number, size = _envelope(data, position)
             if size > accept_max or not 1 <= kind <= 8:
-                raise self._bad_envelope(data, position, kind, size)
+                self._check_envelope(data, position, kind, size)
             following = position + 8 + size
             if following > end:
                 self._needed = following - position
@@ -208,17 +225,25 @@ class WireConnection:
                 raise Broken(
                     ReplyCode.FRAME_ERROR, f"expected a frame end (0xCE), got {data[following - 1]}"
                 )
-            if after and events and kind == METHOD and _method_id(data, position + 7)[0] in after:
+            if (
+                after
+                and events
+                and kind == METHOD
+                and size >= 4
+                and _method_id(data, position + 7)[0] in after
+            ):
                 self.unread = True
                 break
             channel = channels.get(number)
-            if channel is None or kind > BODY:
+            if channel is None or not METHOD <= kind <= BODY:
                 self._on_rare(kind, number, data[position + 7 : following - 1], events)
                 if after and number in channels:
                     # A channel was opened: what follows counts from the answer on.
                     self.unread = following < end
                     return int(following)
             elif kind == METHOD:
+                if size < 4:
+                    raise unknown_frame(kind, data[position + 7 : following - 1])
                 (method_id,) = _method_id(data, position + 7)
                 if method_id in self._contents and channel.open:
                     found, following = self._assembler.at_once(
@@ -244,25 +269,22 @@ class WireConnection:
         events.append(HeaderReceived())
         return 8
 
-    def _bad_envelope(self, data: bytes, position: int, kind: int, size: int) -> Broken:
+    def _check_envelope(self, data: bytes, position: int, kind: int, size: int) -> None:
+        """Refuse what cannot be a frame; a server reads a small one of an unknown type to its end."""
         if data[position : position + 4] == b"AMQP":
             version = ".".join(map(str, data[position + 5 : position + 8]))
-            return Broken(
+            raise Broken(
                 ReplyCode.FRAME_ERROR, f"expected AMQP 0.9.1, the peer speaks AMQP {version}"
             )
-        if self.role is Side.SERVER and size > self._accept_max:
-            return Broken(
+        if size > self._accept_max:
+            raise Broken(
                 ReplyCode.FRAME_ERROR,
-                f"FRAME_ERROR - type {kind}, all octets = <<>>:"
-                f" {{frame_too_large,{size},{self.frame_max - 8}}}",
+                f"expected a frame of at most {self._accept_max} bytes, got one of {size}",
+                f"type {kind}, all octets = <<>>: {{frame_too_large,{size},{self.frame_max - 8}}}",
             )
-        if not 1 <= kind <= 8:
+        if self.role is Side.CLIENT:
             found = data[position : position + 8]
-            return Broken(ReplyCode.FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found!r}")
-        return Broken(
-            ReplyCode.FRAME_ERROR,
-            f"expected a frame of at most {self._accept_max} bytes, got one of {size}",
-        )
+            raise Broken(ReplyCode.FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found!r}")
 
     def _emit(self, channel: ChannelCore, found: Content, events: list[Event]) -> None:
         """Hand a message over; a delivery is unsettled from now on."""
@@ -292,22 +314,30 @@ class WireConnection:
         )
 
     def _on_rare(self, kind: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Heartbeats, the connection's own methods, and the first frame of a channel."""
-        if kind == HEARTBEAT:
-            if number or payload:
-                raise Broken(
-                    ReplyCode.FRAME_ERROR, "expected an empty heartbeat on channel 0, got another"
-                )
+        """Heartbeats, the connection's own methods, the first frame of a channel, and odd frames."""
+        if kind == HEARTBEAT and not payload and not number:
             return
-        if kind == METHOD and number == 0:
+        if not METHOD <= kind <= BODY and (kind != HEARTBEAT or payload):
+            raise unknown_frame(kind, payload)
+        if len(payload) < _SHORTEST.get(kind, 0):
+            raise unknown_frame(kind, payload)
+        if kind == HEARTBEAT or (kind != METHOD and number == 0):
+            raise Broken(
+                ReplyCode.UNEXPECTED_FRAME,
+                f"expected no frame of type {kind} on channel {number}, got one",
+                f"type {kind}, all octets = {as_erlang(payload)}",
+            )
+        if number == 0:
             self._on_connection_method(payload, events)
             return
         if self.state is _CLOSING[self.role] or number in self._ended_by_peer:
             return
-        if kind != METHOD or self.state is not ConnectionState.OPEN:
+        if self.state is not ConnectionState.OPEN:
             raise Broken(
-                ReplyCode.CHANNEL_ERROR, f"expected no frame of kind {kind} on channel {number} now"
+                ReplyCode.CHANNEL_ERROR, f"expected no frame of type {kind} on channel {number} now"
             )
+        if kind != METHOD:
+            raise ChannelCore(number).out_of_place(f"one of type {kind}")
         if self.role is Side.SERVER and len(self.channels) >= self.channel_max > 0:
             # As RabbitMQ does: the number of channels counts, not the number of the channel.
             raise Broken(
@@ -326,23 +356,25 @@ class WireConnection:
         found = BY_ID.get(method_id)
         if found is None or self.role.other not in found.senders:
             name = found.name if found else f"{method_id >> 16}.{method_id & 0xFFFF}"
-            if self.role is Side.SERVER:
-                raise Broken(ReplyCode.COMMAND_INVALID, "COMMAND_INVALID - unimplemented method")
-            raise Broken(
-                ReplyCode.COMMAND_INVALID, f"expected a method of a {self.role.other}, got {name}"
-            )
+            text = f"expected a method of a {self.role.other}, got {name}"
+            raise Broken(ReplyCode.COMMAND_INVALID, text, "unimplemented method", method_id)
         return found
 
     def _on_connection_method(self, payload: bytes, events: list[Event]) -> None:
-        method = self._method_of(int(_method_id(payload)[0]))
+        found = int(_method_id(payload)[0])
+        method = BY_ID.get(found) or self._method_of(found)
         following = CONNECTION.get((self.state, self.role.other, method.name))
         if following is None:
             if self.state is _CLOSING[self.role]:
                 return
+            state = _RABBITMQ_STATES.get(self.state, self.state)
             raise Broken(
-                ReplyCode.COMMAND_INVALID, f"{method.name} is not allowed in state {self.state}"
+                ReplyCode.CHANNEL_ERROR if self.role is Side.SERVER else ReplyCode.COMMAND_INVALID,
+                f"{method.name} is not allowed in state {self.state}",
+                f"unexpected method in connection state {state}",
+                method.id,
             )
-        arguments = decode_arguments(method, payload)
+        arguments = self._arguments(method, payload)
         self.state = following
         if method.name == "connection.close":
             self.send(0, "connection.close-ok")
@@ -355,9 +387,10 @@ class WireConnection:
             if method_id != _OPEN_OK or channel.state is not ChannelState.OPENING:
                 return
             self._ended_by_peer.discard(channel.number)
-        method = self._method_of(method_id)
+        is_opening = channel.state is ChannelState.CLOSED and self.role is Side.SERVER
+        method = (BY_ID.get(method_id) if is_opening else None) or self._method_of(method_id)
+        arguments = self._arguments(method, payload)
         self._check_place(channel, method, self.role.other)
-        arguments = decode_arguments(method, payload)
         self._advance(channel, method, self.role.other, arguments)
         # Some requests have only one answer.
         if method.name == "channel.close":
@@ -370,20 +403,37 @@ class WireConnection:
             self.send(channel.number, "basic.cancel-ok", consumer_tag=arguments["consumer_tag"])
         events.append(MethodReceived(channel.number, method.name, arguments))
 
+    def _arguments(self, method: MethodSpec, payload: bytes) -> dict[str, Any]:
+        """The arguments of a method; a server refuses names that are not UTF-8, as RabbitMQ does."""
+        try:
+            return decode_arguments(method, payload, _TEXT_ERRORS[self.role])
+        except UnicodeDecodeError:
+            raise Broken(
+                ReplyCode.FRAME_ERROR,
+                f"expected UTF-8 in the short strings of {method.name}, got {payload[4:44]!r}",
+                "Malformed UTF-8 in shortstr",
+            ) from None
+        except ProtocolError:
+            raise undecodable(method.id, method.name, payload[4:]) from None
+
     def _check_place(self, channel: ChannelCore, method: MethodSpec, sender: Side) -> None:
         """Whether `sender` may send `method` on this channel now."""
-        if method.name.startswith("connection."):
-            raise Broken(ReplyCode.COMMAND_INVALID, f"{method.name} belongs on channel 0")
-        if channel.content_id and method.name != "channel.close":
+        is_closed = channel.state is ChannelState.CLOSED
+        if method.name.startswith("connection.") and not is_closed:
+            text = f"{method.name} belongs on channel 0"
             raise Broken(
-                ReplyCode.UNEXPECTED_FRAME, f"expected the rest of a message, got {method.name}"
+                ReplyCode.COMMAND_INVALID, text, "unimplemented method", method_id=method.id
             )
+        if channel.content_id and method.name != "channel.close":
+            raise channel.out_of_place(method.name)
         moves = (channel.state, sender, method.name) in CHANNEL
         if not moves and (channel.state is not ChannelState.OPEN or method.name in _MOVING):
-            raise Broken(
-                ReplyCode.CHANNEL_ERROR,
-                f"{method.name} is not allowed on channel {channel.number} in state {channel.state}",
-            )
+            where = f"on channel {channel.number} in state {channel.state}"
+            said = "expected 'channel.open'" if is_closed else f"second '{method.name}' seen"
+            code = ReplyCode.CHANNEL_ERROR
+            if method.name == "channel.close-ok" and not is_closed:
+                code, said = ReplyCode.COMMAND_INVALID, "unimplemented method"
+            raise Broken(code, f"{method.name} is not allowed {where}", said, method.id)
 
     def _advance(
         self, channel: ChannelCore, method: MethodSpec, sender: Side, arguments: Mapping[str, Any]
@@ -495,7 +545,8 @@ def _settlement_at(
 ) -> SettlementReceived:
     """The settlement whose frame begins at `position`."""
     if size != 13:
-        raise ProtocolError(f"expected 13 bytes of {_SETTLEMENTS[method_id]}, got {size}")
+        arguments = data[position + 11 : position + 7 + size]
+        raise undecodable(method_id, _SETTLEMENTS[method_id], arguments)
     tag, bits = _settlement(data, position + 11)
     multiple = bits & 1 == 1 and method_id != _REJECT
     requeue = bits & (1 if method_id == _REJECT else 2) != 0 and method_id != _ACK

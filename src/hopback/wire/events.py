@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hopback.errors import ProtocolError
 from hopback.message import Properties
+from hopback.wire.frames import undecodable
+from hopback.wire.methods import BY_ID
 from hopback.wire.properties import decode_properties
 
 if TYPE_CHECKING:
@@ -195,8 +197,8 @@ def read_content(
     """The message that a content method, its header and its body make; `method` are the arguments."""
     try:
         return _READERS[method_id](channel, method, properties, body)
-    except (IndexError, struct.error):
-        raise ProtocolError("expected the arguments of a message's method, got too few") from None
+    except (ProtocolError, IndexError, struct.error):
+        raise undecodable(method_id, BY_ID[method_id].name, method) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,11 @@ __all__ = [
     "ConnectionState",
     "Limits",
     "ReplyCode",
+    "as_erlang",
     "content_frames",
     "frame",
+    "undecodable",
+    "unknown_frame",
 ]
 
 
@@ -125,11 +128,41 @@ class ReplyCode(IntEnum):
 
 
 class Broken(ProtocolError):
-    """A protocol error whose reply code is known."""
+    """A protocol error whose reply code is known.
 
-    def __init__(self, code: ReplyCode, text: str) -> None:
+    `said` is RabbitMQ's text for it, which the peer is told instead of ours. `method_id` names the method
+    that it concerns.
+    """
+
+    def __init__(self, code: ReplyCode, text: str, said: str = "", method_id: int = 0) -> None:
         self.code = code
+        self.said = f"{code.name} - {said}" if said else text
+        self.method_id = method_id
         super().__init__(text)
+
+
+def unknown_frame(kind: int, payload: bytes) -> Broken:
+    """The error for a frame of a type that AMQP 0-9-1 does not have, or too short for its type."""
+    said = f"type {kind}, all octets = {as_erlang(payload)}: unknown_frame"
+    text = f"expected an AMQP 0-9-1 frame, got one of type {kind} with {payload[:40]!r}"
+    return Broken(ReplyCode.FRAME_ERROR, text, said)
+
+
+def undecodable(method_id: int, name: str, arguments: bytes) -> Broken:
+    """The error for arguments that are not those of their method."""
+    octets = ",".join(map(str, arguments[:_TOLD_OCTETS]))
+    text = f"expected the arguments of {name}, got {arguments[:40]!r}"
+    return Broken(ReplyCode.FRAME_ERROR, text, f"cannot decode <<{octets}>>", method_id)
+
+
+def as_erlang(raw: bytes) -> str:
+    """Bytes as RabbitMQ shows them: as a text if they are one, else as numbers."""
+    if raw and raw.isascii() and raw.decode().isprintable():
+        return f'<<"{raw[:_TOLD_OCTETS].decode()}">>'
+    return f"<<{','.join(map(str, raw[:_TOLD_OCTETS]))}>>"
+
+
+_TOLD_OCTETS = 255  # more do not fit a reply text
 
 
 # The types of frames, and the byte that ends each, as AMQP 0-9-1 numbers them.

@@ -207,8 +207,13 @@ def _encode_argument(method: MethodSpec, name: str, kind: str, value: Any) -> by
     return bytes((len(raw),)) + raw
 
 
-def decode_arguments(method: MethodSpec, payload: bytes) -> dict[str, Any]:
-    """The arguments in a frame's payload (after the method number); it must be filled exactly."""
+def decode_arguments(
+    method: MethodSpec, payload: bytes, errors: str = "surrogateescape"
+) -> dict[str, Any]:
+    """The arguments in a frame's payload (after the method number); it must be filled exactly.
+
+    `errors` says what becomes of short strings that are not UTF-8: with `strict`, a UnicodeDecodeError.
+    """
     found: dict[str, Any] = {}
     position, bit = 4, 0
     try:
@@ -218,7 +223,7 @@ def decode_arguments(method: MethodSpec, payload: bytes) -> dict[str, Any]:
                 bit += 1
                 continue
             position, bit = position + bool(bit), 0
-            found[name], position = _decode_argument(kind, payload, position)
+            found[name], position = _decode_argument(kind, payload, position, errors)
     except (IndexError, struct.error):
         raise ProtocolError(f"expected {method.name}, got a frame that is too short") from None
     if position + bool(bit) != len(payload):
@@ -229,10 +234,10 @@ def decode_arguments(method: MethodSpec, payload: bytes) -> dict[str, Any]:
     return found
 
 
-def _decode_argument(kind: str, payload: bytes, position: int) -> tuple[Any, int]:
+def _decode_argument(kind: str, payload: bytes, position: int, errors: str) -> tuple[Any, int]:
     if kind == "shortstr":
         end = position + 1 + payload[position]
-        return _checked(payload, position + 1, end).decode("utf-8", "surrogateescape"), end
+        return _checked(payload, position + 1, end).decode("utf-8", errors), end
     if kind == "longstr":
         start = position + 4
         end = start + int(_LENGTH.unpack_from(payload, position)[0])

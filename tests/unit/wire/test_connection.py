@@ -189,8 +189,8 @@ def test_settlements_leave_before_what_is_sent_after_them() -> None:
         (b"\x00\x00\x00\x00\x00\x00\x00\xce", 501),
         (b"\x01\x00\x01\xff\xff\xff\xff", 501),
         (b"\x08\x00\x00\x00\x00\x00\x00\x00", 501),
-        (b"\x08\x00\x01\x00\x00\x00\x00\xce", 501),
-        (b"\x01\x00\x01\x00\x00\x00\x02\x00\x3c\xce", 502),
+        (b"\x08\x00\x01\x00\x00\x00\x00\xce", 505),
+        (b"\x01\x00\x01\x00\x00\x00\x02\x00\x3c\xce", 501),
         (b"\x01\x00\x01\x00\x00\x00\x04\x00\x63\x00\x01\xce", 503),
         (_method("queue.declare", queue="q"), 503),
         (_method("queue.declare-ok"), 503),
@@ -201,8 +201,8 @@ def test_settlements_leave_before_what_is_sent_after_them() -> None:
         (_method("basic.ack", channel=9, delivery_tag=1), 504),
         (b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c" + bytes(12) + b"\xce", 505),
         (b"\x03\x00\x01\x00\x00\x00\x01x\xce", 505),
-        (b"\x03\x00\x05\x00\x00\x00\x01x\xce", 504),
-        (b"\x01\x00\x01\x00\x00\x00\x05\x00\x3c\x00\x50\x00\xce", 502),
+        (b"\x03\x00\x05\x00\x00\x00\x01x\xce", 505),
+        (b"\x01\x00\x01\x00\x00\x00\x05\x00\x3c\x00\x50\x00\xce", 501),
     ],
 )
 def test_what_breaks_the_protocol_ends_the_connection(raw: bytes, code: int) -> None:
@@ -256,7 +256,7 @@ def test_a_header_of_another_class_is_refused() -> None:
     pair = open_pair()
     method = _method("basic.deliver", consumer_tag="c", delivery_tag=1)
     header = b"\x00\x0a\x00\x00" + (3).to_bytes(8, "big") + b"\x00\x00"
-    assert _violation(pair, method + frame(2, 1, header)).code == 501
+    assert _violation(pair, method + frame(2, 1, header)).code == 505
 
 
 def test_an_oversized_body_is_refused_before_it_comes() -> None:

@@ -15,6 +15,7 @@ from hopback.broker.server.channel import ServerChannel, reply_text
 from hopback.broker.server.outgoing import Envelopes
 from hopback.broker.server.users import MECHANISMS
 from hopback.errors import ProtocolError
+from hopback.message import Properties
 from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.connection import WireConnection
 from hopback.wire.events import MethodReceived, Published
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from hopback.broker.server.served import ServedBroker
     from hopback.errors import BrokerError
     from hopback.fields import Headers
-    from hopback.message import Properties
     from hopback.wire.events import Event
 
 __all__ = [
@@ -414,11 +414,10 @@ class Client:
             return self._last[1]
         try:
             found = decode_properties(raw)
-        except ProtocolError as error:
-            refusal = Refusal(502, f"SYNTAX_ERROR - {error}", connection=True)
-            self.refuse(refusal)
-            raise refusal from error
+        except ProtocolError:
+            found = Properties(opaque_headers=raw or b"\0")
         if found.opaque_headers:
+            self.doing = 0  # RabbitMQ names no method here
             refusal = Refusal(541, "INTERNAL_ERROR", connection=True)
             self.refuse(refusal)
             raise refusal

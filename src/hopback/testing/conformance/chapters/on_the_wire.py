@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.testing.conformance.row import Mismatch, Tag, equal, row
 from hopback.wire import Side, WireConnection, parse_url
-from hopback.wire.frames import BODY, HEADER, METHOD, frame
+from hopback.wire.frames import BODY, HEADER, HEARTBEAT, HEARTBEAT_FRAME, METHOD, frame
 from hopback.wire.handshake import ClientHandshake, Tuning
 from hopback.wire.methods import BY_ID, METHODS, decode_arguments, encode_arguments
 
@@ -272,6 +272,160 @@ async def nonsense(subject: Subject) -> None:
             "1 queue.declare-ok",
             "0 connection.close 503 COMMAND_INVALID - unimplemented method",
         )
+
+
+@row(
+    "W.11",
+    "A frame out of place ends the connection: on channel 0 or on a channel that is not open (504), amid"
+    " a message or without one (505); a server's own method is unimplemented (503)",
+    Tag.SOCKET,
+)
+async def out_of_place(subject: Subject) -> None:
+    declare = METHODS["queue.declare"].id
+    publish = _method(1, "basic.publish", routing_key=subject.name())
+    header = frame(HEADER, 1, b"\0\x3c\0\0" + (1).to_bytes(8, "big") + b"\0\0")
+    other = frame(HEADER, 1, b"\0\x32\0\0" + (1).to_bytes(8, "big") + b"\0\0")
+    channel_0 = "504 CHANNEL_ERROR - unexpected method in connection state running"
+    not_open = "504 CHANNEL_ERROR - expected 'channel.open'"
+    no_method = "505 UNEXPECTED_FRAME - expected method frame, got non method frame instead"
+    no_header = (
+        "505 UNEXPECTED_FRAME - expected content header for class 60, got non content header frame"
+        " instead"
+    )
+    no_body = "505 UNEXPECTED_FRAME - expected content body, got non content body frame instead"
+    for write, said, method in (
+        (_method(0, "queue.declare", queue="q"), channel_0, declare),
+        (_method(0, "connection.open", virtual_host="/"), channel_0, METHODS["connection.open"].id),
+        (_method(0, "connection.start"), channel_0, METHODS["connection.start"].id),
+        (_method(5, "queue.declare", queue="q"), not_open, declare),
+        (_method(5, "channel.open-ok"), not_open, METHODS["channel.open-ok"].id),
+        (
+            _method(1, "channel.open"),
+            "504 CHANNEL_ERROR - second 'channel.open' seen",
+            METHODS["channel.open"].id,
+        ),
+        (
+            _method(1, "connection.close"),
+            "503 COMMAND_INVALID - unimplemented method",
+            METHODS["connection.close"].id,
+        ),
+        (
+            frame(HEADER, 0, b"abc"),
+            '501 FRAME_ERROR - type 2, all octets = <<"abc">>: unknown_frame',
+            0,
+        ),
+        (frame(BODY, 0, b"abc"), '505 UNEXPECTED_FRAME - type 3, all octets = <<"abc">>', 0),
+        (frame(HEARTBEAT, 1, b""), "505 UNEXPECTED_FRAME - type 8, all octets = <<>>", 0),
+        (header, no_method, 0),
+        (frame(BODY, 5, b"x"), no_method, 0),
+        (publish + _method(1, "queue.declare", queue="q"), no_header, METHODS["basic.publish"].id),
+        (publish + frame(BODY, 1, b"x"), no_header, METHODS["basic.publish"].id),
+        (publish + header + header, no_body, METHODS["basic.publish"].id),
+        (
+            publish + other,
+            "505 UNEXPECTED_FRAME - expected content header for class 60, got one for class 50"
+            " instead",
+            METHODS["basic.publish"].id,
+        ),
+    ):
+        await _ends(subject, write, said, method)
+
+
+@row(
+    "W.12",
+    "Arguments that are too short or too long, and frames of no known type, end the connection (501)",
+    Tag.SOCKET,
+)
+async def undecodable(subject: Subject) -> None:
+    declared = encode_arguments(METHODS["queue.declare"], {"queue": "q"})
+    for name, arguments in (
+        ("queue.declare", declared[4:-3]),
+        ("queue.declare", b""),
+        ("queue.declare", declared[4:] + b"xx"),
+        ("queue.declare", declared[4:] + bytes(200)),
+        ("queue.purge", b"\0\0\x09abc\0"),
+        ("basic.ack", b"\0\0\1"),
+        ("basic.ack", bytes(12)),
+        ("tx.select", b"x"),
+    ):
+        method = METHODS[name].id
+        said = f"501 FRAME_ERROR - cannot decode <<{','.join(map(str, arguments))}>>"
+        said = said if len(said) <= 259 else f"{said[:256]}..."
+        write = frame(METHOD, 1, method.to_bytes(4, "big") + arguments)
+        await _ends(subject, write, said, method)
+    for kind, payload, shown in (
+        (METHOD, b"\0\x32\0", "<<0,50,0>>"),
+        (METHOD, b"", "<<>>"),
+        (HEADER, b"\0\x3c\0\0", "<<0,60,0,0>>"),
+        (4, b"abc", '<<"abc">>'),
+        (HEARTBEAT, b"abc", '<<"abc">>'),
+    ):
+        said = f"501 FRAME_ERROR - type {kind}, all octets = {shown}: unknown_frame"
+        await _ends(subject, frame(kind, 1 if kind != HEARTBEAT else 0, payload), said, 0)
+
+
+@row(
+    "W.13",
+    "Names, keys and tags that are not UTF-8 end the connection (501), except in a publish; NUL passes",
+    Tag.SOCKET,
+)
+async def names_of_any_bytes(subject: Subject) -> None:
+    odd, queue = "\udcff", subject.name()
+    for write in (
+        _method(1, "queue.declare", queue=odd),
+        _method(1, "queue.declare", queue=odd, passive=True),
+        _method(1, "queue.bind", queue=queue, exchange="amq.direct", routing_key=odd),
+        _method(1, "queue.delete", queue=odd),
+        _method(1, "exchange.declare", exchange=odd, type="fanout"),
+        _method(1, "exchange.delete", exchange=odd),
+        _method(1, "basic.consume", queue=queue, consumer_tag=odd),
+        _method(1, "basic.cancel", consumer_tag=odd),
+        _method(1, "basic.get", queue=odd),
+        _method(1, "channel.close", reply_code=200, reply_text=odd),
+    ):
+        await _ends(subject, write, "501 FRAME_ERROR - Malformed UTF-8 in shortstr", 0)
+    async with _conversation(subject) as connection:
+        await connection.answers(_publish(odd, mandatory=True), "1 basic.return 312 NO_ROUTE")
+        name = f"{queue}\0"
+        await connection.answers(
+            _method(1, "queue.declare", queue=name) + _method(1, "queue.delete", queue=name),
+            "1 queue.declare-ok",
+            "1 queue.delete-ok",
+        )
+
+
+@row("W.14", "A heartbeat may stand between any two frames, also within a message", Tag.SOCKET)
+async def heartbeats(subject: Subject) -> None:
+    queue = subject.name()
+    header = frame(HEADER, 1, b"\0\x3c\0\0" + (2).to_bytes(8, "big") + b"\0\0")
+    frames = (
+        _method(1, "confirm.select"),
+        _method(1, "queue.declare", queue=queue),
+        _method(1, "basic.publish", routing_key=queue),
+        header,
+        frame(BODY, 1, b"x"),
+        frame(BODY, 1, b"y"),
+    )
+    async with _conversation(subject) as connection:
+        mixed = b"".join(part + HEARTBEAT_FRAME for part in frames)
+        answers = ("1 confirm.select-ok", "1 queue.declare-ok", "1 basic.ack")
+        await connection.answers(HEARTBEAT_FRAME + mixed, *answers)
+        delete = _method(1, "queue.delete", queue=queue)
+        mixed = HEARTBEAT_FRAME.join((delete, _CLOSE, b""))
+        await connection.answers(mixed, "1 queue.delete-ok", "1 channel.close-ok")
+
+
+async def _ends(subject: Subject, write: bytes, said: str, method: int) -> None:
+    """Written at once, it ends the connection with this code and text, which name this method."""
+    async with _conversation(subject) as connection:
+        connection.writer.write(write)
+        while True:
+            channel, name, told = await connection.method()
+            if name == "connection.close":
+                break
+        found = f"{told['reply_code']} {told['reply_text']}"
+        equal("close", (channel, found), (0, said))
+        equal("method", (told["class_id"], told["method_id"]), (method >> 16, method & 0xFFFF))
 
 
 @row(

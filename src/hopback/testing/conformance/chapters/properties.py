@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,11 @@ from hopback.fields import (
     UInt32,
     UInt64,
 )
+from hopback.headers import deaths
 from hopback.message import Message, Properties
 from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, nested
 from hopback.testing.conformance.row import equal, row, that
+from hopback.topology.model import ExchangeType
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -155,6 +157,46 @@ async def header_repeated(subject: Subject) -> None:
         kept = set(subject.since({"3.0": sent.further_headers, "4.0": sent.further_headers[1:]}))
         equal("first", found.headers["a"], 1)
         equal("further", set(found.further_headers), kept)
+
+
+@row(
+    "10.3f",
+    "An empty header table and no header table are different, and so is what a consumer gets",
+)
+async def empty_headers(subject: Subject) -> None:
+    for kind in BOTH:
+        queue = await subject.queue(kind)
+        for sent in (Properties(app_id="a"), Properties(app_id="a", headers={})):
+            found = (await _through(subject, queue, sent)).properties
+            if "x-delivery-count" not in found.headers:  # 3.10 counts in every quorum queue
+                equal("has a table", found.has_headers, sent.has_headers)
+
+
+@row(
+    "10.3g",
+    "Bytes that are not UTF-8 pass in every property, header and routing key, and in x-death",
+)
+async def any_bytes(subject: Subject) -> None:
+    odd = "a\udcff"
+    dead, exchange = await subject.classic(), await subject.exchange(ExchangeType.FANOUT)
+    to_dead: Headers = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    queue = await subject.classic(to_dead)
+    await subject.bind(exchange, queue)
+    sent = Properties(
+        content_type=odd, content_encoding=odd, correlation_id=odd, reply_to=odd, message_id=odd, type=odd,
+        app_id=odd, cluster_id=odd, headers={"h": LongStr(b"\xff")}, further_headers=((b"\xff", None),),
+        delivery_mode=2,
+    )  # fmt: skip
+    await subject.channel.publish(Message(exchange, odd, b"", sent))
+    taken = await subject.take(queue)
+    equal("routing key", taken.routing_key, odd)
+    equal("properties", taken.properties, sent)
+    subject.channel.nack(taken.tag, requeue=False)
+    died = await subject.take_done(dead)
+    (death,) = deaths(died.properties.headers)
+    equal("routing keys of the death", death.routing_keys, (odd,))
+    kept = replace(died.properties, headers=sent.headers)
+    equal("properties of the dead letter", kept, sent)
 
 
 @row("10.3c", "A 64-bit unsigned header comes back equal in value")
