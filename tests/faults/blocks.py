@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tests.faults import commands, parts, traffic
 from tests.faults.databases import databases
+from tests.faults.hanging import hanging
 from tests.faults.publishing import publishing
 from tests.faults.results import Result
 from tests.faults.site import Site
@@ -63,6 +64,7 @@ ON_BROKERS: dict[str, tuple[int, Callable[[Site], Awaitable[Part | list[Part] | 
     "jobs": (1, commands.jobs),
     "databases": (1, databases),
     "publishing": (1, publishing),
+    "hanging": (1, hanging),
     "cluster": (1, parts.cluster),
     "storm": (1, traffic.storm),
     "faithful": (1, parts.faithful),

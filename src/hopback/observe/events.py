@@ -98,6 +98,17 @@ _ROWS = (
         ("queue", "message_id", "duration", "deadline", "stopped"),
     ),
     EventDescription(
+        "handler.slow",
+        "A handler has not returned for 5 minutes, or for half of its queue's consumer timeout; said once.",
+        ("queue", "message_id", "duration", "stack"),
+    ),
+    EventDescription(
+        "delivery.taken_back",
+        "The broker took a message back while its handler ran (consumer timeout), or was about to. The"
+        " handler is cancelled; a thread cannot be cancelled.",
+        ("queue", "message_id", "duration", "stopped", "stack"),
+    ),
+    EventDescription(
         "publish.failed", "A publish got no confirmed home.", ("exchange", "routing_key", "error")
     ),
     EventDescription(

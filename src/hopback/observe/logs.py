@@ -37,6 +37,8 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "inbox.duplicate": "warning",
         "handler.failed": "warning",
         "handler.overdue": "warning",
+        "handler.slow": "warning",
+        "delivery.taken_back": "warning",
         "publish.failed": "error",
         "delay.sent": "debug",
         "delay.early": "warning",

@@ -19,16 +19,25 @@ from hopback.runtime.context import BatchRun, Context, current_batch, current_co
 from hopback.runtime.middleware import run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool, ended
+from hopback.runtime.slow_runs import CurrentRun
 from hopback.runtime.worker import NOT_PUBLISHED, answer_for, is_being_cancelled, undecodable
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Collection,
+        Coroutine,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
     from types import TracebackType
 
     from hopback.message import Delivery
     from hopback.policy.outcome import Rule
-    from hopback.runtime.answer import HeldDelivery
+    from hopback.runtime.answer import ConsumeSession, HeldDelivery
     from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import BatchHandler
     from hopback.runtime.middleware import Middleware
@@ -235,7 +244,10 @@ class Batches:
         self._due: asyncio.TimerHandle | None = None
         self._full: list[list[_Gathered]] = []
         self._runs: set[asyncio.Task[Answer]] = set()
-        self._running: dict[asyncio.Task[None], int] = {}
+        self._running: dict[asyncio.Task[None], Sequence[HeldDelivery]] = {}
+        self._slow: set[asyncio.Task[None]] = set()
+        self._answers: dict[asyncio.Task[Any], Answer] = {}
+        """The answers of batches that are being ended early."""
         self._limit = handler.options.batchers
         self._concluding = 0
         self._held = False
@@ -244,7 +256,7 @@ class Batches:
     @property
     def in_flight(self) -> int:
         """How many deliveries are being prepared or in batches that run now."""
-        return sum(self._running.values()) + len(self._pool.running)
+        return sum(map(len, self._running.values())) + len(self._pool.running)
 
     @property
     def kept(self) -> int:
@@ -287,7 +299,7 @@ class Batches:
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
         """Settle it by this answer, outside any batch."""
-        self._start(self._conclude_all([taken], [answer], 0.0), 1)
+        self._start(self._conclude_all([taken], [answer], 0.0), [taken])
 
     def limit(self, size: int) -> None:
         """Run at most so many batches at once; 0 prepares nothing either."""
@@ -309,8 +321,48 @@ class Batches:
     async def still(self) -> None:
         """Wait for the batches that run."""
         await self._pool.still()
-        while self._running:
-            await asyncio.wait(set(self._running))
+        while quick := self._running.keys() - self._slow:
+            await asyncio.wait(quick)
+
+    async def drain(self) -> None:
+        """Wait for everything in hand, also for the open batch."""
+        await self._pool.drain()
+        self._close_open()
+        await self.still()
+
+    async def settled(self, taken: HeldDelivery) -> None:
+        """Close its batch, and wait for the end of that."""
+        await self._pool.finished(taken)
+        self._close_open()
+        while tasks := [task for task, batch in self._running.items() if taken in batch]:
+            await asyncio.wait(tasks)
+        while any(one.taken is taken for batch in self._full for one in batch):
+            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        while tasks := [task for task, batch in self._running.items() if taken in batch]:
+            await asyncio.wait(tasks)
+
+    def runs(self) -> list[CurrentRun]:
+        """The batches that run, and the messages that are being prepared."""
+        preparing = [CurrentRun(task, (taken,)) for task, taken in self._pool.runs()]
+        return [CurrentRun(task, batch) for task, batch in self._running.items()] + preparing
+
+    def holds(self, session: ConsumeSession) -> bool:
+        """Also in a batch that is still open."""
+        gathered = (one.taken for batch in (self._open, *self._full) for one in batch)
+        running = (taken for batch in self._running.values() for taken in batch)
+        in_hand = (*self._pool, *gathered, *running)
+        return self._settling.keeps(session) or any(one.session is session for one in in_hand)
+
+    def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
+        """Do not wait for these batches and preparations."""
+        self._slow = {task for task in self._running if task in slow}
+        self._pool.disregard(slow)
+
+    def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
+        """Cancel the batch; a message that is being prepared is left alone."""
+        if task in self._running:
+            self._answers[task] = answer
+            task.cancel()
 
     def wind_down(self) -> int:
         """Prepare nothing more; what was gathered is handled before the end."""
@@ -426,16 +478,17 @@ class Batches:
     def _start_full(self) -> None:
         while self._full and len(self._running) < self._limit and not self._held:
             batch = self._full.pop(0)
-            self._start(self._handle(batch), len(batch))
+            self._start(self._handle(batch), [one.taken for one in batch])
 
-    def _start(self, work: Coroutine[Any, Any, None], size: int) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], batch: Sequence[HeldDelivery]) -> None:
         name, context = f"hopback batch {self._handler.queue}", self._base.copy()
         task = self._loop.create_task(work, name=name, context=context)
-        self._running[task] = size
+        self._running[task] = batch
         task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
+        self._answers.pop(task, None)
         self._start_full()
         if not task.cancelled():
             task.result()
@@ -476,9 +529,14 @@ class Batches:
                 tell(answers)
         except asyncio.CancelledError:
             _end_runs(alive)
-            for one in alive:
-                self._settling.abandon(one.taken, self._loop.time() - began, "interrupted")
-            raise
+            task = asyncio.current_task()
+            answer = None if task is None else self._answers.pop(task, None)
+            if task is None or answer is None:
+                for one in alive:
+                    self._settling.abandon(one.taken, self._loop.time() - began, "interrupted")
+                raise
+            task.uncancel()
+            answers = [answer] * len(alive)
         except Exception as error:  # see OneByOne; answers that the batch has given stay
             _end_runs(alive)
             answers = answers or [answer_for(error)] * len(alive)

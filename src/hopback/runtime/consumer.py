@@ -1,7 +1,9 @@
 """One queue's consumer: takes deliveries on a channel, hands them to their work, and lives on.
 
 It lives longer than any channel. Each channel is a session: when it ends, what was not started is
-forgotten (the broker has it back), what runs finishes and finds that it cannot settle any more.
+forgotten (the broker has it back), what runs finishes and finds that it cannot settle any more. A session
+whose runs are slow is *retired*: its channel takes no more deliveries and stays open for those in hand,
+while the next session consumes on another channel.
 
 A session's `Intake` takes one delivery at a time at first, then as many as the prefetch allows. A broker
 gives a consumer its prefetch once, when it subscribes; a window that is to change its size needs a new
@@ -25,6 +27,7 @@ from hopback.policy.breaker import Breaker, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
 from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.answer import ConsumeSession, HeldDelivery
+from hopback.runtime.slow_runs import consumer_timeout_in
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from hopback.runtime.answer import Answer
     from hopback.runtime.quarantine import Quarantine
     from hopback.runtime.settling import Environment
+    from hopback.runtime.slow_runs import SlowRuns
     from hopback.runtime.worker import Work
 
 __all__ = ["Brake", "Consumer", "ConsumerLimits", "ConsumerState", "Intake", "Leftover", "Tell"]
@@ -47,7 +51,7 @@ class Intake:
     """The subscription of one session to its queue.
 
     Without `quarantine` the window is open from the beginning and nothing is suspected. `give_up` is told why
-    nothing more can come by this session.
+    nothing more can come by this session, `on_cancel` is called when the broker ended the subscription.
     """
 
     def __init__(
@@ -57,14 +61,18 @@ class Intake:
         prefetch: int,
         work: Work,
         quarantine: Quarantine | None,
+        slow_runs: SlowRuns,
         give_up: Callable[[str], object],
+        on_cancel: Callable[[], object],
     ) -> None:
         self._session = session
         self._queue = queue
         self._prefetch = prefetch
         self._work = work
         self._quarantine = quarantine
+        self._slow_runs = slow_runs
         self._give_up = give_up
+        self._on_cancel = on_cancel
         self._open = quarantine is None or prefetch == 1
         self._suspected: deque[HeldDelivery] = deque()
         self._tag: str | None = None
@@ -122,13 +130,18 @@ class Intake:
     def _cancelled(self, tag: str) -> None:
         if tag == self._tag:
             self._tag = None
-            self._give_up("the broker cancelled the consumer")
+            self._on_cancel()
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.received += 1
         taken = HeldDelivery(delivery, self._session)
         # Publishes of its run look here: a run whose channel has ended publishes nothing.
         delivery.session_ended = self._session.ended  # type: ignore[attr-defined]
+        if self._slow_runs.expects_returns:
+            answer = self._slow_runs.answer_to_return(taken)
+            if answer is not None:
+                self._work.conclude(taken, answer)
+                return
         if (
             delivery.redelivered
             and self._quarantine is not None
@@ -280,10 +293,11 @@ class ConsumerState(StrEnum):
 
 
 class _Ending(NamedTuple):
-    """Why a session ended, and whether that was not our wish."""
+    """Why a session ended, whether that was not our wish, and whether its runs are only too slow."""
 
     reason: str
     lost: bool
+    moves: bool = False
 
 
 class Consumer:
@@ -295,7 +309,8 @@ class Consumer:
         limits: ConsumerLimits,
         make_work: Callable[[Callable[[Answer], object]], Work],
         world: Environment,
-        quarantine: Quarantine | None = None,
+        quarantine: Quarantine | None,
+        make_slow_runs: Callable[[Work], SlowRuns],
     ) -> None:
         self.queue = queue
         self._limits = limits
@@ -304,8 +319,12 @@ class Consumer:
         self._brake = Brake(limits.breaker, limits.concurrency, self._tell)
         self._work = make_work(self._brake.observe)
         self._brake.control(self._work.limit)
+        self.slow_runs: SlowRuns = make_slow_runs(self._work)
         self._time = asyncio.get_running_loop().time
         self._session: ConsumeSession | None = None
+        self.retired: dict[ConsumeSession, asyncio.Future[BrokerError | None]] = {}
+        """Sessions whose channel stays open for the deliveries in hand, with the end of each channel."""
+        self._closing_channels: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Future[_Ending] | None = None
         self._intake: Intake | None = None
         self._wanted = asyncio.Event()
@@ -364,6 +383,28 @@ class Consumer:
         return ""
 
     @property
+    def stuck(self) -> str:
+        """The messages whose handlers have not returned, if no handler is free; otherwise empty."""
+        full = len(self.slow_runs.stuck) >= self._limits.concurrency
+        return self.slow_runs.names() if full else ""
+
+    def look(self) -> None:
+        """Look for slow runs: move away from their channel, and close channels that have served."""
+        self.slow_runs.look()
+        for session in [one for one in self.retired if not self._work.holds(one)]:
+            self.retired.pop(session)
+            session.ended.set()
+            closing = asyncio.ensure_future(_close(session))
+            self._closing_channels.add(closing)
+            closing.add_done_callback(self._closing_channels.discard)
+        intake = self._intake
+        if intake is None or not intake.is_taking or intake.isolating or self._closing:
+            return
+        runs = self.slow_runs.slow
+        if any(taken.session is self._session for run in runs for taken in run.deliveries):
+            self._give_up(_Ending("a handler is slow", lost=False, moves=True))
+
+    @property
     def breaker(self) -> BreakerState:
         """Whether the queue is paused because everything failed."""
         return self._brake.state
@@ -406,15 +447,21 @@ class Consumer:
         self._resting.clear()
         self._ending = asyncio.get_running_loop().create_future()
         session: ConsumeSession | None = None
+        closed: asyncio.Future[BrokerError | None] | None = None
         try:
             session = ConsumeSession(await connection.open_channel(), connection.version)
             self._session = session
+            closed = asyncio.ensure_future(session.channel.wait_closed())
+            closed.add_done_callback(partial(self._on_closed, session))
             ending = await self._consume(session, self._ending)
-            # The channel may be good though its consumer is not: let what runs settle on it.
             await self._stop_taking()
+            if (ending.lost or ending.moves) and not session.ended.is_set():
+                # The channel is good though its consumer is not: what is in hand settles on it.
+                self.retired[session] = closed
+                self._session = None
+                return ending
             self._work.withdraw()
-            limit = self._world.backoff.most if ending.lost else None
-            await first_of(self._work.finish(), session.ended.wait(), within=limit)
+            await first_of(self._work.finish(), session.ended.wait())
             return ending
         except BrokerError as error:
             return _Ending(str(error), lost=True)
@@ -423,13 +470,14 @@ class Consumer:
             if intake is not None:
                 self._received += intake.received
                 intake.end()
-            if session is not None:
+            if session is not None and session not in self.retired:
                 session.ended.set()
                 self._work.withdraw()
+                if closed is not None:
+                    closed.cancel()
             self._resting.set()
-            if session is not None:
-                with suppress(BrokerError):
-                    await session.channel.close()
+            if session is not None and session not in self.retired:
+                await _close(session)
 
     async def _consume(self, session: ConsumeSession, ending: asyncio.Future[_Ending]) -> _Ending:
         self._intake = Intake(
@@ -438,7 +486,9 @@ class Consumer:
             self._limits.prefetch,
             self._work,
             self._quarantine,
+            self.slow_runs,
             self.restore,
+            partial(self._on_cancel, session),
         )
         await self._intake.start()
         self.started.set()
@@ -450,12 +500,7 @@ class Consumer:
                 "concurrency": self._limits.concurrency,
             },
         )
-        closed = asyncio.ensure_future(session.channel.wait_closed())
-        closed.add_done_callback(partial(self._on_closed, session))
-        try:
-            return await ending
-        finally:
-            closed.cancel()
+        return await ending
 
     def restore(self, reason: str) -> None:
         """Give the present session up and start another."""
@@ -468,9 +513,20 @@ class Consumer:
     def _on_closed(
         self, session: ConsumeSession, closed: asyncio.Future[BrokerError | None]
     ) -> None:
-        if not closed.cancelled():
-            session.ended.set()
-            self.restore(str(closed.result() or "the channel was closed"))
+        if closed.cancelled():
+            return
+        error = closed.result()
+        session.ended.set()
+        self.retired.pop(session, None)
+        timeout = consumer_timeout_in(error)
+        if timeout is not None:
+            self.slow_runs.on_timeout(session, timeout)
+        if session is self._session:
+            self.restore(str(error or "the channel was closed"))
+
+    def _on_cancel(self, session: ConsumeSession) -> None:
+        self.slow_runs.on_cancel(session)
+        self.restore("the broker cancelled the consumer")
 
     def looks_forgotten(self, queue: QueueState) -> bool:
         """Whether the broker seems not to know us: no consumer, or messages that nobody brings us.
@@ -534,12 +590,17 @@ class Consumer:
         self._closing = True
         self._brake.release()
         kept = self._work.kept
-        if self._session is not None:
-            self._session.ended.set()
+        for session in (*self.retired, *filter(None, [self._session])):
+            session.ended.set()
         interrupted = await self._work.stop()
         not_started += self._work.withdraw()
         self._give_up(_Ending("closed", lost=False))
         return Leftover(self.queue, not_started, interrupted, kept)
+
+
+async def _close(session: ConsumeSession) -> None:
+    with suppress(BrokerError):
+        await session.channel.close()
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Limits": "ConsumerLimits"})

@@ -109,6 +109,11 @@ class Health:
                     f"{one.queue} stands still: everything in hand ({one.held}) is held: "
                     f"{one.standstill}"
                 )
+            elif one.stuck:
+                reasons.append(
+                    f"{one.queue} has no free handler, because these calls have not returned for "
+                    f"minutes: {one.stuck}"
+                )
             elif one.kept:
                 reasons.append(
                     f"{one.queue} holds {one.kept} deliveries that could be neither settled nor moved: "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection, Iterator
 
 __all__ = ["KeyedItems", "Pool", "ended"]
 
@@ -66,6 +66,12 @@ class KeyedItems(Generic[T]):
         self._ready.append((key, waiting.popleft()))
         return True
 
+    def __iter__(self) -> Iterator[T]:
+        """Everything that has not been taken."""
+        yield from (item for _, item in self._ready)
+        for waiting in self._busy.values():
+            yield from waiting
+
     def clear(self) -> list[T]:
         """Take out everything that has not been taken, in order of arrival within each key."""
         left = [item for _, item in self._ready]
@@ -114,7 +120,8 @@ class Pool(Generic[T]):
         self._limit = size
         self._wished = size
         self._held = False
-        self._still: asyncio.Event | None = None
+        self._slow: set[asyncio.Task[None]] = set()
+        self._next_end: asyncio.Event | None = None
         self._called = False
         """A worker was called and has not come yet: it will pass the call on if there is more."""
 
@@ -122,6 +129,19 @@ class Pool(Generic[T]):
     def running(self) -> tuple[T, ...]:
         """What is being handled right now."""
         return tuple(self._running.values())
+
+    def runs(self) -> list[tuple[asyncio.Task[None], T]]:
+        """The workers that handle an item now, with their items."""
+        return list(self._running.items())
+
+    def __contains__(self, item: T) -> bool:
+        """Whether the item is handled now or waits."""
+        return any(one is item for one in (*self._running.values(), *self._items))
+
+    def __iter__(self) -> Iterator[T]:
+        """Everything that is handled now or waits."""
+        yield from tuple(self._running.values())
+        yield from tuple(self._items)
 
     @property
     def waiting(self) -> int:
@@ -145,11 +165,29 @@ class Pool(Generic[T]):
         self._held = False
         self.limit(self._wished)
 
+    def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
+        """Let `still` and `drain` not wait for these workers."""
+        self._slow = {task for task in self._running if task in slow}
+        self._settle_quiet()
+
     async def still(self) -> None:
-        """Return when nothing runs, though things may wait."""
-        while self._running:
-            self._still = self._still or asyncio.Event()
-            await self._still.wait()
+        """Return when nothing runs but slow items, though things may wait."""
+        while len(self._running) > len(self._slow):
+            await self._end_of_one()
+
+    async def drain(self) -> None:
+        """Return when nothing waits and nothing runs but slow items."""
+        while len(self._items) or len(self._running) > len(self._slow):
+            await self._end_of_one()
+
+    async def finished(self, item: T) -> None:
+        """Return when the item neither runs nor waits."""
+        while item in self:
+            await self._end_of_one()
+
+    async def _end_of_one(self) -> None:
+        self._next_end = self._next_end or asyncio.Event()
+        await self._next_end.wait()
 
     def submit(self, item: T, key: str | None = None) -> None:
         """Hand over an item; it is run as soon as a worker and its key are free."""
@@ -225,6 +263,8 @@ class Pool(Generic[T]):
                     raise
                 finally:
                     del self._running[me], item  # a worker that rests holds no message
+                    if self._slow:
+                        self._slow.discard(me)
                     if self._items.finished(key) or me not in self._tasks:
                         self._wake()
                     self._settle_quiet()
@@ -250,12 +290,11 @@ class Pool(Generic[T]):
                 self._called = False
 
     def _settle_quiet(self) -> None:
-        if not self._running:
-            if self._still is not None:
-                self._still.set()
-                self._still = None
-            if not len(self._items):
-                self._quiet.set()
+        if self._next_end is not None:
+            self._next_end.set()
+            self._next_end = None
+        if not self._running and not len(self._items):
+            self._quiet.set()
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Lanes": "KeyedItems"})

@@ -34,7 +34,8 @@ __all__ = ["Quarantine", "Solitude", "Survivor"]
 
 _PATIENCE_S = 30.0
 """How long others may take to finish: after that the suspected message runs beside them, and a death says
-nothing about it. Some never finish: what is held because its retry queue is away."""
+nothing about it. Runs that are slow already are not waited for. Also how long a suspected message may run
+alone: after that the others run beside it."""
 
 _OTHERS_COME_S = 0.5
 """How long the first message of every other queue may take to arrive after the process has started, or
@@ -85,7 +86,8 @@ class Solitude:
         for work in others:
             work.hold()
         try:
-            yield await _in_time(asyncio.gather(*(work.still() for work in others)))
+            are_still = await _in_time(asyncio.gather(*(work.still() for work in others)))
+            yield are_still and not any(work.in_flight for work in others)
         finally:
             for work in others:
                 work.go_on()
@@ -135,7 +137,7 @@ class Quarantine:
 
     async def drained(self, work: Work) -> bool:
         """Wait until the queue's other deliveries are settled; False if they take too long."""
-        return await _in_time(_settled(work))
+        return await _in_time(work.drain()) and not work.in_flight
 
     async def run(self, taken: HeldDelivery, work: Work, *, drained: bool) -> None:
         """Let it run and be settled; parked instead if the process died of it too often."""
@@ -147,23 +149,17 @@ class Quarantine:
         park = deadly(deaths)
         if park is not None:
             work.conclude(taken, Answer(park))
-            await _settled(work)
+            await _in_time(work.drain())
             return
         async with self._solitude.alone(work, returns_of(taken.delivery)) as alone:
             if survivor is not None and alone and drained:
                 survivor.tell(token)
             try:
                 work.submit(taken)
-                await _settled(work)
+                await _in_time(work.settled(taken))
             finally:
                 if survivor is not None:
                     survivor.tell(None)
-
-
-async def _settled(work: Work) -> None:
-    """Nothing of it runs or waits, also not in a batch that is still open."""
-    await work.finish()
-    await work.flush()
 
 
 async def _in_time(waiting: Awaitable[object]) -> bool:

@@ -56,9 +56,11 @@ from hopback.runtime.quarantine import Quarantine, Solitude
 from hopback.runtime.requests import RequestClient
 from hopback.runtime.settling import Environment, Settling
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
+from hopback.runtime.slow_runs import SlowRuns
 from hopback.runtime.worker import FunctionRunner, OneByOne, Work, inside_middleware
 from hopback.topology.check import Severity, check
 from hopback.topology.delays import longest_delay_ms
+from hopback.topology.effective import effective_arguments
 from hopback.topology.expand import dead_letters_park
 from hopback.topology.model import ExchangeType
 from hopback.waiting import first_of
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker, Connection
     from hopback.broker.supervise import OnState
+    from hopback.fields import Headers
     from hopback.message import Message
     from hopback.runtime.answer import Answer, Run
     from hopback.runtime.app import AnyHandler, App
@@ -272,7 +275,7 @@ class Assembly:
             settled = runner.settled
         work = partial(OneByOne, handler.queue, options, run, settling, settled)
         limits = ConsumerLimits(options.window, options.concurrency, options.breaker)
-        return self._consuming(plan, limits, work)
+        return self._consuming(plan, limits, work, options.deadline)
 
     def _in_batches(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
@@ -295,15 +298,23 @@ class Assembly:
             partial(context, plan=plan, publish=self.publish),
         )
         limits = ConsumerLimits(options.window, options.batchers, options.breaker)
-        return self._consuming(plan, limits, work)
+        return self._consuming(plan, limits, work, options.deadline)
 
     def _consuming(
-        self, plan: Plan, limits: ConsumerLimits, work: Callable[[Callable[[Answer], object]], Work]
+        self,
+        plan: Plan,
+        limits: ConsumerLimits,
+        work: Callable[[Callable[[Answer], object]], Work],
+        deadline: float | None,
     ) -> Consumer:
+        queue = next((one for one in self.topology.queues if one.name == plan.queue), None)
+        arguments: Headers = {}
+        if queue is not None:
+            arguments = effective_arguments(queue, self.topology.policies)
+        timeout_ms = arguments.get("x-consumer-timeout")
         quarantine = None
         if can_suspect(plan):
-            queue = next((one for one in self.topology.queues if one.name == plan.queue), None)
-            limit = None if queue is None else queue.arguments.get("x-delivery-limit")
+            limit = arguments.get("x-delivery-limit")
             quarantine = Quarantine(plan, self._solitude, self.world, limit)
 
         # What it makes is held while a suspected message of any queue runs alone.
@@ -312,7 +323,11 @@ class Assembly:
             self._solitude.join(made)
             return made
 
-        return Consumer(plan.queue, limits, make, self.world, quarantine)
+        def watch(work: Work) -> SlowRuns:
+            timeout = timeout_ms / 1000 if isinstance(timeout_ms, int) else None
+            return SlowRuns(plan, work, self.world, deadline=deadline, timeout=timeout)
+
+        return Consumer(plan.queue, limits, make, self.world, quarantine, watch)
 
     def _settling(self, plan: Plan, *, most_holds: int = 0) -> Settling:
         return Settling(
@@ -624,6 +639,7 @@ class Service:
             async with self.app.lifespan(), self._assembly.started():
                 # Consume until the end was asked for, and end in order.
                 line = asyncio.create_task(self._line.run(), name="hopback-consuming")
+                looking = asyncio.create_task(self._look(), name="hopback-slow-runs")
                 shutdown = Shutdown(
                     self.consumers, self._stopping, self.world.bus, self.options.grace
                 )
@@ -635,6 +651,7 @@ class Service:
                     await shutdown.run()
                     raise
                 finally:
+                    looking.cancel()
                     self._line.stop()
                     await self._assembly.close()
                     await line  # raises what ended it if it was not us
@@ -686,6 +703,16 @@ class Service:
         for consumer in self.consumers:
             await consumer.started.wait()
         self.ready.set()
+
+    async def _look(self) -> None:
+        """Look for slow runs of all consumers, more often while something runs."""
+        while True:
+            pause = self.options.watch / 3
+            for consumer in self.consumers:
+                consumer.look()
+                if consumer.in_flight:
+                    pause = min(pause, self.options.watch / 6, consumer.slow_runs.look_every)
+            await asyncio.sleep(pause)
 
     async def _watch(self, connection: Connection) -> None:
         """Ask the broker now and then whether it still knows our consumers."""

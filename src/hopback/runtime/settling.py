@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Message
     from hopback.policy.decision import Decision, Effect
-    from hopback.runtime.answer import AroundBatch, HeldDelivery, Run
+    from hopback.runtime.answer import AroundBatch, ConsumeSession, HeldDelivery, Run
     from hopback.runtime.context import Send
     from hopback.runtime.failures import FailedRuns
     from hopback.runtime.quarantine import Survivor
@@ -106,6 +106,10 @@ class Settling:
         """How many deliveries nothing safe could be done about; their channels still have them."""
         self._kept = [taken for taken in self._kept if not taken.session.ended.is_set()]
         return len(self._kept)
+
+    def keeps(self, session: ConsumeSession) -> bool:
+        """Whether such a delivery came by this session."""
+        return any(taken.session is session for taken in self._kept)
 
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
         """Settle a delivery by its answer; False if it stays where it was, and that was said."""

@@ -20,14 +20,15 @@ from hopback.runtime.context import Context, context_with, current_context
 from hopback.runtime.middleware import run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
+from hopback.runtime.slow_runs import CurrentRun, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 
     from hopback.message import Delivery, Message
     from hopback.observe.events import Bus
     from hopback.policy.outcome import Rule
-    from hopback.runtime.answer import HeldDelivery, Run
+    from hopback.runtime.answer import ConsumeSession, HeldDelivery, Run
     from hopback.runtime.codecs import Codecs
     from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import Handler, HandlerOptions
@@ -227,7 +228,11 @@ class FunctionRunner:
                 self._handler.options.concurrency, thread_name_prefix=self._handler.queue
             )
         work = asyncio.get_running_loop().run_in_executor(
-            self._threads, copy_context().run, _caught, call, arguments
+            self._threads,
+            copy_context().run,
+            _caught,
+            partial(in_thread, delivery, call),
+            arguments,
         )
         deadline = self._handler.options.deadline
         if deadline is not None:
@@ -268,11 +273,11 @@ def _unchanged(returned: Any) -> Any:
 
 
 def _caught(
-    call: Callable[..., Any], arguments: tuple[object, ...]
+    call: Callable[[tuple[object, ...]], Any], arguments: tuple[object, ...]
 ) -> tuple[Any, BaseException | None]:
     """What a call returned or raised: some exceptions (StopIteration) cannot cross into a future."""
     try:
-        return call(*arguments), None
+        return call(arguments), None
     except BaseException as error:
         return None, error
 
@@ -372,7 +377,25 @@ class Work(Protocol):
         """Start again what waits."""
 
     async def still(self) -> None:
-        """Return when nothing is being handled, though things may wait."""
+        """Return when nothing but slow runs is being handled, though things may wait."""
+
+    async def drain(self) -> None:
+        """Return when nothing waits or is gathered, and nothing but slow runs is being handled."""
+
+    async def settled(self, taken: HeldDelivery) -> None:
+        """Return when this delivery, which was submitted, is neither handled nor waiting."""
+
+    def runs(self) -> Sequence[CurrentRun]:
+        """What is being handled now."""
+
+    def holds(self, session: ConsumeSession) -> bool:
+        """Whether a delivery of the session is in hand: it waits, is handled or is kept."""
+
+    def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
+        """These runs are slow: `still` and `drain` do not wait for them."""
+
+    def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
+        """Interrupt this run, and conclude its deliveries by this answer."""
 
     def wind_down(self) -> int:
         """The end is near: forget what need not be started any more and tell how much it was."""
@@ -414,6 +437,8 @@ class OneByOne:
             name=f"hopback {queue}",
         )
         self._time = asyncio.get_running_loop().time
+        self._answers: dict[asyncio.Task[Any], Answer] = {}
+        """The answers of runs that are being ended early."""
         self.concluded: int = 0
 
     @property
@@ -477,6 +502,31 @@ class OneByOne:
         """Wait for the handlers that run."""
         await self._pool.still()
 
+    async def drain(self) -> None:
+        """Wait for everything in hand."""
+        await self._pool.drain()
+
+    async def settled(self, taken: HeldDelivery) -> None:
+        """Wait for its worker."""
+        await self._pool.finished(taken)
+
+    def runs(self) -> list[CurrentRun]:
+        """One delivery each."""
+        return [CurrentRun(task, (taken,)) for task, taken in self._pool.runs()]
+
+    def holds(self, session: ConsumeSession) -> bool:
+        """Also while it waits for a worker."""
+        return self._settling.keeps(session) or any(one.session is session for one in self._pool)
+
+    def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
+        """Do not wait for these workers."""
+        self._pool.disregard(slow)
+
+    def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
+        """Cancel the worker."""
+        self._answers[task] = answer
+        task.cancel()
+
     def wind_down(self) -> int:
         """Start no other handler."""
         return self.withdraw()
@@ -515,6 +565,8 @@ class OneByOne:
                     self.concluded += 1
                     return
                 answer = taken.answer or await self._run(taken.delivery)
+            except asyncio.CancelledError:
+                answer = self._answer_to_end()
             except Exception as error:
                 # A runner answers for its handler, so this is a defect of Hopback, or of a codec or
                 # trace around the run. The message follows its plan like any other failure.
@@ -531,3 +583,12 @@ class OneByOne:
             raise
         if self._observe is not None:
             self._observe(answer)
+
+    def _answer_to_end(self) -> Answer:
+        """The answer of a run that was ended early; raises CancelledError if it was not."""
+        task = asyncio.current_task()
+        answer = None if task is None else self._answers.pop(task, None)
+        if task is None or answer is None:
+            raise asyncio.CancelledError
+        task.uncancel()
+        return answer

@@ -23,6 +23,10 @@ class _Cancelled:
         return message_id != "cancelled"
 
 
+async def _never_return() -> None:
+    await asyncio.Event().wait()
+
+
 def _app() -> App:
     """An application in which everything can happen; a payload says what."""
     app = App("shop", topology=DESIGNS["raffle"].build({}, hardened=False))
@@ -53,6 +57,8 @@ def _app() -> App:
 
     @app.every("1m", retry=["1s"])
     async def minutely() -> None: ...
+
+    app.handler("stuck", retry=["1s"])(_never_return)
 
     @app.batch("users", retry=["1s"], size=2)
     async def insert(rows: list[dict[str, str]]) -> None: ...
@@ -93,6 +99,8 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
             await test.advance(5)
             test.broker.cut()
         await test.drain()
+        await test.publish("", "stuck", {})
+        await test.advance(3600)
     wrong = {
         one.name: sorted(set(one.fields) ^ set(EVENTS[one.name].fields))
         for one in test.events

@@ -76,18 +76,20 @@ class ConsumerTimeout:
             return
         cancels = self._channel.node.profile.consumer_timeout_cancels
         for timeout, taken in late:
-            if taken.consumer is None or not cancels:
+            if taken.consumer is None or taken.consumer.cancelled or not cancels:
+                used = -1 if cancels else round(timeout * 1000)
                 self._channel.fail(
                     precondition_failed(
                         f"delivery acknowledgement on channel {self._channel.number} timed out."
-                        f" Timeout value used: {timeout * 1000:.0f} ms. This timeout value can be configured,"
+                        f" Timeout value used: {used} ms. This timeout value can be configured,"
                         " see consumers doc guide to learn more"
                     )
                 )
                 return
-        for _, taken in late:
-            if taken.consumer is not None and not taken.void:
-                self._channel.end_consumer(taken.consumer)
+        for consumer in dict.fromkeys(taken.consumer for _, taken in late):
+            if consumer is not None:
+                held = [taken for _, taken in late if taken.consumer is consumer]
+                self._channel.end_consumer(consumer, held)
         self._look()
 
 

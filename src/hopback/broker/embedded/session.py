@@ -22,7 +22,7 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import ExchangeType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.queue import LiveQueue
@@ -354,9 +354,8 @@ class SessionChannel:
         if self.consumers.pop(consumer.tag, None) is not None and self.is_open:
             self.sink.cancelled(consumer.tag)
 
-    def end_consumer(self, consumer: QueueConsumer) -> None:
-        """The broker ends it and takes back what it holds; to settle that later means nothing."""
-        held = [taken for taken in self.unacked.values() if taken.consumer is consumer]
+    def end_consumer(self, consumer: QueueConsumer, held: Sequence[Taken]) -> None:
+        """The broker ends it and takes these deliveries back; to settle them later means nothing."""
         if self.consumers.pop(consumer.tag, None) is not None:
             consumer.queue.remove_consumer(consumer)
             self.sink.cancelled(consumer.tag)

@@ -409,6 +409,27 @@ async def classic_never_times_out(subject: Subject) -> None:
     await subject.stays(queue, 0, 0.2)
 
 
+@row(
+    "9.7e",
+    "On 4.3 a timeout takes back the late delivery alone; the next one, without consumer, ends the channel",
+    Tag.TIMEOUT,
+    Tag.SLOW,
+    since=V4_3,
+)
+async def timeout_after_cancelled_consumer(subject: Subject) -> None:
+    queue, listener = await subject.quorum(), await _listener(subject)
+    await subject.put(queue, "1")
+    await listener.start(queue)
+    await listener.has("1")
+    await subject.pause(subject.timings.consumer_timeout / 2)
+    await subject.put(queue, "2")
+    await listener.has("12")
+    await listener.is_cancelled(await _timed_out(subject))
+    await subject.holds(queue, 1)
+    await _ends(subject, listener.channel)
+    await subject.holds(queue, 2)
+
+
 async def _ends(subject: Subject, channel: Channel) -> None:
     """Wait until the broker has ended the channel with 406."""
 

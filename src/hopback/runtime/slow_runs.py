@@ -1,0 +1,369 @@
+"""Handler calls that do not return: noticed, reported, and kept from harming other messages.
+
+RabbitMQ takes a delivery back that was not settled within the consumer timeout, 30 minutes by default. It
+closes the channel of the delivery, and every other delivery on that channel returns with it (RabbitMQ 4.3
+cancels the consumer instead). The timeout of a broker cannot be asked for. So:
+
+1. A run is *slow* after 20 s. Its consumer moves to a new channel, and the old one stays open for the
+   deliveries that are still in hand. A timeout then returns the slow delivery alone. 20 s is below every
+   timeout that RabbitMQ supports (a minute or more). A shorter timeout is learned when it strikes.
+2. A run is *stuck* after 5 minutes. It is reported once, with its stack. A queue whose handlers are all
+   stuck is not ready.
+3. A run whose delivery was taken back is cancelled. A thread cannot be cancelled and is reported. The
+   redelivered message counts as a failed attempt and is not run again while the old call still runs here.
+4. A queue whose consumer timeout is known, by its arguments or a policy, cancels a run shortly before.
+
+Runs are looked at every few seconds, all of a process by one timer. A message that is handled quickly costs
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hopback.errors import PreconditionFailed
+from hopback.headers import failure_from_exception, identity
+from hopback.policy.outcome import Retry
+from hopback.runtime.answer import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+
+    from hopback.errors import BrokerError
+    from hopback.message import Delivery
+    from hopback.runtime.answer import ConsumeSession, HeldDelivery
+    from hopback.runtime.settling import Environment
+    from hopback.runtime.worker import Work
+    from hopback.topology.plan import Plan
+
+__all__ = ["CurrentRun", "SlowRuns", "consumer_timeout_in", "in_thread", "threads_in_use"]
+
+_SLOW_S = 20.0
+"""See rule 1. Handlers that usually take longer cost a new channel about every 20 s."""
+_SHORTEST_SLOW_S = 1.0  # for consumer timeouts of a few seconds, which only tests use
+_STUCK_S = 300.0
+"""See rule 2. A handler with a longer `deadline` is stuck after its deadline."""
+_SHARE_OF_TIMEOUT = 0.8
+"""See rule 4: the rest of the consumer timeout is for the retry to be published."""
+_MOST_LOST = 1000
+"""Deliveries that were taken back, remembered until they return. The oldest is forgotten first."""
+_FORGET_S = 3600.0  # a message that did not return within an hour was handled by another process
+_TIMED_OUT = re.compile(
+    r"delivery acknowledgement on channel \d+ timed out.*?used: (-?\d+) ms", re.DOTALL
+)
+_HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
+
+_THREADS: dict[int, int] = {}
+"""The thread of each sync handler that runs now, by the id of its delivery."""
+
+
+class CurrentRun(NamedTuple):
+    """Something that a task is doing now: one delivery, or a batch of them."""
+
+    task: asyncio.Task[None]
+    deliveries: Sequence[HeldDelivery]
+
+    @property
+    def first(self) -> HeldDelivery:
+        """By which the run is known."""
+        return self.deliveries[0]
+
+
+class _HandlerStuck(Exception):
+    """The handler did not return while the delivery was ours."""
+
+
+@dataclass(slots=True, eq=False)
+class _LostRun:
+    """A run whose delivery was taken back, or may have been."""
+
+    taken: HeldDelivery
+    task: asyncio.Task[None]
+    attempt: int
+    seconds: float
+    at: float
+    is_certain: bool = False
+
+
+def in_thread(
+    delivery: Delivery, call: Callable[..., object], arguments: tuple[object, ...]
+) -> object:
+    """Call a sync handler in this thread, and remember in which thread it is."""
+    _THREADS[id(delivery)] = threading.get_ident()
+    try:
+        return call(*arguments)
+    finally:
+        del _THREADS[id(delivery)]
+
+
+def threads_in_use() -> int:
+    """Number of sync handlers that have not returned."""
+    return len(_THREADS)
+
+
+def consumer_timeout_in(error: BrokerError | None) -> float | None:
+    """The consumer timeout (seconds) by which the broker closed a channel, 0 if it did not say.
+
+    None if the channel was closed for another reason.
+    """
+    found = _TIMED_OUT.search(str(error)) if isinstance(error, PreconditionFailed) else None
+    return None if found is None else max(0.0, int(found[1]) / 1000)
+
+
+class SlowRuns:
+    """Watches the runs of one queue."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        work: Work,
+        world: Environment,
+        *,
+        deadline: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._plan = plan
+        self._work = work
+        self._world = world
+        self._stuck_s = max(_STUCK_S, deadline or 0.0)
+        self._slow_s = _SLOW_S
+        self._timeout: float | None = None
+        """The consumer timeout of the queue, if it is known by its arguments or a policy."""
+        self._time = asyncio.get_running_loop().time
+        self._seen: dict[HeldDelivery, float] = {}
+        """When each run was first seen, by its first delivery."""
+        self._reported: set[HeldDelivery] = set()
+        self._lost: dict[str, _LostRun] = {}
+        self._taken_back: set[HeldDelivery] = set()
+        """Deliveries that are the broker's again while their runs go on."""
+        self.slow: tuple[CurrentRun, ...] = ()
+        self.stuck: tuple[CurrentRun, ...] = ()
+        if timeout is not None:
+            self.know_timeout(timeout)
+
+    def know_timeout(self, seconds: float) -> None:
+        """The queue has this consumer timeout."""
+        self._timeout = seconds
+        self._learn(seconds)
+
+    def _learn(self, seconds: float) -> None:
+        """A delivery is taken back after this time, or is expected to be."""
+        self._slow_s = max(_SHORTEST_SLOW_S, min(self._slow_s, seconds / 3))
+
+    @property
+    def look_every(self) -> float:
+        """How often `look` should be called (seconds)."""
+        return self._slow_s / 4
+
+    def look(self) -> None:
+        """Find the slow and the stuck runs."""
+        now = self._time()
+        runs = self._work.runs()
+        seen = self._seen
+        self._seen = {run.first: seen.get(run.first, now) for run in runs}
+        self._reported.intersection_update(self._seen)
+        aged = [(run, now - self._seen[run.first]) for run in runs]
+        self.slow = tuple(run for run, age in aged if age >= self._slow_s)
+        stuck_s = self._stuck_s
+        if self._timeout is not None:
+            stuck_s = min(stuck_s, self._timeout / 2)
+        self.stuck = tuple(run for run, age in aged if age >= stuck_s and not _is_settling(run))
+        self._work.disregard({run.task for run in self.slow})
+        for run in self.stuck:
+            self._on_stuck(run, now)
+        if self._lost or self._taken_back:
+            self._forget(now)
+
+    def names(self) -> str:
+        """The messages of the stuck runs, for a person."""
+        ids = [_name(taken) for run in self.stuck for taken in run.deliveries]
+        more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
+        return ", ".join(ids[:5]) + more
+
+    def _on_stuck(self, run: CurrentRun, now: float) -> None:
+        taken = run.first
+        seconds = now - self._seen[taken]
+        if taken not in self._reported:
+            self._reported.add(taken)
+            self._emit("handler.slow", taken, seconds, stack=_stack(run))
+        if self._timeout is None or seconds < self._timeout * _SHARE_OF_TIMEOUT:
+            return
+        if _is_in_thread(run) or any(one.session.ended.is_set() for one in run.deliveries):
+            return
+        reason = (
+            f"the handler did not return within {seconds:.0f} s; "
+            f"the consumer timeout of its queue is {self._timeout:g} s"
+        )
+        self._emit("delivery.taken_back", taken, seconds, stopped=True, stack=_stack(run))
+        self._work.end_early(run.task, _failed(reason))
+
+    def _emit(self, name: str, taken: HeldDelivery, seconds: float, **more: object) -> None:
+        fields = {
+            "queue": self._plan.queue,
+            "message_id": taken.delivery.properties.message_id,
+            "duration": seconds,
+        }
+        self._world.bus.emit(name, fields | more)
+
+    # --- deliveries that were taken back -----------------------------------------------------------
+
+    def on_timeout(self, session: ConsumeSession, timeout: float) -> None:
+        """The broker closed the session's channel because of a consumer timeout (0: of unknown length)."""
+        if timeout:
+            self._learn(timeout)
+        blamed_s = min(timeout / 2 or self._slow_s, self._slow_s)
+        found = self._remember(session)
+        oldest = min((lost.taken.delivery.tag for lost in found), default=0)
+        for lost in found:
+            if lost.taken.delivery.tag == oldest:
+                lost.seconds = max(lost.seconds, timeout)  # it may be too young to have been seen
+            if lost.seconds >= blamed_s or lost.taken.delivery.tag == oldest:
+                self._take_back(lost)
+            else:
+                self._lost.pop(self._key(lost.taken), None)  # it was on the channel by chance
+
+    def on_cancel(self, session: ConsumeSession) -> None:
+        """The broker cancelled the session's consumer: some of its deliveries may have been taken back."""
+        self._remember(session)
+
+    def _remember(self, session: ConsumeSession, key: str = "") -> list[_LostRun]:
+        """Remember the runs of the session, or only that of the message with this key."""
+        now, found = self._time(), []
+        for run in self._work.runs():
+            seconds = now - self._seen.get(run.first, now)
+            for taken in run.deliveries:
+                if taken.session is not session or taken in self._taken_back or _is_settling(run):
+                    continue
+                own = self._key(taken)
+                if not key or own == key:
+                    attempt = taken.reading(self._plan).attempt
+                    self._lost[own] = _LostRun(taken, run.task, attempt, seconds, now)
+                    found.append(self._lost[own])
+        while len(self._lost) > _MOST_LOST:
+            del self._lost[next(iter(self._lost))]
+        return found
+
+    def _key(self, taken: HeldDelivery) -> str:
+        return identity(taken.delivery)
+
+    def _take_back(self, lost: _LostRun) -> None:
+        """The delivery of this run is the broker's again."""
+        lost.is_certain = True
+        self._taken_back.add(lost.taken)
+        run = CurrentRun(lost.task, (lost.taken,))
+        if not self._is_running(lost):
+            return
+        stopped = not _is_in_thread(run)
+        self._emit(
+            "delivery.taken_back", lost.taken, lost.seconds, stopped=stopped, stack=_stack(run)
+        )
+        if stopped:
+            lost.task.cancel()
+
+    def _is_running(self, lost: _LostRun) -> bool:
+        return any(
+            run.task is lost.task and lost.taken in run.deliveries for run in self._work.runs()
+        )
+
+    @property
+    def expects_returns(self) -> bool:
+        """Whether a delivery may be one that was taken back."""
+        return bool(self._lost or self.slow)
+
+    def answer_to_return(self, taken: HeldDelivery) -> Answer | None:
+        """The answer to a delivery that was taken back during an earlier run here; None if it was not."""
+        returned = taken.delivery.redelivered
+        if not self._lost and not returned:
+            return None
+        key = self._key(taken)
+        if returned and key not in self._lost:
+            # The end of a channel may be noticed after its deliveries have arrived on another one.
+            for session in {one.session for run in self.slow for one in run.deliveries}:
+                if session is not taken.session:
+                    self._remember(session, key)
+        lost = self._lost.get(key)
+        if lost is None or lost.taken.delivery.body != taken.delivery.body:
+            return None
+        attempt = taken.reading(self._plan).attempt
+        if returned and attempt == lost.attempt:
+            if not lost.is_certain:
+                self._learn(lost.seconds)
+                self._take_back(lost)
+            if not _is_in_thread(CurrentRun(lost.task, (lost.taken,))):
+                del self._lost[key]
+            return _failed(
+                f"the broker took the message back (consumer timeout): "
+                f"the handler had not returned for {lost.seconds:.0f} s or more"
+            )
+        if lost.is_certain and attempt > lost.attempt and self._is_running(lost):
+            return _failed(
+                f"the broker took the message back in attempt {lost.attempt} (consumer timeout), and the "
+                f"handler has not returned for {self._time() - lost.at + lost.seconds:.0f} s or more"
+            )
+        return None
+
+    def _forget(self, now: float) -> None:
+        running = {taken for run in self._work.runs() for taken in run.deliveries}
+        self._taken_back &= running
+        for key, lost in tuple(self._lost.items()):
+            if now - lost.at > _FORGET_S and lost.taken not in running:
+                del self._lost[key]
+
+
+def _failed(reason: str) -> Answer:
+    error = _HandlerStuck(reason)
+    return Answer(Retry(reason), failure_from_exception(error), error=error)
+
+
+def _name(taken: HeldDelivery) -> str:
+    return taken.delivery.properties.message_id or f"delivery {taken.delivery.tag}"
+
+
+def _is_in_thread(run: CurrentRun) -> bool:
+    return any(id(taken.delivery) in _THREADS for taken in run.deliveries)
+
+
+def _is_settling(run: CurrentRun) -> bool:
+    """Whether the handler has returned and its delivery is being moved or settled."""
+    return any(frame.f_code.co_qualname in _SETTLING for frame in _frames(run.task))
+
+
+_SETTLING = frozenset({"Settling.conclude", "Batches._conclude_all"})
+
+
+def _frames(task: asyncio.Task[None]) -> list[FrameType]:
+    """The frames of a suspended task, outermost first. `Task.get_stack` gives only the first."""
+    frames = []
+    waiting: object = task.get_coro()
+    while waiting is not None:
+        frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+        if frame is not None:
+            frames.append(frame)
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+    return frames
+
+
+def _stack(run: CurrentRun) -> str:
+    """Where the handler is, from the first line that is not Hopback's own."""
+    thread = next((_THREADS.get(id(taken.delivery)) for taken in run.deliveries), None)
+    if thread is not None:
+        frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way
+        walked = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)][::-1]
+    else:
+        walked = _frames(run.task)
+    own = next((at for at, one in enumerate(walked) if _is_foreign(one.f_code.co_filename)), 0)
+    shown = traceback.StackSummary.extract((one, one.f_lineno) for one in walked[own:])
+    return "".join(shown.format()).rstrip("\n")
+
+
+def _is_foreign(file: str) -> bool:
+    return not file.startswith((_HOPBACK, os.path.dirname(os.__file__)))
