@@ -44,6 +44,8 @@ class MemoryServer(asyncio.Transport):
         self.core = WireConnection(Side.SERVER)
         self.heard: list[Event] = []
         self.writes = 0
+        self.silent_on: set[str] = set()
+        """Requests that are never answered."""
         self._protocol: Wire | None = None
         self._handshake = ServerHandshake(
             self.core, lambda mechanism, response: "guest", properties={"version": "4.3.6"}
@@ -134,7 +136,11 @@ class MemoryServer(asyncio.Transport):
             self._handshake.on_event(event)
             return
         self.heard.append(event)
-        if isinstance(event, MethodReceived) and not event.arguments.get("nowait"):
+        if (
+            isinstance(event, MethodReceived)
+            and not event.arguments.get("nowait")
+            and event.name not in self.silent_on
+        ):
             self._answer(event)
 
     def _answer(self, event: MethodReceived) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from hopback.errors import (
     AccessRefused,
+    AnswerTimeout,
     ChannelClosed,
     ConfirmTimeout,
     ConnectionLost,
@@ -21,10 +22,12 @@ from hopback.errors import (
 )
 from hopback.message import Message, Properties
 from hopback.testing import in_virtual_time
-from hopback.topology.model import Queue
+from hopback.topology.model import Binding, Exchange, Queue
 from tests.unit.connections.memory import MemoryServer, connect
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hopback.broker.rabbitmq import RabbitChannel
     from hopback.message import Delivery
 
@@ -335,3 +338,66 @@ async def test_nothing_is_settled_once_the_connection_is_closing() -> None:
     await closing
     assert server.settlements() == []
     assert channel.lost == (1,)
+
+
+_REQUESTS: dict[str, Callable[[RabbitChannel], Awaitable[object]]] = {
+    "exchange.declare": lambda channel: channel.declare_exchange(Exchange("x", "direct")),
+    "exchange.delete": lambda channel: channel.delete_exchange("x"),
+    "queue.declare": lambda channel: channel.declare_queue(Queue("q")),
+    "queue.delete": lambda channel: channel.delete_queue("q"),
+    "queue.purge": lambda channel: channel.purge_queue("q"),
+    "queue.bind": lambda channel: channel.bind(Binding("x", "q", "k")),
+    "queue.unbind": lambda channel: channel.unbind(Binding("x", "q", "k")),
+    "basic.qos": lambda channel: channel.qos(1),
+    "basic.consume": lambda channel: channel.consume("q", lambda _: None),
+    "basic.get": lambda channel: channel.get("q"),
+    "basic.recover": lambda channel: channel.recover(),
+}
+
+
+@pytest.mark.parametrize("name", _REQUESTS)
+@in_virtual_time
+async def test_a_request_that_the_broker_does_not_answer_is_an_error(name: str) -> None:
+    """The channel is closed, because its later requests would wait behind it; others are not affected."""
+    server, connection = await connect()
+    channel, other = await connection.open_channel(), await connection.open_channel()
+    server.silent_on.add(name)
+    with pytest.raises(AnswerTimeout, match=rf"no answer to {name} within 30 s"):
+        await _REQUESTS[name](channel)
+    with pytest.raises((AnswerTimeout, ChannelClosed)):
+        channel.publish(Message("", "q", b"x"))
+    await channel.close()
+    server.silent_on.clear()
+    await other.declare_queue(Queue("q"))
+
+
+@pytest.mark.parametrize("name", ["channel.open", "confirm.select"])
+@in_virtual_time
+async def test_a_channel_that_the_broker_does_not_open_is_an_error(name: str) -> None:
+    server, connection = await connect()
+    server.silent_on.add(name)
+    with pytest.raises(AnswerTimeout, match=name):
+        await connection.open_channel()
+    server.silent_on.clear()
+    await connection.open_channel()
+
+
+@in_virtual_time
+async def test_a_channel_whose_close_is_not_answered_is_not_waited_for_forever() -> None:
+    server, channel = await _channel()
+    server.write = lambda data: None  # type: ignore[method-assign]
+    await channel.close()
+
+
+@in_virtual_time
+async def test_a_blocked_connection_is_given_the_time_of_the_block_for_its_answers() -> None:
+    server, channel = await _channel()
+    server.silent_on.add("queue.declare")
+    server.send(0, "connection.blocked", reason="low on memory")
+    declaring = asyncio.ensure_future(channel.declare_queue(Queue("q")))
+    await asyncio.sleep(100)
+    assert not declaring.done()
+    server.send(0, "connection.unblocked")
+    await asyncio.sleep(20)
+    server.send(1, "queue.declare-ok", queue="q", message_count=0, consumer_count=0)
+    assert (await declaring).name == "q"

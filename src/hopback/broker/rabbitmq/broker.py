@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.broker.rabbitmq.connection import RabbitConnection
+from hopback.broker.rabbitmq.connection import ANSWER_TIMEOUT_S, RabbitConnection
 from hopback.errors import ConnectionFailed, LoginRefused
 from hopback.wire.handshake import Credentials
 from hopback.wire.transport import tls_context
@@ -32,7 +32,7 @@ class RabbitMQ:
     `url` is one URL or several; of several, the first gives credentials, vhost and options, the
     others only further hosts. `password` (a function, asked for each connection) replaces the
     URL's. `window` bounds the publishes in flight on a channel, `confirm_timeout` (seconds) the
-    wait for a confirm.
+    wait for a confirm, `answer_timeout` (seconds) the wait for the answer to any other request.
     """
 
     def __init__(
@@ -42,10 +42,12 @@ class RabbitMQ:
         password: Secret | None = None,
         window: int = 500,
         confirm_timeout: float = 30.0,
+        answer_timeout: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self._address = _address(url, password)
         self._window = _positive("window", window)
         self._confirm_timeout = _positive("confirm_timeout", confirm_timeout)
+        self._answer_timeout = _positive("answer_timeout", answer_timeout)
         self._warned = False
 
     def __repr__(self) -> str:
@@ -90,6 +92,7 @@ class RabbitMQ:
             name,
             window=self._window,
             confirm_timeout=self._confirm_timeout,
+            answer_timeout=self._answer_timeout,
         )
         try:
             async with asyncio.timeout(address.connection_timeout):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hopback.broker.port import QueueState
 from hopback.errors import (
     AccessRefused,
+    AnswerTimeout,
     BrokerError,
     ChannelClosed,
     ConfirmTimeout,
@@ -280,7 +281,9 @@ class _ChannelConsumer:
 class _PendingRequest:
     """A request on its way; `orphaned` cleans up if nobody waits for the answer any more."""
 
+    name: str
     answer: Future[Any]
+    deadline: float
     orphaned: Callable[[Any], object] | None = None
 
 
@@ -295,6 +298,7 @@ class RabbitChannel:
         *,
         window: int,
         confirm_timeout: float,
+        answer_timeout: float,
     ) -> None:
         self.number = number
         self.publishing: Publishing = Publishing(
@@ -310,6 +314,9 @@ class RabbitChannel:
         self._release = release
         self._loop = asyncio.get_running_loop()
         self._requests: deque[_PendingRequest] = deque()
+        self._answer_timeout = answer_timeout
+        self._answer_timer: asyncio.TimerHandle | None = None
+        self._unanswered: AnswerTimeout | None = None
         self._consumers: dict[bytes, _ChannelConsumer] = {}
         self._next_consumer = 0
         self._ended: Future[BrokerError | None] = self._loop.create_future()
@@ -331,10 +338,13 @@ class RabbitChannel:
         return self._closing or self._ended.done()
 
     async def close(self) -> None:
-        """Close in order; everything unsettled goes back to its queues. Safe to repeat."""
+        """Close in order; everything unsettled goes back to its queues. Safe to repeat.
+
+        A broker that does not answer in time is not waited for: the connection shows whether it is alive.
+        """
         if not self.closed:
             self._send_close()
-        await self.wait_closed()
+        await asyncio.wait({self._ended}, timeout=self._answer_timeout)
 
     def _give_up(self) -> None:
         if not self.closed:
@@ -365,6 +375,8 @@ class RabbitChannel:
             if not request.answer.done():
                 request.answer.set_exception(reason)
         self._requests.clear()
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
         self._consumers.clear()
         self.publishing.end(error)
         self._release(self)
@@ -374,7 +386,7 @@ class RabbitChannel:
             error = self._ended.result() or _closed_by_us()
             raise error.with_traceback(None)
         if self._closing:
-            raise _closed_by_us()
+            raise (self._unanswered or _closed_by_us()).with_traceback(None)
 
     # --- requests
 
@@ -385,9 +397,41 @@ class RabbitChannel:
         self._check()
         self._core.send(self.number, name, **arguments)
         answer: Future[Any] = self._loop.create_future()
-        self._requests.append(_PendingRequest(answer, orphaned))
+        deadline = self._loop.time() + self._answer_timeout
+        self._requests.append(_PendingRequest(name, answer, deadline, orphaned))
+        if self._answer_timer is None:
+            self._answer_timer = self._loop.call_at(deadline, self._on_overdue)
         self._wire.wake()
         return answer
+
+    def _on_overdue(self) -> None:
+        """Look whether the oldest request is overdue. A broker that blocks us does not read requests."""
+        self._answer_timer = None
+        if not self._requests or self._unanswered is not None:
+            return
+        now, oldest = self._loop.time(), self._requests[0]
+        if self.publishing.blocked:
+            self.postpone_answers()
+        if oldest.deadline > now:
+            self._answer_timer = self._loop.call_at(oldest.deadline, self._on_overdue)
+            return
+        # Answers come in order, so no later request can be answered either. The channel is of no more use.
+        error = self._unanswered = AnswerTimeout(
+            f"no answer to {oldest.name} within {self._answer_timeout:g} s (answer_timeout)"
+        )
+        for request in self._requests:
+            if not request.answer.done():
+                request.answer.set_exception(error)
+        if oldest.name == "channel.open":
+            self._closing = True  # closed as soon as it is open
+        elif not self.closed:
+            self._send_close()
+
+    def postpone_answers(self) -> None:
+        """Give all requests the whole time again: the broker has not read them until now."""
+        deadline = self._loop.time() + self._answer_timeout
+        for request in self._requests:
+            request.deadline = deadline
 
     def _answer(self, value: Any) -> None:
         request = self._requests.popleft()

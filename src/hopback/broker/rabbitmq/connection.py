@@ -7,7 +7,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.rabbitmq.channel import RabbitChannel, connection_fault
-from hopback.errors import BrokerError, ConnectionFailed, ConnectionLost, ProtocolError
+from hopback.errors import (
+    AnswerTimeout,
+    BrokerError,
+    ConnectionFailed,
+    ConnectionLost,
+    ProtocolError,
+)
 from hopback.version import BrokerVersion
 from hopback.wire.connection import WireConnection as Core
 from hopback.wire.events import MethodReceived
@@ -23,8 +29,11 @@ if TYPE_CHECKING:
     from hopback.wire.events import Event
     from hopback.wire.url import Address
 
-__all__ = ["RabbitConnection"]
+__all__ = ["ANSWER_TIMEOUT_S", "RabbitConnection"]
 
+ANSWER_TIMEOUT_S = 30.0
+"""Seconds that the broker may take to answer a request. Declarations of quorum queues take seconds on a busy
+cluster. Then the request is an AnswerTimeout, and its channel is closed."""
 _CLOSE_TIMEOUT = 5.0  # a broker that does not answer the close is left alone after that
 
 
@@ -38,11 +47,13 @@ class RabbitConnection:
         *,
         window: int,
         confirm_timeout: float,
+        answer_timeout: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self.blocked: bool = False
         """Whether the broker takes no publishes on this connection for now."""
         self._window = window
         self._confirm_timeout = confirm_timeout
+        self._answer_timeout = answer_timeout
         self._watchers: list[Callable[[bool, str], object]] = []
         self._loop = asyncio.get_running_loop()
         self._core = Core(Side.CLIENT)
@@ -89,6 +100,7 @@ class RabbitConnection:
             self._release,
             window=self._window,
             confirm_timeout=self._confirm_timeout,
+            answer_timeout=self._answer_timeout,
         )
         channel.publishing.blocked = self.blocked
         self._channels[channel.number] = channel
@@ -121,7 +133,12 @@ class RabbitConnection:
         answer: Future[None] = self._loop.create_future()
         self._secrets.append(answer)
         self.wire.wake()
-        await answer
+        done, _ = await asyncio.wait({answer}, timeout=self._answer_timeout)
+        if not done:
+            raise AnswerTimeout(
+                f"no answer to connection.update-secret within {self._answer_timeout:g} s (answer_timeout)"
+            )
+        answer.result()
 
     def watch_blocking(self, watcher: Callable[[bool, str], object]) -> None:
         """Call `watcher(blocked, reason)` whenever the broker blocks or unblocks this connection."""
@@ -176,7 +193,9 @@ class RabbitConnection:
             case "connection.unblocked":
                 self._block(False, "")
             case "connection.update-secret-ok" if self._secrets:
-                self._secrets.popleft().set_result(None)
+                secret = self._secrets.popleft()
+                if not secret.done():
+                    secret.set_result(None)
             case _:
                 raise ProtocolError(f"expected no {event.name} now")
 
@@ -186,6 +205,7 @@ class RabbitConnection:
             watcher(blocked, reason)
         for channel in self._channels.values():
             channel.publishing.block(blocked)
+            channel.postpone_answers()
 
     def on_writable(self) -> None:
         """The socket has room again."""
