@@ -19,6 +19,7 @@ from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError
 from tests.faults.site import installation_of
 from tests.harness.configuration import QUICK_DEAD_LETTERS_MS, Timings
+from tests.harness.management import ManagementFailed
 from tests.harness.rabbitmq import RabbitNode
 
 if TYPE_CHECKING:
@@ -231,6 +232,15 @@ def _delete_queue(node: RabbitNode, queue: str) -> None:
     node.management.call("DELETE", f"/queues/%2F/{queue}")
 
 
+def _deleted(node: RabbitNode, queue: str) -> bool:
+    """Delete it; False if it has not been restored yet."""
+    try:
+        _delete_queue(node, queue)
+    except ManagementFailed:
+        return False
+    return True
+
+
 def _delete_exchange(node: RabbitNode) -> None:
     node.management.call("DELETE", "/exchanges/%2F/ladder.events")
 
@@ -250,7 +260,7 @@ def _is_bound(node: RabbitNode) -> bool:
     return bool(_bindings(node))
 
 
-async def delete_schedule(node: RabbitNode, *, deletions: int = 8) -> LadderResult:
+async def delete_schedule(node: RabbitNode, *, deletions: int = 4) -> LadderResult:
     """Three processes send a message every second; the queue of its schedule is deleted again and again."""
     ids: list[str] = []
     services = [_ticking(node, ids) for _ in range(3)]
@@ -260,8 +270,8 @@ async def delete_schedule(node: RabbitNode, *, deletions: int = 8) -> LadderResu
             await asyncio.wait_for(service.ready.wait(), 60)
         await asyncio.sleep(20)
         for _ in range(deletions):
-            _delete_queue(node, "ladder.tick.schedule")
-            await asyncio.sleep(6)
+            await until(lambda: _deleted(node, "ladder.tick.schedule"), 60)
+            await asyncio.sleep(15)
     finally:
         for service in services:
             service.stop()

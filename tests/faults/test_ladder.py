@@ -14,8 +14,8 @@ _TWICE = {
     "restart-before-publish": 10,
     "delete-schedule": 8,
 }
-"""Second arrivals that the guarantees allow: after a restart in order the messages in hand, and a periodic
-message for each deletion of its schedule."""
+"""Second arrivals that the guarantees allow: after a restart in order the messages in hand, and of a message
+that is due every second two for each deletion of its schedule."""
 
 
 @pytest.mark.broker

@@ -58,7 +58,8 @@ __all__ = [
     "--management",
     envvar="HOPBACK_MANAGEMENT",
     metavar="URL",
-    help="http(s):// address of the management API, for the metric of dead letters held back.",
+    help="http(s):// address of the management API, for the metric of dead letters held back and for"
+    " warnings about policies that change waits.",
 )
 @click.option("--queue", "queues", multiple=True, metavar="Q", help="Only this queue; repeatable.")
 @click.option(

@@ -6,9 +6,10 @@ confirmed, then publishes its successor, and then acknowledges it. So a crash at
 something twice at worst, with the same message id, and never leaves anything out.
 
 Every process begins by publishing a message that begins with its own start. There may be several such
-messages for a moment: their ranges are merged, and where they leave a gap the earlier one counts. If the
-queue is deleted, the sender publishes its progress again. A process that waits does not know the progress
-and publishes one that begins at that moment: history is never sent again.
+messages for a moment: their ranges are merged. Where they leave a gap the earlier one counts, and the due
+times of the later one are not sent again. If the queue is deleted, the sender publishes its progress again. A
+process that waits does not know the progress and publishes one that begins at that moment: history is never
+sent again.
 
 A clock that is set forward or back is noticed by comparing it with the event loop's clock. The sender then
 waits a few seconds. If the clock returns later, the sender resumes from its progress before the jump.
@@ -279,7 +280,10 @@ class PeriodicSender:
             if over.is_set():
                 return
         tags = tuple(self._held)
+        covered = [] if is_moved else found
         for due_ms in due:
+            if any(one.since_ms < due_ms <= one.last_ms for one in covered):
+                continue  # sent after the gap that the earlier progress leaves
             message_id = due_id(periodic.queue, due_ms)
             payload = PeriodicMessage(periodic.queue, datetime.fromtimestamp(due_ms / 1000, UTC))
             await self._publish(compose("", periodic.queue, payload, message_id=message_id))

@@ -132,6 +132,31 @@ async def test_ladder_that_nothing_repairs_is_entered_at_most_once_a_second() ->
     await connection.close()
 
 
+@in_virtual_time
+async def test_messages_that_are_early_again_and_again_delay_no_other() -> None:
+    """A level is missing and nobody restores it: messages with other waits arrive in time."""
+    reminders = _Reminders()
+    broker = EmbeddedBroker()
+    connection = await broker.connect()
+    await declare(connection, reminders.app.topology)
+    options = ServiceOptions(ownership=Ownership.EXTERNAL)
+    async with AppTest(reminders.app, broker=broker, options=options) as test:
+        await _delete(broker, 5)
+        await reminders.publish(200, seconds=32)
+        await test.advance(2)
+        for _ in range(20):
+            await reminders.publish(seconds=3)
+            await test.advance(1)
+        await test.advance(3)
+        bystanders = list(reminders.took)
+        await test.drain()
+    assert len(bystanders) == 20
+    assert 3 <= min(bystanders) <= max(bystanders) < 3.5
+    assert len(reminders.took) == 220
+    assert min(reminders.took[20:]) >= 32
+    await connection.close()
+
+
 @pytest.mark.parametrize("ttl_ms", [2000, 0])
 @in_virtual_time
 async def test_policy_that_shortens_waits_is_noticed_and_makes_no_message_early(

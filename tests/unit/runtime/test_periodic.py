@@ -222,6 +222,22 @@ async def test_deleted_schedule_queue_sends_no_history_again(seed: int) -> None:
 
 
 @in_virtual_time
+async def test_progress_behind_a_gap_is_not_sent_again() -> None:
+    """The former sender writes its progress after another process has begun to send."""
+    ids: list[str] = []
+    async with AppTest(_app(ids, missed="each")) as test:
+        began = int(asyncio.get_running_loop().time())
+        await test.advance(901)
+        assert len(ids) == 3
+        before = {"since": (began - 3600) * 1000, "last": (began - 700) * 1000}
+        await test.publish("", "report.schedule", before)
+        await test.advance(1)
+    moments = [_moment(one) for one in ids]
+    assert len(moments) == len(set(moments)) == 5
+    assert {after - before for before, after in pairwise(sorted(moments))} == {300.0}
+
+
+@in_virtual_time
 async def test_a_router_may_have_periodic_messages_too() -> None:
     """Its prefix begins the name, and a failing run is retried like any other."""
     runs: list[int] = []
