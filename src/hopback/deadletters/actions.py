@@ -6,6 +6,7 @@ How fast it goes is decided here, too: a rate, and somebody's hand on it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -35,7 +36,7 @@ from hopback.errors import (
     PublishFailed,
     UnsafeOperation,
 )
-from hopback.fields import field_text
+from hopback.fields import MAX_DEPTH, field_text, nests_deeper, text_bytes
 from hopback.headers import moved_properties
 from hopback.headers.names import REDRIVE_JOB, is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
@@ -396,6 +397,7 @@ def edited_copy(
     for name in (*edit.headers, *edit.without):
         if is_protected(name) or name == COPY_OF:
             raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
+    _check_fields(edit)
     message = redrive_message(
         changed_delivery(delivery, edit), aim.plan, occasion, target=aim.redrive
     )
@@ -407,6 +409,31 @@ def edited_copy(
     if frame_size(properties) > FRAME_BYTES:
         raise UnsafeOperation("the copy was not sent: its headers do not fit a frame")
     return replace(message, properties=properties)
+
+
+_SHORT_TEXT = 255
+"""Bytes of a header name and of a property in AMQP."""
+_INTEGERS = range(-(2**63), 2**63)
+
+
+def _check_fields(edit: Edit) -> None:
+    """Raise BadRequest for an edit that AMQP cannot carry; the values are those of JSON."""
+    if text_bytes(edit.content_type or "") > _SHORT_TEXT:
+        raise BadRequest("contentType", f"at most {_SHORT_TEXT} bytes")
+    for name, value in edit.headers.items():
+        if text_bytes(name) > _SHORT_TEXT:
+            raise BadRequest("headers", f"names of at most {_SHORT_TEXT} bytes, got {name!r}")
+        if nests_deeper(value, MAX_DEPTH):
+            raise BadRequest("headers", f"{name!r} nested at most {MAX_DEPTH} deep")
+        inner = [value]
+        while inner:
+            found = inner.pop()
+            if isinstance(found, Mapping):
+                inner += found.values()
+            elif isinstance(found, list):
+                inner += found
+            elif isinstance(found, int) and found not in _INTEGERS:
+                raise BadRequest("headers", f"integers of 64 bits in {name!r}")
 
 
 def changed_delivery(delivery: Delivery, edit: Edit) -> Received:
@@ -638,7 +665,12 @@ async def send_copy(
         flaw = await target_flaw(connection, aim.redrive)
         if flaw is not None:
             raise UnsafeOperation(f"the copy was not sent: {flaw}")
-        await (await connection.open_channel()).publish(changed)
+        try:
+            await (await connection.open_channel()).publish(changed)
+        except BrokerError as failed:
+            if after_failure(failed, failed) is AfterFailure.ITS_OWN:
+                raise BadRequest("edit", f"a message that AMQP can carry; {failed}") from failed
+            raise
     return copy
 
 

@@ -36,6 +36,34 @@ async def _audited(service: Admin, action: str) -> list[dict[str, Any]]:
     return items
 
 
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"headers": {"n": 2**70}},
+        {"headers": {"n": -(2**63) - 1}},
+        {"headers": {"n": [1, 2**64]}},
+        {"headers": {"deep": _nested(300)}},
+        {"headers": {"ä" * 200: 1}},
+        {"contentType": "ä" * 200},
+    ],
+    ids=lambda edit: str(edit)[:24],
+)
+async def test_edit_that_amqp_cannot_carry_is_unprocessable(edit: dict[str, Any]) -> None:
+    async with admin(dead_letter(1), editing=True) as service:
+        message = await _message(service)
+        asked = {"edit": edit, "reason": "x"}
+        answer = await service.client.post(f"{message}/edit", json=asked)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid"), answer.text
+        assert _sent(service) == []
+
+
 async def test_a_changed_copy_goes_back_by_the_api() -> None:
     """With an id of its own and the id of the original, which stays; written to the audit with its reason."""
     async with admin(dead_letter(1), editing=True) as service:
