@@ -32,7 +32,7 @@ from tests.integration.certificates import certificates
 from tests.integration.database import database_url, engine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
     from aiosmtpd.smtp import Envelope, Session
@@ -108,6 +108,9 @@ class _Queues:
     async def no_jobs(self) -> tuple[()]:
         return ()
 
+    async def remember_consumed(self, queues: Iterable[str]) -> frozenset[str]:
+        return frozenset(queues)
+
     async def surveyed(self) -> dict[str, tuple[float, tuple[ErrorGroup, ...]]]:
         return {"orders.dlq": (self._clock.now(), self.errors)}
 
@@ -126,11 +129,13 @@ class _Setup:
         """Another service on the same book."""
         settings = parse_settings({"alerts": self.said}, self.environment, "test").alerts
         senders = {
-            one.name: AlertSender(one, self.environment, self.clock, settings.link)
+            one.name: AlertSender(one, self.environment, self.clock, settings.link, "mq.test/shop")
             for one in settings.targets
         }
         sweep = Sweep(self.queues.read, self.clock)
-        source = AlertSource("", sweep, self.queues.no_jobs, self.queues.surveyed)
+        source = AlertSource(
+            "", sweep, self.queues.no_jobs, self.queues.surveyed, self.queues.remember_consumed
+        )
         return Alerting(settings, self.book, (source,), senders, self.clock)
 
 
@@ -182,9 +187,10 @@ async def test_a_chat_is_told_in_words_that_cannot_call_people() -> None:
         await setup.service().look()
     (said,) = hook.documents
     assert said == {
-        "text": "*Hopback: &lt;!channel&gt; &amp; more (orders.dlq)*\n"
+        "text": "*Hopback: &lt;!channel&gt; &amp; more (orders.dlq on mq.test/shop)*\n"
         "• Firing &lt;!channel&gt; &amp; more:"
-        " <https://hopback.example.com/queues/orders.dlq|orders.dlq> 11 dead letters, more than 10"
+        " <https://hopback.example.com/queues/orders.dlq|orders.dlq on mq.test/shop>"
+        " 11 dead letters, more than 10"
     }
 
 
@@ -245,7 +251,7 @@ async def test_a_mail_says_what_fires(mailbox: tuple[_Mailbox, int]) -> None:
     setup.queues.depth = 11
     await setup.service().look()
     (mail,) = kept.mails
-    assert mail["Subject"] == "Hopback: orders fail (orders.dlq)"
+    assert mail["Subject"] == "Hopback: orders fail (orders.dlq on mq.test/shop)"
     assert mail["To"] == "ops@example.com, ann@example.com"
     assert mail["Message-ID"].endswith("@example.com>")
     assert "https://hopback.example.com/queues/orders.dlq" in mail.get_content()
@@ -308,7 +314,7 @@ async def test_a_mail_goes_by_starttls_to_a_server_that_proves_its_name(
     assert (taken.waiting, taken.problem) == (0, "")
     assert kept.logins == [(b"hopback", _SECRET.encode())]
     (mail,) = kept.mails
-    assert mail["Subject"] == "Hopback: orders fail (orders.dlq)"
+    assert mail["Subject"] == "Hopback: orders fail (orders.dlq on mq.test/shop)"
     assert kept.secured == ["TLSv1.3"]
 
 

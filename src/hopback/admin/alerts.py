@@ -96,8 +96,11 @@ class AlertSource:
         sweep: Sweep,
         jobs: Callable[[], Awaitable[Sequence[Job]]],
         errors: Callable[[], Awaitable[Mapping[str, tuple[float, Sequence[ErrorGroup]]]]],
+        remember_consumed: Callable[[Iterable[str]], Awaitable[frozenset[str]]],
     ) -> None:
         self.broker = broker
+        self._remember_consumed = remember_consumed
+        self._consumed: frozenset[str] | None = None
         self._sweep = sweep
         self._jobs = jobs
         self._errors = errors
@@ -114,6 +117,9 @@ class AlertSource:
             self._known, self._known_at = await self._errors(), now
         swept = await self._sweep.get()
         jobs = await self._jobs()
+        consumed = frozenset(name for each in swept.queues for name in each.consumed or ())
+        if self._consumed is None or not consumed <= self._consumed:
+            self._consumed = await self._remember_consumed(consumed)
         for gone in self._past.keys() - {each.queue for each in swept.queues}:
             del self._past[gone]
         queues = []
@@ -133,8 +139,11 @@ class AlertSource:
             )
             held_back = sum(each.messages for each in found.held_back)
             oldest = min(firsts, default=None)
+            unconsumed = found.unconsumed
+            if unconsumed is not None:  # a queue that never had a consumer has not lost one
+                unconsumed = tuple(name for name in unconsumed if name in self._consumed)
             queues.append(
-                QueueSeen(found.queue, depth, earlier, oldest, new, held_back, found.unconsumed)
+                QueueSeen(found.queue, depth, earlier, oldest, new, held_back, unconsumed)
             )
         return BrokerSeen(self.broker, tuple(queues), tuple(jobs))
 
@@ -277,6 +286,7 @@ class Alerting:
 # of a message becomes a header.
 
 _LISTED = 20  # alerts of one message to people; the page has them all
+_NAMED = 3  # queues that the subject of several alerts names
 _LONGEST_SUBJECT = 150  # characters: mail programs cut longer ones
 _LONGEST_ANSWER = 2000  # bytes that are read of a refusal; its first line is shown
 _LONGEST_PROBLEM = 200  # characters of it
@@ -295,8 +305,10 @@ class AlertSender:
         environment: Mapping[str, str],
         clock: Clock,
         link: str = "",
+        address: str = "",
     ) -> None:
         self.settings = target
+        self._address = address
         self._clock = clock
         self._link = link.rstrip("/")
         self._password = environment.get(target.password_env, "") if target.password_env else ""
@@ -331,7 +343,8 @@ class AlertSender:
         target = self._push
         assert target is not None  # noqa: S101 - by the kind
         slack = self.settings.kind is AlertTargetKind.SLACK
-        body = slack_body(notice, self._link) if slack else webhook_body(notice, self._link)
+        make_body = slack_body if slack else webhook_body
+        body = make_body(notice, self._link, self._address)
         headers = {"content-type": "application/json", "x-message-id": notice.id}
         if target.bearer:
             headers["authorization"] = f"Bearer {target.bearer}"
@@ -367,7 +380,7 @@ class AlertSender:
                 server.starttls(context=tls)
             if said.user:
                 server.login(said.user, self._password)
-            server.send_message(mail_of(notice, self._link, said.sender, said.to))
+            server.send_message(mail_of(notice, self._link, said.sender, said.to, self._address))
 
 
 def _shortened(text: str) -> str:
@@ -378,58 +391,67 @@ def _shortened(text: str) -> str:
 # --- what is said
 
 
-def summary_of_notice(notice: AlertNotice) -> str:
-    """The notice in one line."""
+def summary_of_notice(notice: AlertNotice, address: str = "") -> str:
+    """The notice in one line; `address` is that of a broker without a name."""
     if notice.is_test:
         return "Hopback: a test, nothing is wrong"
-    if len(notice.firing) + len(notice.resolved) == 1 and not notice.more:
-        one = (*notice.firing, *notice.resolved)[0]
+    alerts = (*notice.firing, *notice.resolved)
+    if len(alerts) == 1 and not notice.more:
         word = "resolved: " if notice.resolved else ""
-        return one_line(f"Hopback: {word}{one.rule} ({_where(one)})")
+        return one_line(f"Hopback: {word}{alerts[0].rule} ({_where(alerts[0], address)})")
     parts = [
         f"{len(some)} {word}"
         for some, word in ((notice.firing, "firing"), (notice.resolved, "resolved"))
         if some
     ]
-    return f"Hopback: {', '.join(parts)}{f', {notice.more} more' if notice.more else ''}"
+    places = list(dict.fromkeys(_where(each, address) for each in alerts))
+    named = ", ".join(places[:_NAMED]) + (" and others" if len(places) > _NAMED else "")
+    more = f", {notice.more} more" if notice.more else ""
+    return one_line(f"Hopback: {', '.join(parts)}{more} ({named})")
 
 
-def _where(alert: Alert) -> str:
-    return f"{alert.queue} on {alert.broker}" if alert.broker else alert.queue
+def _where(alert: Alert, address: str) -> str:
+    broker = alert.broker or address
+    return f"{alert.queue} on {broker}" if broker else alert.queue
 
 
-def webhook_body(notice: AlertNotice, link: str) -> bytes:
+def webhook_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
     """The notice for a program: the alerts as the API has them, each with a whole link."""
     document = to_json(notice)
     for group in ("firing", "resolved"):
         for each in document[group]:
             each["link"] = f"{link}{each['url']}" if link else ""
-    document["text"] = summary_of_notice(notice)
+    document["text"] = summary_of_notice(notice, address)
     return json.dumps(document, ensure_ascii=False).encode()
 
 
-def slack_body(notice: AlertNotice, link: str) -> bytes:
+def slack_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
     """The notice for a chat. What it says of others is escaped: it cannot make links or call people."""
-    lines = [f"*{_escaped(summary_of_notice(notice))}*"]
+    lines = [f"*{_escaped(summary_of_notice(notice, address))}*"]
     for alert, word in _alerts_of(notice):
-        where = _escaped(one_line(_where(alert)))
+        where = _escaped(one_line(_where(alert, address)))
         where = f"<{link}{alert.url}|{where}>" if link else f"`{where}`"
         lines.append(f"• {word} {_escaped(one_line(alert.rule))}: {where} {_escaped(alert.text)}")
     lines += _left_out(notice)
     return json.dumps({"text": "\n".join(lines)}, ensure_ascii=False).encode()
 
 
-def mail_of(notice: AlertNotice, link: str, sender: str, to: Iterable[str]) -> EmailMessage:
+def mail_of(
+    notice: AlertNotice, link: str, sender: str, to: Iterable[str], address: str = ""
+) -> EmailMessage:
     """The notice as a mail; its Message-ID is the notice's, so that a copy can be told."""
     mail = EmailMessage()
     mail["From"], mail["To"] = sender, ", ".join(to)
-    mail["Subject"] = summary_of_notice(notice)[:_LONGEST_SUBJECT]
+    mail["Subject"] = summary_of_notice(notice, address)[:_LONGEST_SUBJECT]
     mail["Date"] = formatdate(notice.created_at)
     mail["Message-ID"] = f"<{notice.id}@{sender.rpartition('@')[2]}>"
     mail["Auto-Submitted"] = "auto-generated"
     lines = []
     for alert, word in _alerts_of(notice):
-        lines += [f"{word}: {one_line(alert.rule)}", f"  {one_line(_where(alert))}: {alert.text}"]
+        lines += [
+            f"{word}: {one_line(alert.rule)}",
+            f"  {one_line(_where(alert, address))}: {alert.text}",
+        ]
         lines += [f"  {link}{alert.url}", ""] if link else [""]
     lines += _left_out(notice)
     mail.set_content("\n".join(lines) or "This is a test. Nothing is wrong.\n")

@@ -213,11 +213,19 @@ def _services(
     """What the answers about each broker are made from; gate, streams and alerts are those of all."""
     parts = [(each, Sweep(each.operations.queues, clock), Insights()) for each in served]
     senders = {
-        target.name: AlertSender(target, environment, clock, settings.alerts.link)
+        target.name: AlertSender(
+            target, environment, clock, settings.alerts.link, served[0].broker.address
+        )
         for target in settings.alerts.targets
     }
     sources = [
-        AlertSource(each.name, sweep, each.operations.jobs, each.operations.surveys.by_queue)
+        AlertSource(
+            each.name,
+            sweep,
+            each.operations.jobs,
+            each.operations.surveys.by_queue,
+            each.operations.remember_consumed,
+        )
         for each, sweep, _ in parts
     ]
     book = served[0].operations.alert_book

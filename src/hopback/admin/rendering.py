@@ -158,7 +158,7 @@ _RULES = {
     AlertKind.OLDEST_AGE: "a dead letter is older than {older}",
     AlertKind.JOB_STOPPED: "a job has failed or was interrupted",
     AlertKind.HELD_BACK: "the broker holds back more than {above:,} messages",
-    AlertKind.CONSUMER_GONE: "a queue of origin has no consumer",
+    AlertKind.CONSUMER_GONE: "a queue of origin lost its consumers",
 }
 
 

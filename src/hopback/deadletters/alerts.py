@@ -165,7 +165,7 @@ class QueueSeen:
     """One dead-letter queue as it is now; None where nobody knows.
 
     `past` has earlier depths, the oldest first. `oldest` is when its oldest message failed, as far as
-    somebody looked. `unconsumed` are queues of origin without a consumer.
+    somebody looked. `unconsumed` are queues of origin that lost their consumers.
     """
 
     queue: str
@@ -564,7 +564,7 @@ def _see_held_back(rule: AlertRule, queue: QueueSeen, _now: float) -> _Found:
 def _see_consumer_gone(_rule: AlertRule, queue: QueueSeen, _now: float) -> _Found:
     if queue.unconsumed is None:
         return None
-    return [(name, _Sighting(f"{name!r} has no consumer")) for name in queue.unconsumed]
+    return [(name, _Sighting(f"{name!r} has no consumer any more")) for name in queue.unconsumed]
 
 
 _SEE = {

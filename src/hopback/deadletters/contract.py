@@ -189,7 +189,8 @@ class QueueSummary(_AnswerStruct, frozen=True, kw_only=True):
     `state` and `idle_since` come from the management API, where there is one. So does `held_back`:
     how many messages on their way to or from a queue of origin the broker holds back, by the queue
     that holds them; `HELD_BACK` says what that means. The counts of `depth` stand beside it as well.
-    `unconsumed` are the queues of origin that have no consumer; None where that is not known.
+    `consumed` and `unconsumed` are the queues of origin with and without a consumer; None where that is
+    not known.
     `foreign_consumers` are those of `consumers` that are not an active job's own.
     """
 
@@ -209,6 +210,7 @@ class QueueSummary(_AnswerStruct, frozen=True, kw_only=True):
     depth: Depth
     held_back: tuple[HeldBack, ...] = ()
     active_job: Job | None = None
+    consumed: tuple[str, ...] | None = None
     unconsumed: tuple[str, ...] | None = None
     foreign_consumers: int | None = None
 

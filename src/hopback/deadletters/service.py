@@ -82,6 +82,10 @@ def journal_name(broker: Broker, vhost: str) -> str:
     return f"{broker.address} {vhost}"
 
 
+_CONSUMED = "consumed"
+"""The kind of document that names a queue which had a consumer."""
+
+
 class Operations:
     """The operations on dead letters; use it as an async context manager.
 
@@ -677,6 +681,13 @@ class Operations:
         return JournalNotes(*share, self.note, self.audit)
 
     # --- alerts
+
+    async def remember_consumed(self, queues: Iterable[str]) -> frozenset[str]:
+        """Remember that these queues have consumers; all queues of which that was ever remembered."""
+        known = frozenset(await self.journal.remembered(self._name, _CONSUMED))
+        new = frozenset(queues) - known
+        await self.journal.remember(self._name, _CONSUMED, dict.fromkeys(new, ""), self.clock.now())
+        return known | new
 
     async def alerts(self) -> AlertList:
         """Alerts that a service keeps in the same store, and what waits for their targets."""

@@ -83,13 +83,20 @@ def summary_of(
         state=None if reading is None else reading.state,
         idle_since=None if reading is None else reading.idle_since,
         held_back=tuple(HeldBack(queue, count) for queue, count in held_back_for(found, holding)),
-        unconsumed=None
-        if readings is None
-        else tuple(
-            name
-            for name in found.origins
-            if name in readings and readings[name].counts.consumers == 0
-        ),
+        consumed=_origins(found, readings, consumed=True),
+        unconsumed=_origins(found, readings, consumed=False),
+    )
+
+
+def _origins(
+    found: DeadLetterQueue, readings: Mapping[str, QueueReading] | None, *, consumed: bool
+) -> tuple[str, ...] | None:
+    """The queues of origin with or without a consumer; None where that is not known."""
+    if readings is None:
+        return None
+    counts = {name: readings[name].counts.consumers for name in found.origins if name in readings}
+    return tuple(
+        name for name, count in counts.items() if count is not None and bool(count) == consumed
     )
 
 
