@@ -28,7 +28,12 @@ from hopback.errors import BadRequest, NoSuch
 from hopback.topology.effective import delivery_limit, effective_topology
 from hopback.topology.model import QueueType
 from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
-from hopback.topology.roles import QueueRole, dead_letter_owners, queue_roles
+from hopback.topology.roles import (
+    QueueRole,
+    dead_letter_owners,
+    queue_roles,
+    speaks_of_failures,
+)
 from hopback.topology.routing import PREDECLARED, RoutingTable
 from hopback.version import BrokerVersion
 
@@ -353,9 +358,8 @@ def _first_owners(
         if name in seen:
             continue
         seen.add(name)
-        filled_by = into.get(name, set())
-        if roles.get(name) is QueueRole.RETRY and filled_by:
-            waiting.extend(filled_by)
+        if roles.get(name) is QueueRole.RETRY:
+            waiting.extend(into.get(name, ()))  # none if consumers publish into it
         else:
             yield name
 
@@ -406,9 +410,6 @@ def _describe(
 #
 # A queue that has messages and no consumer may hold dead letters though nothing says so. Only people know:
 # they are asked once, and the answer is kept.
-
-_SIGNS = ("dead", "dlq", "dlx", "err", "fail", "fault", "park", "poison", "reject", "skip")
-_ENDINGS = (".xq",)  # Dramatiq's; two letters say nothing in the middle of a name
 
 
 class QueueCandidate(Struct, frozen=True, rename="camel"):
@@ -475,17 +476,12 @@ def candidates_of(
         if (counts := reading.counts).messages
         and not counts.consumers
         and name not in known
-        and ((is_likely := _speaks_of_failures(name)) or name not in origins)
+        and ((is_likely := speaks_of_failures(name)) or name not in origins)
         and not name.startswith("amq.")
         and reading.queue.type is not QueueType.STREAM
         and roles.get(name) not in (QueueRole.RETRY, QueueRole.MAIN)
     ]
     return tuple(sorted(found, key=lambda one: (not one.is_likely, -one.messages, one.queue)))
-
-
-def _speaks_of_failures(name: str) -> bool:
-    lower = name.lower()
-    return lower.endswith(_ENDINGS) or any(sign in lower for sign in _SIGNS)
 
 
 # --- recognition ----------------------------------------------------------------------------------

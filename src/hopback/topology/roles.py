@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from hopback.topology.model import Queue, Topology
+    from hopback.topology.model import Binding, Topology
 
-__all__ = ["QueueRole", "dead_letter_owners", "queue_roles"]
+__all__ = ["QueueRole", "dead_letter_owners", "queue_roles", "speaks_of_failures"]
 
 _MARKS = (
     "dlq", "dlx", "xq", "dead", "parking", "parked", "parking-lot", "parking_lot", "parkinglot",
@@ -43,39 +45,130 @@ class QueueRole(StrEnum):
 def queue_roles(topology: Topology) -> Mapping[str, QueueRole]:
     """The role of each declared queue, by name.
 
-    Plans say it. Without a plan it shows in the name, as frameworks choose it for queues into which
-    their consumers publish dead letters themselves, or in the arguments: what has a time to live and a
-    dead-letter exchange is a place to wait, and what only receives dead letters a place to rest. A
-    queue that producers fill and whose expired messages can only come to rest is none to wait in.
+    Plans specify it. Without a plan the name shows it, as frameworks choose names for queues into which
+    their consumers publish dead letters, or the arguments do. A queue with a time to live and a
+    dead-letter exchange is a retry queue. A queue that only receives dead letters is a dead-letter queue,
+    unless they are messages that retry queues send back: that is a queue from which consumers take
+    work. A queue that producers fill and whose expired messages end in a dead-letter queue is not a
+    retry queue.
     """
     roles = {queue.name: QueueRole.PLAIN for queue in topology.queues}
-    used = {str(queue.arguments.get("x-dead-letter-exchange")) for queue in topology.queues} - {""}
-    fed = {item.destination for item in topology.bindings if item.source in used}
-    fed |= {
-        str(queue.arguments.get("x-dead-letter-routing-key"))
-        for queue in topology.queues
-        if queue.arguments.get("x-dead-letter-exchange") == ""
-    }
-    otherwise = {item.destination for item in topology.bindings if item.source not in used}
-    # The queues that dead letters come to and nothing else.
-    targets = (fed - otherwise) & roles.keys()
-    resting = targets - {
-        queue.name for queue in topology.queues if "x-dead-letter-exchange" in queue.arguments
-    }
+    ways = _DeadLetterWays(topology)
+    returning = {name for name in ways.ends if ways.is_returned_to(name)}
+    resting = ways.ends - returning
     roles |= dict.fromkeys(resting, QueueRole.DEAD_LETTER)
-    for queue in topology.queues:
-        if "x-dead-letter-exchange" in queue.arguments and "x-message-ttl" in queue.arguments:
-            beyond = _dead_lettered_to(topology, queue)
-            if queue.name in targets or not beyond or not beyond <= resting:
-                roles[queue.name] = QueueRole.RETRY
+    for name, beyond in ways.targets.items():
+        expires = "x-message-ttl" in ways.queues[name].arguments
+        leads_on = name in ways.fed or not beyond or not beyond <= resting | returning
+        is_named = _speaks_of_waiting(name) or ways.is_part_of(name, beyond)
+        if (expires and leads_on) or (beyond & returning and is_named):
+            roles[name] = QueueRole.RETRY
     for name in dead_letter_owners(topology, roles):
         roles[name] = QueueRole.DEAD_LETTER
+    for name in returning:
+        sources = ways.sources[name]
+        if roles[name] is QueueRole.PLAIN and any(roles[one] is QueueRole.RETRY for one in sources):
+            roles[name] = QueueRole.MAIN
     for plan in topology.plans:
         waiting = (route.queue for tier in plan.tiers for route in tier.routes)
         roles |= dict.fromkeys(waiting, QueueRole.RETRY)
         roles[plan.parking.queue] = QueueRole.DEAD_LETTER
     roles |= dict.fromkeys((plan.queue for plan in topology.plans), QueueRole.MAIN)
     return roles
+
+
+class _DeadLetterWays:
+    """Where the broker moves dead letters, as far as arguments and bindings show.
+
+    `targets` has the queues that the dead letters of a queue can reach, `sources` the opposite. `fed`
+    are the queues that only dead letters reach, `ends` those of them without a dead-letter exchange.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.queues = {queue.name: queue for queue in topology.queues}
+        by_source: dict[str, list[Binding]] = defaultdict(list)
+        for item in topology.bindings:
+            by_source[item.source].append(item)
+        kinds = {each.name: str(each.type) for each in topology.exchanges}
+        self.targets: dict[str, set[str]] = {}
+        self.sources: dict[str, set[str]] = defaultdict(set)
+        used: set[str] = set()
+        for queue in topology.queues:
+            exchange = queue.arguments.get("x-dead-letter-exchange")
+            if exchange is None:
+                continue
+            key = queue.arguments.get("x-dead-letter-routing-key")
+            if exchange == "":
+                found = {key} if isinstance(key, str) else set()
+            else:
+                used.add(str(exchange))
+                by_key = isinstance(key, str) and kinds.get(str(exchange)) == "direct"
+                found = {
+                    item.destination
+                    for item in by_source[str(exchange)]
+                    if not by_key or item.routing_key == key
+                }
+            self.targets[queue.name] = found & self.queues.keys()
+            for target in found:
+                self.sources[target].add(queue.name)
+        direct = set().union(*self.targets.values())
+        bound = {item.destination for name in used for item in by_source[name]}
+        self._published_to = {
+            item.destination for item in topology.bindings if item.source not in used
+        }
+        self.fed = ((direct | bound) - self._published_to) & self.queues.keys()
+        self.ends = self.fed - self.targets.keys()
+
+    def is_returned_to(self, name: str) -> bool:
+        """Whether all dead letters that reach this queue come back from retry queues."""
+        sources = self.sources.get(name, set())
+        return bool(sources) and all(self._leads_back(one, name) for one in sources)
+
+    def is_part_of(self, name: str, targets: Iterable[str]) -> bool:
+        """Whether its name begins with that of one of the targets, as `orders.5s` with `orders`."""
+        return any(name.startswith(target + sign) for target in targets for sign in _SEPARATORS)
+
+    def _leads_back(self, source: str, target: str) -> bool:
+        is_part, waits = self.is_part_of(source, (target,)), _speaks_of_waiting(source)
+        if is_part and waits:
+            return True
+        if speaks_of_failures(target):
+            return False
+        if self.sources.get(source):
+            # The broker fills it. Its messages come back if it leads to a queue that fills it.
+            return bool(self.targets[source] & self._ancestors(source))
+        if is_part or waits:
+            return True
+        # Consumers publish into a retry queue. A queue bound to an exchange is one that producers fill.
+        expires = "x-message-ttl" in self.queues[source].arguments
+        return expires and source not in self._published_to
+
+    def _ancestors(self, name: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [name]
+        while waiting:
+            new = self.sources.get(waiting.pop(), set()) - found
+            found |= new
+            waiting.extend(new)
+        return found
+
+
+_WAITS = ("retr", "delay", "wait", "backoff", "defer", "hold", "later", "schedul", "requeue")
+_FAILURES = re.compile(
+    r"dead|dlq|dlx|error|(?<![a-z])err(?![a-z])|fail|(?<!de)fault|park|poison|reject|skip|\.xq\Z",
+    re.IGNORECASE,
+)
+"""Words for failures in names. `default` is not one of them, and `.XQ` is Dramatiq's."""
+
+
+def _speaks_of_waiting(name: str) -> bool:
+    lower = name.lower()
+    return any(sign in lower for sign in _WAITS)
+
+
+def speaks_of_failures(name: str) -> bool:
+    """Whether the name of a queue contains a word for failures."""
+    return _FAILURES.search(name) is not None
 
 
 def dead_letter_owners(topology: Topology, roles: Mapping[str, QueueRole]) -> dict[str, str | None]:
@@ -109,21 +202,6 @@ def _owners(name: str) -> Iterator[str]:
                 before, after = name[:place], name[place + len(sign + mark + sign) :]
                 yield f"{before}{sign}{after}"
                 yield f"{before}{sign}queue{sign}{after}"
-
-
-def _dead_lettered_to(topology: Topology, queue: Queue) -> set[str]:
-    """The queues that the dead letters of a queue can come to, as far as bindings tell."""
-    exchange = queue.arguments.get("x-dead-letter-exchange")
-    key = queue.arguments.get("x-dead-letter-routing-key")
-    if exchange == "":
-        return {key} if isinstance(key, str) else set()
-    kinds = {each.name: str(each.type) for each in topology.exchanges}
-    by_key = isinstance(key, str) and kinds.get(str(exchange)) == "direct"
-    return {
-        item.destination
-        for item in topology.bindings
-        if item.source == exchange and (not by_key or item.routing_key == key)
-    }
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"Role": "QueueRole"})
