@@ -6,6 +6,7 @@ retry queue, returns with its deaths and is acked.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,10 +15,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
+from hopback.version import BrokerVersion
 from tests.clients.environment import PROGRAMS, c_client, node_modules, peers_python
 
 if TYPE_CHECKING:
     from hopback.testing import BrokerThread
+    from tests.harness.shared import SharedNode
 
 pytestmark = [
     pytest.mark.clients,
@@ -75,3 +79,16 @@ def test_amqplib_goes_through_its_story(hopback_broker: BrokerThread) -> None:
     modules = str(node_modules())
     program = str(PROGRAMS / "amqplib_client.js")
     assert _told(["node", program, hopback_broker.url], NODE_PATH=modules) == _STORY
+
+
+@pytest.mark.broker
+async def test_amqplib_reads_the_same_headers_as_on_rabbitmq(rabbitmq: SharedNode) -> None:
+    """`headers['x-death']` of a message without headers is undefined, not an error."""
+    version = BrokerVersion(3, 10)
+    settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM, version=version)
+    program, modules = str(PROGRAMS / "amqplib_headers.js"), str(node_modules())
+    async with BrokerServer(settings) as server:
+        ours = await asyncio.to_thread(_told, ["node", program, server.url], NODE_PATH=modules)
+    theirs = await asyncio.to_thread(_told, ["node", program, rabbitmq.url], NODE_PATH=modules)
+    assert ours == theirs
+    assert ours["classic"][0][2] == "none"

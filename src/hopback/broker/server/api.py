@@ -144,13 +144,10 @@ def paged(entries: list[dict[str, Any]], request: Request, version: BrokerVersio
     As in RabbitMQ they are in the order of their names, which are filtered only where a page is
     asked for.
     """
-    if entries and "name" in entries[0]:
-        entries = sorted(entries, key=lambda each: (each.get("vhost", ""), each["name"]))
-    asked = {
-        key: values[-1] for key, values in parse_qs(request.query, keep_blank_values=True).items()
-    }
+    asked = _asked(request)
     if "page" not in asked:
         return entries
+    entries = in_order(entries, asked)
     number, size = _number(asked["page"]), _number(asked.get("page_size", "100"))
     if number < 1 or not 1 <= size <= _MOST_PER_PAGE:
         told = str(size) if "page_size" in asked else "undefined"
@@ -172,6 +169,55 @@ def paged(entries: list[dict[str, Any]], request: Request, version: BrokerVersio
         "page_size": size,
         "total_count": len(entries),
     }
+
+
+_ORDER = (
+    "vhost", "name", "source", "destination", "routing_key", "properties_key", "user", "exchange",
+)  # fmt: skip
+"""RabbitMQ's lists are in the order of these, of those that their entries have."""
+
+
+def _asked(request: Request) -> dict[str, str]:
+    parsed = parse_qs(request.query, keep_blank_values=True)
+    return {key: values[-1] for key, values in parsed.items()}
+
+
+def in_order(entries: list[dict[str, Any]], asked: dict[str, str]) -> list[dict[str, Any]]:
+    """Sorted by what was asked for, and by names where that is equal."""
+    keys = [key for key in _ORDER if entries and key in entries[0]]
+    found = sorted(entries, key=lambda each: [_sortable(each.get(key)) for key in keys])
+    wanted = asked.get("sort")
+    if wanted is not None:
+        found.sort(key=lambda each: _sortable(_inside(each, wanted)))
+        if asked.get("sort_reverse") == "true":
+            found.reverse()
+    return found
+
+
+def _inside(entry: dict[str, Any], path: str) -> object:
+    value: Any = entry
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _sortable(value: object) -> tuple[int, Any]:
+    """Values of any type in one order: numbers, then texts, then the rest."""
+    if isinstance(value, int | float):
+        return 0, value
+    return (1, value) if isinstance(value, str) else (2, _dumps(value))
+
+
+def _columns(found: object, asked: str) -> object:
+    """Only these columns of each entry; of `a.b` the whole of `a`. An entry without any is `[]`."""
+    names = {name.partition(".")[0] for name in asked.split(",")}
+    if isinstance(found, list):
+        return [_columns(each, asked) for each in found]
+    if not isinstance(found, dict):
+        return found
+    if "items" in found and "page_count" in found:
+        return {**found, "items": _columns(found["items"], asked)}
+    return {name: value for name, value in found.items() if name in names} or []
 
 
 def _filter(asked: dict[str, str], version: BrokerVersion) -> Callable[[str], object] | None:
@@ -248,7 +294,7 @@ class Api:
                         return _json(
                             told, HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
                         )
-                    return _json(self._get(rest, request, caller))
+                    return _json(self._shown(rest, request, caller))
                 return self._change(request, rest, caller)
             case ["clock"] if request.method in ("GET", "HEAD"):
                 return _json(
@@ -272,6 +318,17 @@ class Api:
         raise Missing
 
     # Reading.
+
+    def _shown(self, path: list[str], request: Request, caller: Caller) -> object:
+        """The answer in RabbitMQ's order, with the columns that were asked for."""
+        found = self._get(path, request, caller)
+        if path[0] == "definitions":
+            return found
+        asked = _asked(request)
+        if isinstance(found, list):
+            found = in_order(found, asked)
+        all_columns = path[0] == "vhosts" and self._version.major >= 4
+        return found if "columns" not in asked or all_columns else _columns(found, asked["columns"])
 
     def _get(  # noqa: C901 - a table of paths
         self, path: list[str], request: Request, caller: Caller
@@ -298,9 +355,13 @@ class Api:
                 caller.check_monitor()
                 nodes: Any = api_objects.SINGLE["nodes"](self._broker)
                 return _named(nodes, rest[0]) if rest else nodes
-            case ["parameters", _, *vhost] if len(vhost) < 2:
-                return []
-            case [("user-limits" | "global-parameters"), *_]:
+            case ["parameters", component, *rest]:
+                return self._parameters(component, rest, caller)
+            case ["user-limits" | "vhost-limits", _]:
+                return self._limits(path[0], path[1], caller)
+            case ["user-limits"]:
+                return api_objects.user_limits(self._broker)
+            case ["global-parameters", *_]:
                 return []
             case ["deprecated-features", *used] if self._version.major >= 4 and used in _FEATURES:
                 return []
@@ -316,6 +377,27 @@ class Api:
             case [section, *vhost] if section in api_objects.LISTS and len(vhost) < 2:
                 nodes = (caller.access(vhost[0]).node,) if vhost else caller.visible
                 return paged(self._listed(section, nodes, caller), request, self._version)
+        raise Missing
+
+    def _limits(self, section: str, whose: str, caller: Caller) -> object:
+        """Those of one user or virtual host, if it has any."""
+        if section == "user-limits":
+            api_users.user(self._broker, whose)
+            found = api_objects.user_limits(self._broker)
+            return [each for each in found if each["user"] == whose]
+        found = api_objects.LISTS[section](self._broker, caller.access(whose).node)
+        return [each for each in found if each["value"]]
+
+    def _parameters(self, component: str, path: list[str], caller: Caller) -> object:
+        nodes = (caller.access(path[0]).node,) if path else caller.visible
+        found = [
+            each for node in nodes for each in api_objects.parameters(self._broker, node, component)
+        ]
+        match path:
+            case [] | [_]:
+                return found
+            case [_, name]:
+                return _named(found, name)
         raise Missing
 
     def _listed(self, section: str, nodes: Iterable[Node], caller: Caller) -> list[dict[str, Any]]:
@@ -399,7 +481,9 @@ class Api:
 
     # Changing.
 
-    def _change(self, request: Request, path: list[str], caller: Caller) -> Response:
+    def _change(  # noqa: C901 - a table of paths
+        self, request: Request, path: list[str], caller: Caller
+    ) -> Response:
         match request.method, path:
             case "POST", ["definitions"]:
                 caller.check_administrator()
@@ -428,6 +512,9 @@ class Api:
                 caller.check_own(named.session.user)
                 api_objects.close(named, request.headers.get("x-reason", ""))
                 return Response(HTTPStatus.NO_CONTENT)
+            case (("PUT" | "DELETE"), [("vhost-limits" | "user-limits") as kind, whose, name]):
+                caller.check_administrator()
+                return self._change_limit(request, kind, whose, name)
             case _, [("vhosts" | "users" | "permissions" | "topic-permissions"), *_]:
                 caller.check_administrator()
                 return self._change_users(request, path, caller)
@@ -436,6 +523,22 @@ class Api:
                     caller.check_policymaker()
                 return _change_in(caller.access(vhost), request, section, rest)
         raise Missing
+
+    def _change_limit(self, request: Request, kind: str, whose: str, name: str) -> Response:
+        broker, of_user = self._broker, kind == "user-limits"
+        if of_user:
+            api_users.user(broker, whose)
+        elif whose not in broker.vhosts:
+            return _said(HTTPStatus.NOT_FOUND, "not_found", "vhost_not_found")
+        kept = broker.user_limits if of_user else broker.vhost_limits
+        if request.method == "PUT":
+            asked = _object(request)
+            limits = dict(kept.get(whose, {}))
+            api_changes.put_limit(limits, name, asked, of_user=of_user)
+            kept[whose] = limits
+        elif whose in kept:
+            kept[whose].pop(name, None)
+        return Response(HTTPStatus.NO_CONTENT)
 
     def _change_users(self, request: Request, path: list[str], caller: Caller) -> Response:
         broker, permissions = self._broker, self._broker.permissions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -263,6 +264,23 @@ DELETES: dict[str, Callable[[VhostAccess, str], bool]] = {
 }
 """What can be removed by name."""
 
+_VHOST_LIMITS = ("max-connections", "max-queues")
+_USER_LIMITS = ("max-connections", "max-channels")
+
+
+def put_limit(limits: dict[str, int], name: str, asked: _Json, *, of_user: bool = False) -> None:
+    """`PUT /api/vhost-limits/…` and `/api/user-limits/…`; ValueError for what is not a limit."""
+    value = asked.get("value")
+    if name not in (_USER_LIMITS if of_user else _VHOST_LIMITS):
+        shown = json.dumps(value)
+        raise ValueError(
+            f'Validation failed\n\nUnrecognised terms [{{<<"{name}">>,{shown}}}] in limits\n'
+        )
+    if isinstance(value, bool) or not isinstance(value, int):
+        shown = f'<<"{value}">>' if isinstance(value, str) else json.dumps(value)
+        raise ValueError(f"Validation failed\n\n{name} should be a number, actually was {shown}\n")
+    limits[name] = value
+
 
 _MOST_MESSAGES = 10_000
 """What one answer holds is built in memory, while no other client is served."""
@@ -380,14 +398,14 @@ def _message(taken: Taken, encoding: str, most: int | None) -> dict[str, object]
         for name, value in vars(taken.properties).items()
         if value is not None and name in (*_TEXTS, *_NUMBERS)
     }
-    if taken.properties.headers:
+    if taken.properties.has_headers:
         told["headers"] = table(taken.properties.headers)
     return {
         "exchange": taken.exchange,
         "routing_key": plain(taken.routing_key),
         "redelivered": taken.redelivered,
         "message_count": len(taken.source.ready),
-        "properties": told,
+        "properties": told or [],  # RabbitMQ writes an empty list of properties so
         "payload_bytes": len(taken.body),
         "payload": base64.b64encode(body).decode() if text is None else text,
         "payload_encoding": "base64" if text is None else "string",

@@ -22,7 +22,7 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hopback.broker.embedded.consumers import QueueConsumer
     from hopback.broker.embedded.node import Node
@@ -45,8 +45,10 @@ __all__ = [
     "listeners",
     "of_connection",
     "of_user",
+    "parameters",
     "properties_key",
     "queue",
+    "user_limits",
 ]
 
 
@@ -403,9 +405,50 @@ def _feature_flags(_broker: ServedBroker) -> list[_Object]:
     return [{"name": "quorum_queue", "state": "enabled", "stability": "stable", "desc": ""}]
 
 
-def _none(_broker: ServedBroker, _node: Node) -> list[_Object]:
-    """What this broker does not have."""
-    return []
+def parameters(broker: ServedBroker, node: Node, component: str = "") -> list[_Object]:
+    """`/api/parameters`: operator policies and limits; policies only where they are asked for."""
+    policies, limits = _parameters_of(node, "policy", node.policies.all()), []
+    if component != "policy":
+        policies = _parameters_of(node, "operator_policy", node.policies.operators())
+        limits = _limits_as_parameters(broker, node)
+    return [each for each in (*policies, *limits) if component in ("", each["component"])]
+
+
+def _parameters_of(node: Node, component: str, policies: Iterable[Policy]) -> list[_Object]:
+    found = [(each.name, _policy(node, each)) for each in policies]
+    keys = ("pattern", "definition", "priority", "apply-to")
+    return [
+        {
+            "value": {key: policy[key] for key in keys},
+            "vhost": node.vhost,
+            "component": component,
+            "name": name,
+        }
+        for name, policy in found
+    ]
+
+
+def _limits_as_parameters(broker: ServedBroker, node: Node) -> list[_Object]:
+    kind = {"component": "vhost-limits", "name": "limits"}
+    return [{**each, **kind} for each in _vhost_limits(broker, node)]
+
+
+def _vhost_limits(broker: ServedBroker, node: Node) -> list[_Object]:
+    """`/api/vhost-limits`: of those virtual hosts that have or had one."""
+    found = broker.vhost_limits.get(node.vhost)
+    return [] if found is None else [{"vhost": node.vhost, "value": _limits(broker, found)}]
+
+
+def user_limits(broker: ServedBroker) -> list[_Object]:
+    """`/api/user-limits`."""
+    return [
+        {"user": user, "value": limits} for user, limits in broker.user_limits.items() if limits
+    ]
+
+
+def _limits(broker: ServedBroker, found: dict[str, int]) -> object:
+    """The limits; before 4.0 an empty object is an empty list."""
+    return found or ([] if broker.settings.version.major < 4 else {})
 
 
 def definitions(broker: ServedBroker) -> _Object:
@@ -468,10 +511,10 @@ LISTS: dict[str, Callable[[ServedBroker, Node], list[_Object]]] = {
     "consumers": consumers,
     "exchanges": _exchanges,
     "operator-policies": _operator_policies,
-    "parameters": _none,
+    "parameters": parameters,
     "policies": _policies,
     "queues": _queues,
-    "vhost-limits": _none,
+    "vhost-limits": _vhost_limits,
 }
 """What can be listed, of one virtual host or of all."""
 

@@ -132,6 +132,9 @@ class ServedBroker:
         self.ports: dict[str, int] = {}
         """Protocol → the port where it is spoken."""
         self.cluster_name = "hopback@localhost"
+        self.vhost_limits: dict[str, dict[str, int]] = {}
+        self.user_limits: dict[str, dict[str, int]] = {}
+        """Limits that the management API was given. They are reported, not enforced."""
         self.blocked: bool = False
         """Whether publishers wait."""
         self.stirred: int = 0
@@ -181,6 +184,7 @@ class ServedBroker:
         if node is None:
             return False
         self.permissions.forget_vhost(name)
+        self.vhost_limits.pop(name, None)
         for client in self._of(lambda session: session.node is node):
             client.socket.abort()  # RabbitMQ does not say why either
         for queue in tuple(node.queues.values()):
@@ -192,6 +196,7 @@ class ServedBroker:
         if not self.users.remove(name):
             return False
         self.permissions.forget_user(name)
+        self.user_limits.pop(name, None)
         words = f"CONNECTION_FORCED - user '{name}' is deleted"
         for client in self._of(lambda session: session.user == name):
             client.refuse(Refusal(320, words, connection=True))
