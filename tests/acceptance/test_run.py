@@ -34,6 +34,16 @@ async def handle(order: dict) -> None:
     if order["do"] == "wait":
         await asyncio.sleep(600)
 """
+_STUCK = """
+import threading
+from hopback import App
+app = App("stuck")
+
+@app.handler("orders", retry=["1s"])
+def handle(order: dict) -> None:
+    print("handling", flush=True)
+    threading.Event().wait()
+"""
 _DESIGN = """
 from hopback import App, DESIGNS
 app = App("design", topology=DESIGNS[{name!r}].build({{}}, hardened=False))
@@ -133,6 +143,20 @@ def test_a_queue_is_paused_and_resumed_by_command(
     gone = installed.run("pause", "orders", "--http", port)
     assert gone.returncode == 7
     assert "no service of this user answers" in gone.stderr
+
+
+def test_a_handler_whose_thread_never_returns_does_not_keep_the_process(
+    installed: Installed, folder: Path
+) -> None:
+    (folder / "stuck.py").write_text(_STUCK)
+    options = ("--broker", "embedded", "--grace", "0.2")
+    with running(installed, folder, "stuck:app", *options) as service:
+        service.until(lambda: _is_ready(service))
+        url = service.out.split("memory: ")[1].split()[0]
+        _publish(url, "wait")
+        service.until(lambda: "handling" in service.out)
+        assert service.end(signal.SIGTERM) == 3
+    assert "orders: 1 interrupted" in service.out
 
 
 @pytest.mark.broker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import pkgutil
@@ -167,9 +168,23 @@ def _run_one(settings: RunSettings) -> int:
         ) from error
     if settings.parent is None:
         _print_report(report.handled, map(asdict, report.left))
-    if forced:
-        return Exit.INTERRUPTED
-    return Exit.OK if report.clean else Exit.PARTIAL
+    code = Exit.INTERRUPTED if forced else Exit.OK if report.clean else Exit.PARTIAL
+    _leave_threads(code)
+    return code
+
+
+def _leave_threads(code: int) -> None:
+    """End the process if sync handlers have not returned: Python would wait for their threads."""
+    from hopback.runtime.slow_runs import threads_in_use
+
+    if threads_in_use():
+        click.echo(
+            f"{threads_in_use()} handlers in threads did not return; they end here.", err=True
+        )
+        atexit._run_exitfuncs()  # noqa: SLF001 - what others registered, such as a last export of spans
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
