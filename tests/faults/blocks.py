@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tests.faults import commands, parts, traffic
 from tests.faults.databases import databases
 from tests.faults.hanging import hanging
+from tests.faults.killed import killed
 from tests.faults.publishing import publishing
 from tests.faults.results import Result
 from tests.faults.site import Site
@@ -65,6 +66,7 @@ ON_BROKERS: dict[str, tuple[int, Callable[[Site], Awaitable[Part | list[Part] | 
     "databases": (1, databases),
     "publishing": (1, publishing),
     "hanging": (1, hanging),
+    "killed": (1, killed),
     "cluster": (1, parts.cluster),
     "storm": (1, traffic.storm),
     "faithful": (1, parts.faithful),

@@ -61,7 +61,7 @@ class HangingResult:
     @property
     def bound(self) -> int:
         """How many bystanders may run again: the window, if the timeout strikes before it is known."""
-        return _PREFETCH + _CONCURRENCY if self.timeout_ms == _SHORT_MS else 0
+        return _PREFETCH + _CONCURRENCY if self.timeout_ms <= _SHORT_MS else 0
 
     @property
     def holds(self) -> bool:
@@ -83,7 +83,7 @@ class HangingResult:
 class _Application:
     """Counts the calls of its handler, by number. The handler never returns for a negative number."""
 
-    def __init__(self, hang: str) -> None:
+    def __init__(self, hang: str, attempts: int) -> None:
         self.runs = Counter[int]()
         self.published: dict[int, float] = {}
         self.slowest_s = 0.0
@@ -92,7 +92,7 @@ class _Application:
         declare: Any = self.app.handler(
             "in",
             retry=["1s"],
-            attempts=_ATTEMPTS,
+            attempts=attempts,
             concurrency=_CONCURRENCY,
             prefetch=_PREFETCH,
         )
@@ -117,9 +117,11 @@ class _Application:
             self.slowest_s = max(self.slowest_s, waited)
 
 
-async def run_beside_hanging(url: str, hang: str, timeout_ms: int) -> HangingResult:
+async def run_beside_hanging(
+    url: str, hang: str, timeout_ms: int, attempts: int = _ATTEMPTS
+) -> HangingResult:
     """Let one message hang until it is parked, and publish bystanders meanwhile."""
-    subject, events = _Application(hang), Counter[str]()
+    subject, events = _Application(hang, attempts), Counter[str]()
     world = Environment()
     world.bus.subscribe(lambda name, _fields: events.update([name]))
     service = Service(subject.app, RabbitMQ(url), world=world)

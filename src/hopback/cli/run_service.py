@@ -22,7 +22,13 @@ from hopback.endpoint import Endpoint
 from hopback.observe.events import Bus
 from hopback.observe.logs import SEVERITY, JsonLog, LogBridge, TextLog
 from hopback.private_files import control_socket
-from hopback.runtime.depths import Depths, HeldBackReader, PolicyWatch, watched_queues
+from hopback.runtime.depths import (
+    ConsumerTimeoutReader,
+    Depths,
+    HeldBackReader,
+    PolicyWatch,
+    watched_queues,
+)
 from hopback.runtime.health import ControlEndpoint, Health
 from hopback.runtime.processes import ParentConnection, deaths_in
 from hopback.runtime.quarantine import Survivor
@@ -128,7 +134,14 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
                 concurrency=settings.concurrency,
             ),
             world=Environment(bus=bus, survivor=survivor, **tracing),
-            beside=await _watchers(app, settings, metrics, bus, stack),
+            beside=await _watchers(
+                app,
+                settings,
+                metrics,
+                bus,
+                lambda queue, timeout: service.consumer(queue).slow_runs.know_timeout(timeout),
+                stack,
+            ),
         )
         stopper = Stopper(service.stop)
         listen_to_signals(stopper)
@@ -175,7 +188,12 @@ def _metrics(settings: RunSettings) -> Metrics | None:
 
 
 async def _watchers(
-    app: App, settings: RunSettings, metrics: Metrics | None, bus: Bus, stack: AsyncExitStack
+    app: App,
+    settings: RunSettings,
+    metrics: Metrics | None,
+    bus: Bus,
+    know_timeout: Callable[[str, float], object],
+    stack: AsyncExitStack,
 ) -> list[Callable[[Connection], Awaitable[None]]]:
     """What looks at the queues beside the consumers."""
     topology = app.topology
@@ -192,6 +210,8 @@ async def _watchers(
         vhost = virtual_host(settings.broker)
         if metrics is not None:
             found.append(HeldBackReader(management, vhost, watched, metrics.set_held_back).attend)
+        consumed = settings.queues or tuple(app.handlers)
+        found.append(ConsumerTimeoutReader(management, vhost, consumed, know_timeout).attend)
         tell = (lambda _: None) if metrics is None else metrics.set_changed_waits
         found.append(PolicyWatch(management, vhost, topology, bus, tell).attend)
     return found

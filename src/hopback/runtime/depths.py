@@ -16,7 +16,7 @@ from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.expand import retry_queues
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from hopback.broker.management import Management
     from hopback.broker.management.readings import QueueReading
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from hopback.observe.events import Bus
     from hopback.topology.model import Queue, Topology
 
-__all__ = ["Depths", "HeldBackReader", "PolicyWatch", "Watched", "watched_queues"]
+__all__ = [
+    "ConsumerTimeoutReader",
+    "Depths",
+    "HeldBackReader",
+    "PolicyWatch",
+    "Watched",
+    "watched_queues",
+]
 
 
 class Watched(NamedTuple):
@@ -188,6 +195,44 @@ def changed_waits(
             if isinstance(value, int) and not (isinstance(own, int) and own <= value):
                 found.setdefault((policy, key), []).append(queue.name)
     return found
+
+
+class ConsumerTimeoutReader:
+    """Reads the consumer timeouts that queues have by their arguments or a policy.
+
+    The timeout of the broker's configuration is not visible to the management API.
+    """
+
+    def __init__(
+        self,
+        management: Management,
+        vhost: str,
+        queues: Collection[str],
+        tell: Callable[[str, float], object],
+        *,
+        every: float = 60.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._management = management
+        self._vhost = vhost
+        self._queues = queues
+        self._tell = tell
+        self._every = every
+        self._sleep = sleep
+
+    async def attend(self, _connection: Connection) -> None:
+        """Read at the start and then regularly, for as long as the consumers run."""
+        while True:
+            with suppress(BrokerError):
+                for one in await self._management.queues(self._vhost):
+                    found = (
+                        one.queue.arguments.get("x-consumer-timeout"),
+                        (one.effective_policy or {}).get("consumer-timeout"),
+                    )
+                    known = [value for value in found if isinstance(value, int) and value > 0]
+                    if known and one.queue.name in self._queues:
+                        self._tell(one.queue.name, min(known) / 1000)
+            await self._sleep(self._every)
 
 
 __getattr__: OldNameLookup = old_names(__name__, {"HeldBack": "HeldBackReader"})

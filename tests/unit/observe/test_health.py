@@ -13,7 +13,13 @@ from hopback.broker.embedded import Fault
 from hopback.designs import DESIGNS
 from hopback.endpoint import Request, is_loopback
 from hopback.private_files import control_socket
-from hopback.runtime.depths import Depths, HeldBackReader, Watched, watched_queues
+from hopback.runtime.depths import (
+    ConsumerTimeoutReader,
+    Depths,
+    HeldBackReader,
+    Watched,
+    watched_queues,
+)
 from hopback.runtime.health import ControlEndpoint, Health
 from hopback.testing import AppTest, in_virtual_time
 
@@ -265,6 +271,36 @@ async def test_depths_are_counted_and_forgotten_with_the_connection() -> None:
 
 def _into(told: dict[str, list[int | None]]) -> Callable[[str, str, int | None], object]:
     return lambda queue, role, count: told.setdefault(f"{queue} {role}", []).append(count)
+
+
+async def test_consumer_timeouts_are_read_from_arguments_and_policies() -> None:
+    """The shorter one counts. Queues without one, and queues of others, are left alone."""
+    import httpx
+
+    from hopback.broker.management import Management, ManagementAddress
+
+    by_argument = {"name": "a", "vhost": "/", "arguments": {"x-consumer-timeout": 90_000}}
+    policy = {"policy": "p", "effective_policy_definition": {"consumer-timeout": 60_000}}
+    found = [by_argument, by_argument | policy | {"name": "b"}, {"name": "c", "vhost": "/"}]
+    found.append(by_argument | {"name": "of another"})
+    told: list[tuple[str, float]] = []
+
+    async def once(_seconds: float) -> None:
+        raise asyncio.CancelledError
+
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=found))
+    address = ManagementAddress.derive("amqp://localhost/", None)
+    async with Management(address, transport=transport) as management:
+        reader = ConsumerTimeoutReader(
+            management,
+            "/",
+            ("a", "b", "c"),
+            lambda queue, seconds: told.append((queue, seconds)),
+            sleep=once,
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await reader.attend(None)  # type: ignore[arg-type]
+    assert told == [("a", 90.0), ("b", 60.0)]
 
 
 async def test_what_is_held_back_is_read_from_the_management_api() -> None:
