@@ -14,11 +14,12 @@ from starlette.responses import FileResponse
 
 from hopback.admin.api import ApiTable, Call, Empty
 from hopback.admin.events import StreamedResponse
-from hopback.admin.pages import Pages
+from hopback.admin.pages import Pages, release_look
 from hopback.admin.problems import Refused
 from hopback.admin.queue_rules import JOB_QUEUE, PATH_QUEUE, SESSION_QUEUE
 from hopback.admin.roles import Role
 from hopback.deadletters.contract import Imported
+from hopback.deadletters.requests import WHOLE_QUEUE, Selection
 from hopback.errors import BadLine
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ __all__ = [
     "ExportRequest",
     "FormUpload",
     "ImportQuery",
-    "SessionExportQuery",
     "lines_in",
 ]
 
@@ -51,21 +51,13 @@ IMPORT_PATH = re.compile(r"(/brokers/[^/]+)?(/admin/dlq)?/queues/[^/]+/import")
 """Where a request may be as large as an import."""
 
 _NDJSON = "application/x-ndjson"
-_Filter = Annotated[str, Meta(max_length=4096)]
 
 
 class ExportRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Which messages of a queue; `force` accepts the danger where looking could lose some."""
 
-    filter: _Filter = ""
-    limit: Annotated[int, Meta(ge=1)] | None = None
+    selection: Selection = WHOLE_QUEUE
     force: bool = False
-
-
-class SessionExportQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which messages of a session."""
-
-    filter: _Filter = ""
 
 
 class ImportQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,25 +98,8 @@ async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
 async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
     """Messages of a queue as lines of JSON, bytes and types exact; nothing is removed."""
     said, queue = call.body, call.path["queue"]
-    lines = call.operations.export(queue, where=said.filter, limit=said.limit, forced=said.force)
+    lines = call.operations.export(queue, said.selection, forced=said.force)
     return await _download(lines, queue)
-
-
-@ARCHIVES.row(
-    "GET",
-    "/admin/dlq/sessions/{session}/export",
-    Role.OPERATOR,
-    SESSION_QUEUE,
-    query=SessionExportQuery,
-    media=(_NDJSON,),
-    errors=(400, 404),
-    is_heavy=True,
-)
-async def _export_session(call: Call[SessionExportQuery, None]) -> Response:
-    """Messages that a session holds, as lines of JSON."""
-    view = call.operations.session(call.path["session"])
-    lines = call.operations.export(view.queue, session=view.id, where=call.query.filter)
-    return await _download(lines, view.queue)
 
 
 @ARCHIVES.row(
@@ -176,15 +151,18 @@ async def _import(
 @ARCHIVE_PAGES.get("/sessions/{session}/export", Role.OPERATOR, SESSION_QUEUE, is_heavy=True)
 async def _export_session_page(visit: Visit) -> Response:
     view = visit.operations.session(visit.path["session"])
-    where = visit.field("filter")
-    lines = visit.operations.export(view.queue, session=view.id, where=where)
-    return await _download(lines, view.queue)
+    ids = tuple(visit.all("ids"))
+    selection = Selection(session=view.id, ids=ids, filter="" if ids else visit.field("filter"))
+    return await _download(visit.operations.export(view.queue, selection), view.queue)
 
 
 @ARCHIVE_PAGES.post("/queues/{queue}/export", Role.OPERATOR, PATH_QUEUE, is_heavy=True)
 async def _export_queue_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
-    return await _download(visit.operations.export(queue), queue)
+    limit = visit.number("limit", 0, least=1, most=10_000_000) or None
+    await release_look(visit, queue)
+    selection = Selection(limit=limit, filter=visit.field("filter"))
+    return await _download(visit.operations.export(queue, selection), queue)
 
 
 @ARCHIVE_PAGES.get("/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE)

@@ -313,6 +313,14 @@ def _waiting(visit: Visit) -> PageWork:
     return found
 
 
+async def release_look(visit: Visit, queue: str) -> None:
+    """End the browse session that the form names, so that its messages are in the queue again."""
+    session = visit.field("release")
+    if any(view.id == session and view.queue == queue for view in visit.operations.sessions()):
+        await visit.operations.release(session)
+        await visit.operations.note("session.release", queue=queue, details={"session": session})
+
+
 @WORK_PAGES.get("/working/{work}", None, NO_QUEUE)
 async def _working(visit: Visit) -> Response:
     """How far it is; when it is over, its answer, once."""

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hopback.admin.auth import forbidden
 from hopback.admin.events import changes_of_job, page_search_events
-from hopback.admin.pages import Pages, form_target, in_time, see_other
+from hopback.admin.pages import Pages, form_target, in_time, release_look, see_other
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.queue_rules import (
     JOB_QUEUE,
@@ -59,7 +59,7 @@ _UNDER_WAY = (JobState.RUNNING, JobState.PAUSED)
 _AT_ONCE = 2000  # messages that a session holds within a second; more are searched, with progress
 _LOOKING_S = 300.0  # as long as a look from the queue's page lasts by default
 _STAYS = frozenset({400, 409, 422})
-_FIRST = ("filter", "limit", "force")  # the fields of step 1
+_FIRST = ("filter", "limit", "force", "release")  # the fields of step 1
 _SECOND = (
     "target",
     "target_queue",
@@ -195,6 +195,7 @@ async def _review(
         meant = structs.replace(request, confirm=request.queue)
     try:
         granted = await _granted(visit, meant)
+        await release_look(visit, request.queue)
         plan = await visit.operations.plan(granted, on_progress=on_progress)
     except HopbackError as error:
         return await _back(visit, request, error)
@@ -262,8 +263,7 @@ def _page(visit: Visit, request: Request, step: int, trouble: str, **values: Any
     # What the other steps said goes on in hidden fields.
     carried = [("on", str(step)), ("session", visit.field("session"))]
     carried += [("ids", each) for each in ids]
-    if step != 1:
-        carried += [(name, state[name]) for name in _FIRST]
+    carried += [(name, state[name]) for name in _FIRST if step != 1 or name == "release"]
     if step != 2:
         carried += [(name, state[name]) for name in _SECOND]
         carried += [(name, "1" if ticked else "0") for name, ticked in boxes.items()]

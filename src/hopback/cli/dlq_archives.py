@@ -25,7 +25,7 @@ from hopback.cli.dlq_print import count_of, form_option, output
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, details, on_terminal, safe
 from hopback.cli.where import where_options, with_dead_letters
-from hopback.deadletters.requests import HIGHEST_RATE, Pace
+from hopback.deadletters.requests import HIGHEST_RATE, Pace, Selection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -74,9 +74,8 @@ async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | No
     with refusals_explained(look.queue):
         if look.lift:
             await lift_if_needed(dead_letters, look.queue)
-        lines = dead_letters.export(
-            look.queue, where=look.terms, limit=look.limit, forced=look.forced
-        )
+        selection = Selection(limit=look.limit, filter=look.terms)
+        lines = dead_letters.export(look.queue, selection, forced=look.forced)
         if path is not None:
             return await _to_file(lines, path)
         count = 0

@@ -43,10 +43,10 @@ from hopback.deadletters.requests import JobKind
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hopback.cli.where import Where
-    from hopback.deadletters.contract import Job
+    from hopback.deadletters.contract import FailedMessage, Job
     from hopback.deadletters.interface import DeadLetters
 
 __all__ = [
@@ -232,18 +232,27 @@ def failures(job: str, limit: int, after: int, form: str, where: Where) -> None:
 
     All of them are still in their queue.
     """
-    found = with_dead_letters(
-        where, lambda dead_letters: dead_letters.failures(job, cursor=after, limit=limit)
-    )
 
-    def in_words() -> None:
+    async def read(dead_letters: DeadLetters) -> tuple[Job, tuple[FailedMessage, ...]]:
+        known = await dead_letters.job(job)
+        return known, await dead_letters.failures(job, cursor=after, limit=limit)
+
+    known, found = with_dead_letters(where, read)
+    output(form, found, lambda: print_failures(known, found, after))
+
+
+def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> None:
+    """The messages that a job could not move; those that its filter left out are only counted."""
+    if found:
         rows = [(one.id, one.message_id, one.reason) for one in found]
-        if rows:
-            table(("id", "message", "why"), rows, keep=("message",))
-        else:
-            click.echo("Nothing failed and nothing was left out.")
-
-    output(form, found, in_words)
+        table(("id", "message", "why"), rows, keep=("message",))
+    elif after:
+        click.echo("No more failures.")
+    elif job.counts.skipped:
+        wanted = f" the filter {job.selection.filter}" if job.selection.filter else ""
+        click.echo(safe(f"No failures. {count_of(job.counts.skipped)} did not match{wanted}."))
+    else:
+        click.echo("No failures.")
 
 
 @jobs.command(name="came-back", short_help="Show what a re-drive had sent and what died again.")

@@ -438,7 +438,7 @@ class SessionView(_AnswerStruct, frozen=True, kw_only=True):
 
     `order_kept` is False where so many messages had come back before that these will go behind them.
     `skipped` messages stand before those that it holds; the broker holds them as well meanwhile. `ready`
-    is how many the queue had when it was opened.
+    is how many the queue had when it was opened. Other sessions of this service held `held_by_others` more.
     """
 
     id: str
@@ -455,6 +455,7 @@ class SessionView(_AnswerStruct, frozen=True, kw_only=True):
     order_kept: bool = True
     skipped: int = 0
     ready: int = 0
+    held_by_others: int = 0
 
     def __post_init__(self) -> None:
         if not self.url:

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, Self
 
-from hopback.deadletters.requests import BY_DESIGN, NEWEST, SMALL_WINDOW, UNHURRIED, GroupBy
+from hopback.deadletters.requests import (
+    BY_DESIGN,
+    NEWEST,
+    SMALL_WINDOW,
+    UNHURRIED,
+    WHOLE_QUEUE,
+    GroupBy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
@@ -31,7 +38,16 @@ if TYPE_CHECKING:
     )
     from hopback.deadletters.discovery import CandidateList, QueueAnswer
     from hopback.deadletters.notes import GroupNotes
-    from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
+    from hopback.deadletters.requests import (
+        AuditQuery,
+        Edit,
+        Pace,
+        Request,
+        Selection,
+        Target,
+        Who,
+        Window,
+    )
     from hopback.deadletters.search import SearchProgress, SearchRequest
     from hopback.deadletters.surveys import ErrorOverview, QueueTrend
 
@@ -203,14 +219,12 @@ class DeadLetters(Protocol):
 
     def export(
         self,
-        queue: str = "",
+        queue: str,
+        selection: Selection = WHOLE_QUEUE,
         *,
-        session: str = "",
-        where: str = "",
-        limit: int | None = None,
         forced: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
+        """Messages as lines of JSON; nothing is removed."""
 
     async def import_lines(
         self,

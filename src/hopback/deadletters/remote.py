@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from hopback.deadletters.alerts import AlertList, AlertTestResult
-from hopback.deadletters.codec import decode, encode, from_json
+from hopback.deadletters.codec import decode, encode, from_json, to_json
 from hopback.deadletters.contract import (
     AuditList,
     EditedCopy,
@@ -48,6 +48,7 @@ from hopback.deadletters.requests import (
     NEWEST,
     SMALL_WINDOW,
     UNHURRIED,
+    WHOLE_QUEUE,
     DiscardRequest,
     EditRequest,
     GroupBy,
@@ -90,7 +91,16 @@ if TYPE_CHECKING:
         QueueSummary,
     )
     from hopback.deadletters.discovery import QueueAnswer
-    from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Who, Window
+    from hopback.deadletters.requests import (
+        AuditQuery,
+        Edit,
+        Pace,
+        Request,
+        Selection,
+        Target,
+        Who,
+        Window,
+    )
 
 __all__ = ["RemoteDeadLetters", "RemoteNotes"]
 
@@ -377,26 +387,20 @@ class RemoteDeadLetters:
 
     async def export(
         self,
-        queue: str = "",
+        queue: str,
+        selection: Selection = WHOLE_QUEUE,
         *,
-        session: str = "",
-        where: str = "",
-        limit: int | None = None,
         forced: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
+        """Messages as lines of JSON; nothing is removed."""
         import httpx
 
         # A filter that matches nothing has nothing to send, for as long as it takes.
         waits = httpx.Timeout(self._silence_s, read=None)
-        if session:
-            params = {"filter": where} if where else {}
-            asked = {"method": "GET", "url": _path(_SESSIONS, session, "export"), "params": params}
-        else:
-            said = {"filter": where, "limit": limit, "force": forced}
-            asked = {"method": "POST", "url": _path(_QUEUES, queue, "export"), "json": said}
+        said = {"selection": to_json(selection), "force": forced}
+        path = _path(_QUEUES, queue, "export")
         try:
-            async with self._client.stream(**asked, timeout=waits) as answer:  # type: ignore[arg-type]
+            async with self._client.stream("POST", path, json=said, timeout=waits) as answer:
                 if answer.status_code >= 400:
                     raise _refusal(answer.status_code, await self._read(answer))
                 async for line in self._lines(answer):

@@ -33,6 +33,7 @@ from hopback.deadletters.requests import (
     NOBODY,
     SMALL_WINDOW,
     UNHURRIED,
+    WHOLE_QUEUE,
     GroupBy,
     Settings,
     Who,
@@ -67,7 +68,15 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import CandidateList, DeadLetterQueue, Override, QueueAnswer
     from hopback.deadletters.journal import JobRecord, Journal
     from hopback.deadletters.live import LiveView
-    from hopback.deadletters.requests import AuditQuery, Edit, Pace, Request, Target, Window
+    from hopback.deadletters.requests import (
+        AuditQuery,
+        Edit,
+        Pace,
+        Request,
+        Selection,
+        Target,
+        Window,
+    )
     from hopback.deadletters.session import BrowseSession
     from hopback.deadletters.surveys import ErrorOverview, QueueTrend
     from hopback.message import Delivery
@@ -573,20 +582,18 @@ class Operations:
 
     def export(
         self,
-        queue: str = "",
+        queue: str,
+        selection: Selection = WHOLE_QUEUE,
         *,
-        session: str = "",
-        where: str = "",
-        limit: int | None = None,
         forced: bool = False,
         by: Who | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Messages as lines of JSON, of a session or of a whole queue; nothing is removed."""
-        details: dict[str, object] = {"session": session, "filter": where}
-        if session:
-            lines = self._views.lines_of_session(session, parse_filter(where))
+        """Messages as lines of JSON; nothing is removed."""
+        details: dict[str, object] = {"session": selection.session, "filter": selection.filter}
+        if selection.session:
+            lines = self._views.lines_of_session(queue, selection)
         else:
-            lines = self._views.lines_of_queue(queue, parse_filter(where), limit, forced=forced)
+            lines = self._views.lines_of_queue(queue, selection, forced=forced)
         return self._export_lines(lines, queue, by, details)
 
     async def _export_lines(

@@ -133,6 +133,8 @@ class BrowseSession:
         """How many were passed over; the broker holds them as well."""
         self.ready: int = 0
         """How many the queue had ready when it was opened."""
+        self.held_by_others: int = 0
+        """Messages of the queue that other sessions held when it was opened."""
         self._connection = connection
         self._channel = channel
         self._clock = clock
@@ -464,6 +466,8 @@ class Sessions:
                 by=by,
                 forced=forced,
             )
+            others = [each for each in self.opened() if each.source.name == source.name]
+            session.held_by_others = sum(each.taken for each in others)
             await session.fill(self._settings.session_s, on_progress)
         except BaseException:
             await (connection.close() if session is None else session.release("it was not filled"))
@@ -547,6 +551,7 @@ def view_of(session: BrowseSession) -> SessionView:
         order_kept=session.order_kept,
         skipped=session.skipped,
         ready=session.ready,
+        held_by_others=session.held_by_others,
     )
 
 

@@ -18,6 +18,7 @@ from hopback.deadletters.contract import (
     TargetChoice,
     WayCheck,
 )
+from hopback.deadletters.filters import parse_filter
 from hopback.deadletters.head import Turns, held_size, walk
 from hopback.deadletters.live import held_back_for
 from hopback.deadletters.message import (
@@ -32,9 +33,11 @@ from hopback.deadletters.message import (
     timeline,
     what_happened,
 )
+from hopback.deadletters.plan import chosen_messages
 from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
 from hopback.deadletters.session import check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
+from hopback.errors import NoSuch
 from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
@@ -43,9 +46,9 @@ if TYPE_CHECKING:
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
     from hopback.deadletters.discovery import DeadLetterQueue
-    from hopback.deadletters.filters import Filter
     from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
+    from hopback.deadletters.requests import Selection
     from hopback.deadletters.session import BrowseSession, Sessions
 
 
@@ -189,9 +192,10 @@ class Views:
     # --- through a whole queue
 
     async def lines_of_queue(
-        self, queue: str, wanted: Filter, limit: int | None, *, forced: bool
+        self, queue: str, selection: Selection, *, forced: bool
     ) -> AsyncGenerator[bytes, None]:
         """The messages that match, as lines; given back when the last was read."""
+        wanted, limit = parse_filter(selection.filter), selection.limit
         snapshot = await self._live.snapshot()
         source, cost = snapshot.one(queue), snapshot.cost(queue)
         check_cost(cost, forced=forced)
@@ -207,11 +211,13 @@ class Views:
                     yield write_line(delivery, dead_letter)
 
     async def lines_of_session(
-        self, session_id: str, wanted: Filter
+        self, queue: str, selection: Selection
     ) -> AsyncGenerator[bytes, None]:
-        """The messages of a session that match, as lines."""
-        session, turns = self._sessions.one(session_id), Turns()
-        for dead_letter in (await session.sift(wanted)).dead_letters:
+        """The selected messages of a session, as lines; NoSuch if it belongs to another queue."""
+        session, turns = self._sessions.one(selection.session), Turns()
+        if session.source.name != queue:
+            raise NoSuch("session", selection.session)
+        for dead_letter in (await chosen_messages(session, selection)).dead_letters:
             delivery = session.delivery(dead_letter.id)
             yield write_line(delivery, dead_letter)
             await turns.after(held_size(delivery))

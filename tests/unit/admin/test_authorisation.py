@@ -90,7 +90,6 @@ API: dict[str, tuple[Sample, ...]] = {
         Sample((DLQ, OTHER), _EDIT | {"target": _TO_OTHER}),
     ),
     f"GET {_SESSION}/groups": (_ON_QUEUE,),
-    f"GET {_SESSION}/export": (_ON_QUEUE,),
     "GET /admin/dlq/jobs": (_ANY,),
     "POST /admin/dlq/jobs": (
         Sample((DLQ, MAIN), _REDRIVE | {"dryRun": True}),

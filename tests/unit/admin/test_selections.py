@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -128,3 +130,66 @@ async def test_start_refuses_a_selection_of_another_queue() -> None:
         assert answer.status_code == 422
         assert "'orders.dlq', got 'other.dlq'" in answer.text
         assert len(_ids(service, DLQ)) == 4
+
+
+async def _look(service: Admin, limit: int) -> str:
+    answer = await service.client.post(
+        f"/queues/{DLQ}/look", data={"limit": str(limit), "how": "plain"}
+    )
+    found = re.search(r"/sessions/(s-[0-9a-f]+)", answer.headers["location"])
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("kind", ["re-drive", "discard"])
+@pytest.mark.parametrize("held", [10, 100])
+async def test_group_button_covers_the_group_in_the_whole_queue(held: int, kind: str) -> None:
+    async with admin(*_mixed(40)) as service:
+        session = await _look(service, held)
+        page = (await service.client.get(f"/sessions/{session}?by=error")).text
+        links = re.findall(rf'href="/queues/{DLQ}/{kind}\?([^"]*LookupError)">([^<]*)</a>', page)
+        ((query, words),) = [link for link in links if "filter=error" in link[0]]
+        assert ("20" in words) if held == 100 else ("all in the queue" in words)
+        fields = dict(parse_qsl(html.unescape(query)))
+        review = await _review(service, kind, **fields, export="0")
+        assert "<b>20</b> messages" in review
+        await _start(service, kind, review)
+        assert _ids(service, DLQ) == [f"m-{n}" for n in range(0, 40, 2)]
+        assert service.operations.sessions() == ()
+
+
+async def test_download_contains_exactly_the_selected_messages() -> None:
+    async with admin(*_mixed(40)) as service:
+
+        async def download(method: str, path: str, **fields: Any) -> list[str]:
+            same = {"sec-fetch-site": "same-origin"}
+            how: dict[str, Any] = (
+                {"params": fields} if method == "GET" else {"data": fields, "headers": same}
+            )
+            answer = await service.client.request(method, path, **how)
+            assert answer.status_code == 200, answer.text
+            return [
+                json.loads(line)["properties"]["message_id"] for line in answer.text.splitlines()
+            ]
+
+        whole, odd = f"/queues/{DLQ}/export", [f"m-{n}" for n in range(1, 40, 2)]
+        assert await download("POST", whole) == [f"m-{n}" for n in range(40)]
+        assert await download("POST", whole, limit="7") == [f"m-{n}" for n in range(7)]
+        assert await download("POST", whole, filter="error:LookupError") == odd
+        session = await _look(service, 10)
+        page = await service.operations.messages(session, size=10)
+        some = [one.id for one in page.dead_letters][2:4]
+        assert await download("GET", f"/sessions/{session}/export", ids=some) == ["m-2", "m-3"]
+        group = {"filter": "error:LookupError", "release": session}
+        assert sorted(await download("POST", whole, **group)) == sorted(odd)
+        assert service.operations.sessions() == ()
+
+
+async def test_second_look_says_that_another_one_holds_the_first_messages() -> None:
+    async with admin(*_mixed(40)) as service:
+        await _look(service, 10)
+        page = (await service.client.get(f"/sessions/{await _look(service, 10)}")).text
+        heading = re.search(r"<h1>(.*?)</h1>", page)
+        assert heading is not None
+        assert "the first that were ready in" in heading[1]
+        assert "other looks hold 10 more" in heading[1]

@@ -17,7 +17,15 @@ from hopback.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
 from hopback.cli.dlq_archives import export_messages, import_messages
 from hopback.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.jobs import Signals, exit_code, follow, resume_job, see_through, watch_job
+from hopback.cli.jobs import (
+    Signals,
+    exit_code,
+    follow,
+    print_failures,
+    resume_job,
+    see_through,
+    watch_job,
+)
 from hopback.cli.terminal import ask, ask_for_reason
 from hopback.deadletters.actions import COPY_OF
 from hopback.deadletters.contract import Counts, Job, JobState, Moment, ReachedQueue
@@ -455,3 +463,18 @@ def test_where_nobody_can_answer_an_option_has_to() -> None:
     with pytest.raises(CommandFailed, match="expected a reason"):
         ask_for_reason(" ")
     assert ask_for_reason("because") == "because"
+
+
+@in_virtual_time
+async def test_failures_of_a_job_count_the_messages_that_its_filter_left_out(
+    capsys: _Output,
+) -> None:
+    async with raffle() as found:
+        await found.park(5)
+        selection = Selection(filter="error:TimeoutError")
+        request = structs.replace(_redrive(target=_into(MAIN)), selection=selection)
+        job = await found.dead_letters.wait((await found.dead_letters.start(request)).id)
+        assert job.counts.skipped == 2
+        print_failures(job, await found.dead_letters.failures(job.id))
+        said = capsys.readouterr().out
+        assert said == "No failures. 2 messages did not match the filter error:TimeoutError.\n"

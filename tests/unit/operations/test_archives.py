@@ -106,7 +106,7 @@ async def test_an_export_changes_nothing() -> None:
         assert [read_line(line).body for line in lines] == [b"%d" % n for n in range(40)]
         assert json.loads(lines[0])["about"]["place"] == 1
         session = await shop.operations.open_session(DLQ)
-        some = shop.operations.export(session=session.id, where="id:m7")
+        some = shop.operations.export(DLQ, Selection(session=session.id, filter="id:m7"))
         assert [read_line(line).body async for line in some] == [b"7"]
         await shop.operations.release(session.id)
         assert shop.bodies(DLQ) == [b"%d" % n for n in range(40)]
