@@ -67,7 +67,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "hopback.broker": (*_PURE, *_PORT, "hopback.waiting"),
     "hopback.broker.rabbitmq": (*_PURE, *_PORT, "hopback.wire"),
-    "hopback.broker.embedded": (*_PURE, *_PORT, "hopback.broker"),
+    "hopback.broker.embedded": (*_PURE, *_PORT, "hopback.broker", "hopback.wire"),
     "hopback.broker.server": (
         *_PURE,
         "hopback.broker.embedded",

@@ -10,9 +10,9 @@ import pytest
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import (
     ConfirmTimeout,
+    InvalidMessage,
     Nacked,
     NotFound,
-    ProtocolError,
     PublishInterrupted,
     Returned,
 )
@@ -112,7 +112,7 @@ async def test_a_missing_exchange_interrupts_what_was_in_flight(channel: RabbitC
 
 async def test_headers_beyond_a_frame_are_refused_and_harm_nobody(channel: RabbitChannel) -> None:
     """RabbitMQ would close the connection; we raise before anything is sent."""
-    with pytest.raises(ProtocolError, match="one frame"):
+    with pytest.raises(InvalidMessage, match="one frame"):
         channel.publish(Message("", "q", b"x", Properties(headers={"big": "x" * 131_100})))
     await channel.publish(Message("", "q", b"x"))
 

@@ -206,6 +206,14 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
     return b"%b%b\xce" % (_ENVELOPE.pack(kind, channel, len(payload)), payload)
 
 
+def too_large(size: int, frame_max: int) -> ProtocolError:
+    """The error for properties that do not fit one frame."""
+    return ProtocolError(
+        f"expected properties and headers of at most {frame_max - 12} bytes (one frame), got {size};"
+        " shorten the headers"
+    )
+
+
 def content_frames(
     out: list[bytes],
     channel: int,
@@ -225,10 +233,7 @@ def content_frames(
     length = len(properties) + 12
     # RabbitMQ does not count the envelope: it sends such a frame, so it has to be accepted back.
     if length > frame_max and length > header_max - 8:
-        raise ProtocolError(
-            f"expected properties and headers of at most {frame_max - 12} bytes (one frame), got "
-            f"{len(properties)}; shorten the headers"
-        )
+        raise too_large(len(properties), frame_max)
     size = len(body)
     header = _pack_header(HEADER, channel, length, _BASIC, 0, size)
     if 0 < size <= room:

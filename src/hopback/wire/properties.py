@@ -89,15 +89,15 @@ def _unfit_text(name: str, value: Any) -> ProtocolError:
     return ProtocolError(f"property {name}: expected at most 255 bytes, got {size}")
 
 
-def _octet(name: str, value: int) -> bytes:
-    if not 0 <= value <= 255:
-        raise ProtocolError(f"property {name}: expected 0 to 255, got {value}")
+def _octet(name: str, value: object) -> bytes:
+    if not isinstance(value, int) or not 0 <= value <= 255:
+        raise ProtocolError(f"property {name}: expected 0 to 255, got {value!r}")
     return bytes((value,))
 
 
-def _timestamp(name: str, value: int) -> bytes:
-    if not 0 <= value < 1 << 64:
-        raise ProtocolError(f"property {name}: expected 0 to 2**64 - 1 seconds, got {value}")
+def _timestamp(name: str, value: object) -> bytes:
+    if not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise ProtocolError(f"property {name}: expected 0 to 2**64 - 1 seconds, got {value!r}")
     return _U64.pack(value)
 
 

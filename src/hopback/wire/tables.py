@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.errors import ProtocolError
@@ -185,8 +186,20 @@ def _encode_nested(value: FieldValue, depth: int) -> bytes:
     return b"F" + _pack_u32(len(raw)) + raw
 
 
+def _finite_encoder(tag: str, form: str) -> _Encoder:
+    """RabbitMQ cannot read other numbers: it closes the whole connection (541)."""
+    encode_fixed = _fixed_encoder(tag, form)
+
+    def encode(value: FieldValue, depth: int) -> bytes:
+        if not isfinite(value):  # type: ignore[arg-type]
+            raise ValueError("expected a finite number")
+        return encode_fixed(value, depth)
+
+    return encode
+
+
 _encode_int = _fixed_encoder("l", "q")
-_encode_float = _fixed_encoder("d", "d")
+_encode_float = _finite_encoder("d", "d")
 
 _ENCODERS: dict[type, _Encoder] = {
     str: _encode_text,
@@ -200,7 +213,7 @@ _ENCODERS: dict[type, _Encoder] = {
     RawValue: lambda value, _depth: bytes(value),  # type: ignore[arg-type]
     type(None): lambda _value, _depth: b"V",
     float: _encode_float,
-    Float32: _fixed_encoder("f", "f"),
+    Float32: _finite_encoder("f", "f"),
     Timestamp: _fixed_encoder("T", "Q"),
     Int8: _fixed_encoder("b", "b"),
     UInt8: _fixed_encoder("B", "B"),
@@ -353,6 +366,19 @@ def _fixed_decoder(form: str, kind: Callable[[object], FieldValue] | None = None
     return lambda data, position, _: (kind(unpack(data, position)[0]), position + size)
 
 
+def _finite_decoder(form: str, kind: Callable[[object], FieldValue] = float) -> _Decoder:  # type: ignore[assignment]
+    """Other numbers are read as a `RawValue`, because no RabbitMQ takes them from us again."""
+    decode_fixed = _fixed_decoder(form, kind)
+
+    def decode(data: bytes, position: int, depth: int) -> tuple[FieldValue, int]:
+        value, end = decode_fixed(data, position, depth)
+        if not isfinite(value):  # type: ignore[arg-type]
+            raise ProtocolError(f"expected a finite number, got {value}")
+        return value, end
+
+    return decode
+
+
 def _decode_text(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:
     start = position + 4
     end = start + _unpack_u32(data, position)[0]
@@ -437,8 +463,8 @@ _DECODERS: dict[int, _Decoder] = {
         "T": _fixed_decoder("Q", Timestamp),  # type: ignore[arg-type]
         "x": _decode_bytes,
         "V": lambda _data, position, _depth: (None, position),
-        "d": _fixed_decoder("d"),
-        "f": _fixed_decoder("f", Float32),  # type: ignore[arg-type]
+        "d": _finite_decoder("d"),
+        "f": _finite_decoder("f", Float32),  # type: ignore[arg-type]
         "b": _fixed_decoder("b", Int8),  # type: ignore[arg-type]
         "B": _fixed_decoder("B", UInt8),  # type: ignore[arg-type]
         "s": _fixed_decoder("h", Int16),  # type: ignore[arg-type]

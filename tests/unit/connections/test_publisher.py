@@ -14,7 +14,6 @@ from hopback.errors import (
     InvalidMessage,
     LoginRefused,
     Nacked,
-    ProtocolError,
     PublishInterrupted,
     TopologyError,
 )
@@ -275,7 +274,7 @@ async def test_a_message_that_cannot_be_sent_is_an_error_at_once() -> None:
     broker = _Broker()
     async with Publisher(broker) as publisher:
         too_large = Properties(headers={"big": "x" * 140_000})
-        with pytest.raises(ProtocolError, match="one frame"):
+        with pytest.raises(InvalidMessage, match="one frame"):
             await publisher.publish(Message("", "q", b"", too_large))
         await _prove(publisher, broker.servers[0], scratch=3)
 

@@ -28,6 +28,7 @@ from hopback.broker.embedded.refusal import (
 from hopback.broker.port import REPLY_TO, QueueState
 from hopback.errors import ChannelClosed, ProtocolError
 from hopback.message import Received
+from hopback.wire.outgoing import check_body, check_route, encode_message
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedChannel"]
 
 T = TypeVar("T")
+
+_FRAME_MAX = 131_072  # bytes, RabbitMQ's default
 
 
 class EmbeddedChannel:
@@ -64,6 +67,7 @@ class EmbeddedChannel:
         self._requests: set[Future[Any]] = set()
         self._waiters: deque[Future[None]] = deque()
         self._plain: tuple[Properties | None, Properties | None] = (None, None)
+        self._encoded: Properties | None = None
         self._replies = connection.broker.replies
         self._on_reply: OnDelivery | None = None
         self._closing = False
@@ -216,6 +220,13 @@ class EmbeddedChannel:
         """Hand the message over, in call order, and return its fate."""
         if self._over:
             self._check()
+        # What RabbitMQ's client refuses is refused here, before anything is sent.
+        if message.properties is not self._encoded or message.properties.headers:
+            encode_message(message, _FRAME_MAX, default_mode=2)
+            self._encoded = message.properties
+        else:
+            check_route(message.exchange, message.routing_key)
+            check_body(message)
         fate: Future[None] = self._loop.create_future()
         self._fates[fate] = message
         if self._faults.active and self._interfered(fate, message, mandatory=mandatory):

@@ -32,6 +32,7 @@ from hopback.wire.confirms import Confirms, InFlight
 from hopback.wire.events import Delivered, Got, MethodReceived, ReturnedMessage, SettlementReceived
 from hopback.wire.frames import METHOD, frame
 from hopback.wire.methods import METHODS, encode_arguments
+from hopback.wire.outgoing import check_body, check_route, unsendable
 from hopback.wire.properties import encode_properties
 from hopback.wire.settlement import Settlements
 
@@ -101,9 +102,14 @@ class Publishing:
         if properties is self._plain[0] and not properties.headers:
             raw = self._plain[1]
         else:
-            raw = encode_properties(properties, default_mode=_PERSISTENT)
+            try:
+                raw = encode_properties(properties, default_mode=_PERSISTENT)
+            except Exception as error:
+                raise unsendable(message.exchange, message.routing_key, error) from None
             if not properties.headers:
                 self._plain = (properties, raw)
+        if type(message.body) is not bytes:
+            check_body(message)
         return self.publish_raw(message.exchange, message.routing_key, raw, message.body, mandatory)
 
     def publish_raw(
@@ -118,13 +124,17 @@ class Publishing:
         route = self._routes.get((exchange, routing_key, mandatory))
         if route is None:
             # The basic.publish frame, made once for each route.
+            check_route(exchange, routing_key)
             arguments = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory}
             route = frame(METHOD, self._number, encode_arguments(_PUBLISH, arguments))
             if len(self._routes) >= _CACHED_ROUTES:
                 self._routes.clear()
             self._routes[exchange, routing_key, mandatory] = route
         wire, confirms = self._wire, self._confirms
-        wire.connection.content(self._number, route, properties, body)
+        try:
+            wire.connection.content(self._number, route, properties, body)
+        except ProtocolError as error:
+            raise unsendable(exchange, routing_key, error) from None
         fate: asyncio.Future[None] = self._loop.create_future()
         deadline = self._loop.time() + self._timeout
         confirms.add(InFlight(fate, exchange, routing_key, properties, body, mandatory, deadline))

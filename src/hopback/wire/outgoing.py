@@ -1,0 +1,60 @@
+"""Check a message that is about to be sent: a part that AMQP cannot carry is an InvalidMessage.
+
+A wrong type must not reach the frames: it would fail when they are written, and end the connection for every
+other message. The embedded broker checks in the same way, so a test finds the same error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.errors import InvalidMessage
+from hopback.fields import text_bytes
+from hopback.wire.frames import too_large
+from hopback.wire.properties import encode_properties
+
+if TYPE_CHECKING:
+    from hopback.message import Message
+
+__all__ = ["check_body", "check_route", "encode_message", "unsendable"]
+
+_NAME_BYTES = 255  # the longest short string of AMQP 0-9-1
+
+
+def unsendable(exchange: object, routing_key: object, problem: object) -> InvalidMessage:
+    """The error for a message that cannot be sent."""
+    where = f"exchange {exchange!r}, routing key {routing_key!r}"
+    return InvalidMessage(f"nothing was sent to {where}: {problem}")
+
+
+def check_route(exchange: object, routing_key: object) -> None:
+    """InvalidMessage unless both are texts that fit."""
+    for part, text in (("exchange", exchange), ("routing key", routing_key)):
+        try:
+            fits = isinstance(text, str) and text_bytes(text) <= _NAME_BYTES
+        except UnicodeEncodeError:
+            fits = False
+        if not fits:
+            problem = f"{part}: expected text of at most {_NAME_BYTES} bytes"
+            raise unsendable(exchange, routing_key, problem)
+
+
+def check_body(message: Message) -> None:
+    """InvalidMessage unless the body is bytes."""
+    body: object = message.body
+    if not isinstance(body, bytes | bytearray | memoryview):
+        problem = f"body: expected bytes, got {type(body).__name__}"
+        raise unsendable(message.exchange, message.routing_key, problem)
+
+
+def encode_message(message: Message, frame_max: int, default_mode: int) -> bytes:
+    """Check all parts and return the properties as they are sent."""
+    check_route(message.exchange, message.routing_key)
+    check_body(message)
+    try:
+        raw = encode_properties(message.properties, default_mode=default_mode)
+        if len(raw) + 12 > frame_max:
+            raise too_large(len(raw), frame_max)
+    except Exception as error:
+        raise unsendable(message.exchange, message.routing_key, error) from None
+    return raw
