@@ -13,6 +13,7 @@ from tests.faults import commands, parts, traffic
 from tests.faults.databases import databases
 from tests.faults.hanging import hanging
 from tests.faults.killed import killed
+from tests.faults.ladder import ladder
 from tests.faults.publishing import publishing
 from tests.faults.results import Result
 from tests.faults.site import Site
@@ -66,6 +67,7 @@ ON_BROKERS: dict[str, tuple[int, Callable[[Site], Awaitable[Part | list[Part] | 
     "databases": (1, databases),
     "publishing": (1, publishing),
     "hanging": (1, hanging),
+    "delays": (1, ladder),
     "killed": (1, killed),
     "cluster": (1, parts.cluster),
     "storm": (1, traffic.storm),
