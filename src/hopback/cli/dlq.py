@@ -17,6 +17,7 @@ from hopback.cli.dlq_print import (
     form_option,
     output,
     print_groups,
+    print_held,
     print_message,
     print_messages,
     print_not_looked_into,
@@ -605,6 +606,7 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
             click.echo(f"{count_of(last.not_looked_into)} too large to be searched to the end.")
         for one in last.skipped:
             click.echo(safe(f"Not searched: {one.queue}: {one.reason}"))
+        print_held(last.held_by_others)
         if hits:
             first = hits[0].dead_letter
             click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))

@@ -27,12 +27,13 @@ from hopback.deadletters.requests import GroupBy, JobKind, TargetKind
 from hopback.headers import timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from hopback.deadletters.contract import (
         Counts,
         DeadLetter,
         Group,
+        HeldMessages,
         Job,
         JobPlan,
         LookProgress,
@@ -323,8 +324,17 @@ async def told_search(
             yield told
 
 
+def print_held(held: Iterable[HeldMessages]) -> None:
+    """Print which messages were not read because other consumers hold them."""
+    for one in held:
+        number = "messages, number unknown" if one.count is None else count_of(one.count)
+        holders = ", ".join(one.holders) or "another consumer"
+        click.echo(safe(f"Not read: {number} in {one.queue}, held by {holders}."))
+
+
 def print_groups(found: Survey, now: float) -> None:
     """A row for each group, the largest first."""
+    print_held(found.held)
     if not found.groups:
         click.echo("No messages.")
         print_not_looked_into(found.not_looked_into)

@@ -44,6 +44,7 @@ __all__ = [
     "Groups",
     "HeaderView",
     "HeldBack",
+    "HeldMessages",
     "Imported",
     "Job",
     "JobList",
@@ -334,10 +335,22 @@ OnProgress: TypeAlias = "Callable[[LookProgress], object]"
 """Hears now and then how far something is that may take minutes."""
 
 
-class Survey(_AnswerStruct, frozen=True):
-    """The groups of a whole queue, and how many messages were looked at.
+class HeldMessages(_AnswerStruct, frozen=True):
+    """Messages that could not be read because consumers hold them.
 
-    `not_looked_into` have bodies that the filter could not look into: they may match or not.
+    `count` is None if the broker has not counted them yet, or there is no management API to ask.
+    """
+
+    queue: str
+    count: int | None
+    holders: tuple[str, ...] = ()
+
+
+class Survey(_AnswerStruct, frozen=True):
+    """The groups of a whole queue, and the number of messages that were read.
+
+    `not_looked_into` have bodies that the filter could not read: they may match or not. `held` were not
+    read because consumers hold them.
     """
 
     queue: str
@@ -347,6 +360,7 @@ class Survey(_AnswerStruct, frozen=True):
     matching: int
     complete: bool
     not_looked_into: int = 0
+    held: tuple[HeldMessages, ...] = ()
 
 
 class Page(_AnswerStruct, frozen=True):

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from hopback.deadletters.body import unpacked
-from hopback.deadletters.contract import DeadLetter, Group, Price, Survey
+from hopback.deadletters.contract import DeadLetter, Group, HeldMessages, Price, Survey
 from hopback.deadletters.filters import Judgement, parse_filter
 from hopback.deadletters.head import walk
 from hopback.deadletters.message import plain_text, read_dead_letter
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.filters import Filter
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
+    from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
 
 __all__ = [
@@ -73,13 +74,15 @@ class SearchRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
 
 
 class SearchHit(Struct, frozen=True, rename="camel"):
-    """A message that matches; `excerpt` is what its body says around the first word that was looked for.
+    """A message that matches; `excerpt` is the part of its body around the first searched word.
 
-    To open it, hold the messages from its `place` on: a session with `skip` one less than that.
+    To open it, hold the messages from its `place` on: a session with `skip` one less than that. If `session`
+    is set, that browse session holds it already.
     """
 
     dead_letter: DeadLetter = field(name="letter")
     excerpt: str = ""
+    session: str = ""
 
 
 class SkippedQueue(Struct, frozen=True, rename="camel"):
@@ -94,7 +97,8 @@ class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
 
     `total` is how many messages there are to look at, `held` how many of the present queue the broker
     holds for it meanwhile. `not_looked_into` have bodies too large to be searched to their end. At the end
-    come the `groups` that were asked for, the largest first, and how many messages stood `beyond` the first.
+    come the `groups` that were asked for, the largest first, how many messages stood `beyond` the first, and
+    the messages that could not be read because other consumers hold them.
     """
 
     queue: str = ""
@@ -107,6 +111,7 @@ class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
     skipped: tuple[SkippedQueue, ...] = ()
     groups: tuple[Group, ...] = ()
     beyond: int = 0
+    held_by_others: tuple[HeldMessages, ...] = ()
     is_over: bool = False
 
 
@@ -121,15 +126,28 @@ async def survey_of(
     whole = last.is_over and not last.beyond and last.seen >= last.total
     (queue,) = request.queues
     return Survey(
-        queue, request.by, last.groups, last.seen, last.matching, whole, last.not_looked_into
+        queue,
+        request.by,
+        last.groups,
+        last.seen,
+        last.matching,
+        whole and not last.held_by_others,
+        last.not_looked_into,
+        last.held_by_others,
     )
 
 
 class Search:
-    """One search at work; close its progress to cancel it, and everything is given back in order."""
+    """A running search. Closing its progress cancels it and requeues its messages in order.
 
-    def __init__(self, live: LiveQueues, request: SearchRequest, clock: Clock) -> None:
+    It also reads the messages that browse sessions of this process hold.
+    """
+
+    def __init__(
+        self, live: LiveQueues, request: SearchRequest, clock: Clock, sessions: Sessions
+    ) -> None:
         self._live = live
+        self._sessions = sessions
         self._request = request
         self._wanted = parse_filter(request.where)
         self._grouping = Grouping(request.by) if request.by else None
@@ -149,8 +167,16 @@ class Search:
         snapshot = await self._live.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
         sources = [snapshot.one(name) for name in names]
+        held_by_others = await self._held_by_others([source.name for source in sources])
         found, skipped = await self._may_look(snapshot, sources)
-        self._total = sum(found.values())
+        own = [
+            each
+            for each in self._sessions.opened()
+            if each.source.name in names and each.is_held_here
+        ]
+        self._total = sum(found.values()) + sum(each.held for each in own)
+        for session in own:
+            self._see_session(session)
         for source in sources:
             count = found.get(source.name, 0)
             if count:
@@ -167,8 +193,29 @@ class Search:
             skipped=skipped,
             groups=() if self._grouping is None else self._grouping.groups(),
             beyond=self._beyond,
+            held_by_others=held_by_others,
             is_over=True,
         )
+
+    async def _held_by_others(self, names: list[str]) -> tuple[HeldMessages, ...]:
+        """Return the messages that other consumers hold, before the search takes any.
+
+        AMQP shows the consumers at once. The broker counts their messages every few seconds.
+        """
+        readings, found = await self._live.readings() or {}, []
+        depths = await self._live.depths(names, None)
+        for name in names:
+            own = [each for each in self._sessions.opened() if each.source.name == name]
+            unacked = (readings[name].counts.unacked or 0) if name in readings else 0
+            count = unacked - sum(each.taken for each in own)
+            consumers = (depths[name][0].consumers or 0) if name in depths else 0
+            if count > 0 or consumers > len(own):
+                found.append(HeldMessages(name, max(count, 0) or None, await self._holders(name)))
+        return tuple(found)
+
+    async def _holders(self, queue: str) -> tuple[str, ...]:
+        consumers = await self._live.consumers_of(queue)
+        return tuple(f"{one.tag} of {one.connection}" for one in consumers)
 
     async def _may_look(
         self, snapshot: BrokerSnapshot, sources: list[DeadLetterQueue]
@@ -229,15 +276,27 @@ class Search:
                     yield self._so_far(source.name, place)
         yield self._so_far(source.name, 0)
 
+    def _see_session(self, session: BrowseSession) -> None:
+        """Judge the messages that a browse session of this process holds."""
+        for dead_letter in session.dead_letters:
+            self._seen += 1
+            delivery = session.content(dead_letter.id)
+            if delivery is None and self._wanted.needs_content:
+                self._unread += 1
+            else:
+                self._judge(dead_letter, delivery, session.id)
+
     def _see(self, delivery: Delivery, place: int, source: DeadLetterQueue) -> None:
-        """Judge one message; what it is, is read only if the words are in it, or somebody wants to see it."""
+        """Judge one message. It is decoded only if it contains the searched words."""
         if self._grouping is not None and not self._wanted.terms and not self._request.limit:
             self._matching += 1
             self._grouping.see(delivery, place, source)
             return
         if self._wanted.words_in(delivery) is Judgement.DIFFERS:
             return
-        dead_letter = read_dead_letter(delivery, place, source)
+        self._judge(read_dead_letter(delivery, place, source), delivery)
+
+    def _judge(self, dead_letter: DeadLetter, delivery: Delivery | None, session: str = "") -> None:
         judged = self._wanted.judge(dead_letter, delivery, self._now)
         if judged is Judgement.NOT_LOOKED_INTO:
             self._unread += 1
@@ -247,7 +306,8 @@ class Search:
                 self._grouping.add(dead_letter, delivery)
             if self._told < self._request.limit:
                 self._told += 1
-                self._hits.append(SearchHit(dead_letter, excerpt(delivery, self._wanted)))
+                text = "" if delivery is None else excerpt(delivery, self._wanted)
+                self._hits.append(SearchHit(dead_letter, text, session))
 
     def _so_far(self, queue: str, held: int) -> SearchProgress:
         return SearchProgress(

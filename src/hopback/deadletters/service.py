@@ -354,7 +354,9 @@ class Operations:
     ) -> Survey:
         """Group a whole queue in one pass, keeping no message; costs what one session costs."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
-        found = await survey_of(request, Search(self._live, request, self.clock).progress())
+        found = await survey_of(
+            request, Search(self._live, request, self.clock, self._sessions).progress()
+        )
         await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
         return found
 
@@ -384,7 +386,8 @@ class Operations:
         if job is not None:
             self._check_broker(job)
         asked = request if job is None else request.of_job(job.queue)
-        progress, last = Search(self._live, asked, self.clock).progress(), SearchProgress()
+        progress = Search(self._live, asked, self.clock, self._sessions).progress()
+        last = SearchProgress()
         try:
             async with aclosing(progress):
                 async for last in progress:

@@ -226,6 +226,15 @@ class BrowseSession:
         return self._head.taken
 
     @property
+    def is_held_here(self) -> bool:
+        """Whether its messages are missing from the queue: it is open, and it does not read a stream."""
+        return not self._over and not self.cost.is_stream
+
+    def content(self, message: str) -> Delivery | None:
+        """Return the whole message, or None if the session keeps no contents."""
+        return self._deliveries.get(message)
+
+    @property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Everything it holds, in the order of the queue."""
         self._check()

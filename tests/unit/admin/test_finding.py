@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from hopback.deadletters.requests import RedriveRequest, Selection, Target, TargetKind
 from hopback.deadletters.surveys import SurveyProgress
@@ -14,6 +15,9 @@ from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.harness.seeded import publish
 from tests.unit.admin.admin_service import DLQ, admin, dead_letter
+
+if TYPE_CHECKING:
+    from tests.unit.admin.admin_service import Admin
 
 
 async def test_the_first_page_says_what_broke() -> None:
@@ -248,3 +252,51 @@ async def test_groups_and_the_button_follow_the_filter() -> None:
     assert page.count("Re-drive 2…") == 2
     assert "header.x-tenant" in page
     assert "header.NAME" in bad
+
+
+async def _search(service: Admin, text: str) -> dict[str, Any]:
+    """Search all queues by the API, and return the last event with the hits of all events."""
+    answer = await service.client.post("/admin/dlq/search", json={"filter": text})
+    told = [json.loads(line[6:]) for line in answer.text.splitlines() if "hits" in line]
+    last: dict[str, Any] = told[-1]
+    return last | {"hits": [hit for each in told for hit in each["hits"]]}
+
+
+async def test_a_search_finds_messages_that_a_session_of_the_service_holds() -> None:
+    """A search beside an open look read only the other messages and did not report the rest."""
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        session = (await service.session(limit=3))["id"]
+        found = await _search(service, "error:LookupError")
+        held = [hit for hit in found["hits"] if hit["session"]]
+        opened = f"/sessions/{session}/messages/{held[0]['letter']['id']}"
+        assert (found["seen"], found["total"], found["matching"]) == (7, 7, 7)
+        assert {hit["session"] for hit in held} == {session}
+        assert len(held) == 3
+        assert (await service.client.get(opened)).status_code == 200
+        assert found["heldByOthers"] == []
+
+
+async def test_a_search_reports_messages_that_another_consumer_holds() -> None:
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        connection = await service.broker.connect("another tool")
+        channel = await connection.open_channel()
+        await channel.qos(2)
+        await channel.consume(DLQ, lambda _: None, tag="worker-1")
+        found = await _search(service, "error:LookupError")
+        (held,) = found["heldByOthers"]
+        assert (found["seen"], found["matching"]) == (5, 5)
+        assert (held["queue"], held["count"], len(held["holders"])) == (DLQ, None, 1)
+        assert held["holders"][0].startswith("worker-1 of ")
+        await connection.close()
+
+
+async def test_groups_report_messages_that_another_consumer_holds() -> None:
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        connection = await service.broker.connect("another tool")
+        channel = await connection.open_channel()
+        await channel.qos(2)
+        await channel.consume(DLQ, lambda _: None, tag="worker-1")
+        found = await service.operations.survey(DLQ)
+        assert (found.seen, found.complete) == (5, False)
+        assert [one.queue for one in found.held] == [DLQ]
+        await connection.close()

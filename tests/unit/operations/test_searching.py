@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -162,3 +163,19 @@ async def test_a_search_refuses_what_it_would_harm() -> None:
         assert (hits, [one.queue for one in last.skipped]) == ([], [DLQ])
         with pytest.raises(NoSuch):
             await _searched(shop, SearchRequest("C-00001", ("no.such",)))
+
+
+@in_virtual_time
+async def test_a_search_counts_the_messages_that_another_consumer_holds() -> None:
+    """RabbitMQ counts them every five seconds."""
+    async with open_shop() as shop:
+        await _fill(shop, 10)
+        connection = await shop.broker.connect("another tool")
+        channel = await connection.open_channel()
+        await channel.qos(4)
+        await channel.consume(DLQ, lambda _: None)
+        await asyncio.sleep(10)
+        _, last = await _searched(shop, SearchRequest("C-0000"))
+        assert (last.seen, last.matching) == (6, 6)
+        assert [(one.queue, one.count) for one in last.held_by_others] == [(DLQ, 4)]
+        await connection.close()

@@ -278,7 +278,7 @@ function search() {
     last = JSON.parse(event.data);
     [bar.max, bar.value] = [Math.max(last.total, 1), last.seen];
     told.textContent = words(last) + (last.queue ? `; now in ${last.queue}` : "");
-    for (const { letter, excerpt } of last.hits) {
+    for (const { letter, excerpt, session } of last.hits) {
       const one = row.content.cloneNode(true), cells = one.querySelectorAll("th, td"), form = one.querySelector("form");
       cells[0].textContent = letter.type || letter.messageId || `message ${letter.place}`;
       cells[1].textContent = letter.queue;
@@ -286,12 +286,22 @@ function search() {
       cells[3].textContent = excerpt || letter.errorMessage;
       form.action = `${place.dataset.base}/queues/${encodeURIComponent(letter.queue)}/look`;
       form.elements.skip.value = letter.place - 1;
+      if (session) {
+        form.method = "get";
+        form.action = `${place.dataset.base}/sessions/${encodeURIComponent(session)}/messages/${encodeURIComponent(letter.id)}`;
+      }
       rows.append(one);
       rows.closest("table").hidden = false;
     }
     for (const { queue, reason } of last.skipped) {
       const item = document.createElement("li");
       item.textContent = `${queue} was left out: ${reason.replace(/^refused: /, "")}`;
+      place.querySelector("[data-skipped]").append(item);
+    }
+    for (const { queue, count, holders } of last.heldByOthers) {
+      const item = document.createElement("li");
+      const number = count === null ? "Messages" : `${count.toLocaleString("en")} message${count === 1 ? "" : "s"}`;
+      item.textContent = `${number} in ${queue} not read: held by ${holders.join(", ") || "another consumer"}`;
       place.querySelector("[data-skipped]").append(item);
     }
     const groups = place.querySelector("[data-groups]"), act = place.querySelector("[data-act]");
