@@ -377,34 +377,37 @@ class Planner:
     ) -> tuple[SelectionSnapshot, int | None]:
         """The head without messages that arrived since the plan, and how many match; None if unknown.
 
-        If messages have left the queue, messages behind the selection have moved up. The last message of
-        the selection shows where it ends. CountMismatch if it is not there any more.
+        If messages have left the queue, messages behind the selection have moved up. The mark of the plan
+        shows how many. CountMismatch if it is not there any more.
         """
         asked, cost = request.selection, snapshot.cost(request.queue)
-        needs_end = bool(asked.last) and cost.price is Price.FREE
-        needs_count = bool(selection.filter) and (
-            request.expected_count is not None or bool(asked.last)
-        )
-        if not needs_end and not needs_count:
+        follows_mark = bool(asked.mark) and (cost.price is Price.FREE or bool(selection.filter))
+        if not follows_mark and (request.expected_count is None or not selection.filter):
             if asked.is_planned and asked.limit is not None and selection.count < asked.limit:
                 raise CountMismatch(asked.limit, selection.count)
             return selection, None if selection.filter else selection.count
-        counted = JobSpec(JobKind.DISCARD, request.queue, "", selection)
         source, wanted = snapshot.one(request.queue), parse_filter(selection.filter)
+        counted = JobSpec(JobKind.DISCARD, request.queue, "", selection)
         dry_run = DryRun(counted, source, wanted, self._clock.now())
-        end: tuple[int, int] | None = None
+        most = min(asked.place, selection.count) if follows_mark else selection.count
+        marked = matching = 0
         async with aclosing(
-            self._first_messages(dry_run, request.queue, selection.count, cost, on_progress)
+            self._first_messages(dry_run, request.queue, most, cost, on_progress)
         ) as messages:
             async for _ in messages:
-                if dry_run.last == asked.last:
-                    end = dry_run.seen, dry_run.matching
-        if not asked.last:
+                if dry_run.last == asked.mark:
+                    marked, matching = dry_run.seen, dry_run.matching
+        if not follows_mark:
             return selection, dry_run.matching
-        if end is None:
-            raise CountMismatch(asked.count or 0, dry_run.matching)
-        seen, matching = end
-        return replace(selection, count=seen, behind=max(snapshot.ready - seen, 0)), matching
+        left = asked.place - marked
+        count = (asked.limit or asked.place) - left
+        if not marked or count > snapshot.ready:
+            found = dry_run.matching if selection.filter else selection.count
+            raise CountMismatch(asked.count or 0, found)
+        settled = replace(selection, count=count, behind=snapshot.ready - count)
+        if not selection.filter:
+            return settled, count
+        return settled, matching if count == marked else None
 
     def _spec_of(
         self,
@@ -664,7 +667,8 @@ def _counted_selection(
         counted,
         limit=selection.count,
         count=dry_run.matching if is_whole else selection.count,
-        last=dry_run.last if is_whole else "",
+        mark=dry_run.last,
+        place=dry_run.seen,
     )
     if is_whole or not asked.filter:
         return counted

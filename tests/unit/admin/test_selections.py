@@ -105,17 +105,29 @@ async def test_job_moves_only_reviewed_messages_if_others_arrive_and_leave_befor
         assert job.counts.done == job.selection.count == len(meant)
 
 
-async def test_review_is_shown_again_if_selected_messages_left_and_their_end_is_unknown() -> None:
-    async with admin(*_mixed(40), scan=20) as service:  # more than a review reads without a filter
+async def test_job_moves_only_reviewed_messages_of_a_queue_that_the_review_did_not_read_to_its_end() -> (
+    None
+):
+    async with admin(*_mixed(40), scan=20) as service:
         review = await _review(service, "re-drive")
         await _consume(service, 3)
+        await publish(service.broker, *_mixed(5, start=100))
+        await _start(service, "re-drive", review)
+        assert _ids(service, MAIN) == [f"m-{n}" for n in range(3, 40)]
+        assert _ids(service, DLQ) == [f"m-{n}" for n in range(100, 105)]
+
+
+async def test_review_is_shown_again_if_all_messages_that_it_read_have_left() -> None:
+    async with admin(*_mixed(40), scan=20) as service:
+        review = await _review(service, "re-drive")
+        await _consume(service, 25)
         said = {**hidden_fields(review), "step": "go"}
         answer = await service.client.post(f"/queues/{DLQ}/re-drive", data=said)
         assert answer.status_code == 200
-        assert "expected 40 messages, found 37" in html.unescape(answer.text)
-        assert "Re-drive 37 messages</button>" in answer.text
+        assert "expected 40 messages, found 15" in html.unescape(answer.text)
+        assert "Re-drive 15 messages</button>" in answer.text
         await _start(service, "re-drive", answer.text)
-        assert len(_ids(service, MAIN)) == 37
+        assert len(_ids(service, MAIN)) == 15
 
 
 async def test_start_refuses_a_selection_of_another_queue() -> None:
