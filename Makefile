@@ -21,7 +21,7 @@ FAST := tests/unit tests/properties tests/scenarios tests/conformance
 CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-packages test-needs test-modules test-pure test-fast test-brokers test-peers test-faults \
+.PHONY: help demo test test-packages test-needs test-modules test-pure test-fast test-brokers test-pages test-peers test-faults \
 	pristine check lint types architecture docs release-check audit format bench bench-peers bench-pages pin clean
 
 help: ## what each target does
@@ -65,6 +65,10 @@ test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, 
 	$(BIN)/python -m tests.harness.versions
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
 	$(PYTEST) -m all_brokers tests/integration tests/faults tests/frameworks --all-brokers
+
+test-pages: $(READY) ## every action with every selection, in a browser over RabbitMQ; ten minutes
+	@$(BIN)/python -m tests.harness.packages rabbitmq browser
+	HOPBACK_ALL_CELLS=1 $(PYTEST) tests/acceptance/test_selection_matrix.py
 
 test-peers: $(READY) ## other projects' own tests on `hopback broker` and RabbitMQ; half an hour, root, the network
 	@$(BIN)/python -m tests.harness.packages rabbitmq peers
