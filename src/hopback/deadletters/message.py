@@ -28,6 +28,7 @@ from hopback.headers import (
     counter_in,
     deaths,
     failure_from_reason,
+    failure_from_status,
     failure_in,
     last_death_queue,
     marked_queue,
@@ -471,6 +472,9 @@ def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure,
     said = text_in(headers.get("x-final-error"), 1024) or text_in(
         headers.get("x-parked-reason"), 1024
     )
+    status = headers.get("x-final-status-code")
+    if type(status) is int and 100 <= status <= 599:
+        return failure_from_status(status, said or ""), "its consumer"
     if said:
         return failure_from_reason(said), "its consumer"
     return _NO_FAILURE, ""

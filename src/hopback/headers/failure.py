@@ -23,6 +23,7 @@ __all__ = [
     "Failure",
     "failure_from_exception",
     "failure_from_reason",
+    "failure_from_status",
     "failure_from_traceback",
     "failure_in",
     "failure_json",
@@ -46,7 +47,12 @@ _LONGEST_TRACE = 64 * 1024  # a traceback of thousands of frames repeats itself
 _FRAME = re.compile(r'  File "(?P<path>[^"]{1,1000})", line \d+, in (?P<function>[^\s]{1,255})')
 _RAISED = re.compile(r"[A-Za-z_][\w.]{0,254}(?::|$)")
 """The line of a traceback that names what was raised: it alone begins at the margin."""
-_VARYING = re.compile(r"0[xX][0-9a-fA-F]+|[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]+)*|\d+")
+_VARYING = re.compile(
+    r"(?P<status>\b(?:HTTP|status(?:[ _-]?code)?)\W{1,3}[1-5]\d\d(?!\d))"
+    r"|0x[0-9a-f]+|[0-9a-f]{8,}(?:-[0-9a-f]+)*|\d+",
+    re.IGNORECASE,
+)
+"""The parts of a reason that do not tell failures apart, and the HTTP statuses, which do."""
 
 
 class Failure(NamedTuple):
@@ -71,11 +77,11 @@ class Failure(NamedTuple):
 def failure_from_exception(error: BaseException) -> Failure:
     """The record of an exception; time, host and attempts are filled in when it is written."""
     kind, frames = _type_name(error), _frames(error)
-    frame = _own_frame(frames)
+    frame, status = _own_frame(frames), _http_status(error)
     return Failure(
         clipped(kind, _NAME_BYTES),
         clipped(_message(error), _MESSAGE_BYTES),
-        _fingerprint(kind, frame),
+        _fingerprint(kind if status is None else f"{kind} {status}", frame),
         clipped(frame, _NAME_BYTES),
         clipped("\n".join(_stack(error, frames)), _STACK_BYTES),
     )
@@ -88,12 +94,36 @@ def type_and_message(error: BaseException) -> tuple[str, str]:
 
 
 def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
-    """The record of a failure that is only a reason; numbers in it do not tell failures apart."""
+    """The record of a failure that is only a reason; numbers but HTTP statuses do not tell failures apart."""
     return Failure(
         type=clipped(kind, _NAME_BYTES),
         message=clipped(reason, _MESSAGE_BYTES),
-        fingerprint=_fingerprint(kind, _VARYING.sub("#", reason)),
+        fingerprint=_fingerprint(kind, _without_numbers(reason)),
     )
+
+
+def failure_from_status(status: int, reason: str = "") -> Failure:
+    """The record of an HTTP answer that was a failure; the reason is kept if it is more than the status."""
+    kind = f"HTTP {status}"
+    return failure_from_reason("" if reason == kind else reason, kind=kind)
+
+
+def _without_numbers(reason: str) -> str:
+    return _VARYING.sub(lambda found: found["status"] or "#", reason)
+
+
+def _http_status(error: BaseException) -> int | None:
+    """The status in an exception of an HTTP client: httpx and requests, aiohttp, urllib."""
+    try:
+        response = getattr(error, "response", None)
+        found = getattr(error if response is None else response, "status_code", None)
+        if found is None:
+            found = getattr(error, "status", None)
+        if found is None and isinstance(error, OSError):
+            found = getattr(error, "code", None)
+    except Exception:
+        return None  # code of the exception's own
+    return found if type(found) is int and 100 <= found <= 599 else None
 
 
 def failure_from_traceback(text: str) -> Failure:
@@ -110,7 +140,7 @@ def failure_from_traceback(text: str) -> Failure:
     return Failure(
         type=clipped(kind.strip(), _NAME_BYTES),
         message=clipped(message.strip(), _MESSAGE_BYTES),
-        fingerprint=_fingerprint(kind.strip(), frame or _VARYING.sub("#", message)),
+        fingerprint=_fingerprint(kind.strip(), frame or _without_numbers(message)),
         frame=clipped(frame, _NAME_BYTES),
         stack=_end_of("\n".join(lines), _STACK_BYTES),
     )

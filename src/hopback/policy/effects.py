@@ -17,6 +17,7 @@ from hopback.headers import (
     bare_properties,
     clipped,
     failure_from_reason,
+    failure_from_status,
     failure_json,
     names,
     park_properties,
@@ -38,7 +39,15 @@ if TYPE_CHECKING:
     from hopback.policy.decision import Decision, Effect, Park, Retry
     from hopback.topology.plan import Plan, Stamp
 
-__all__ = ["Occasion", "count_mark", "effects", "park_mark", "park_raw", "retry_mark"]
+__all__ = [
+    "Occasion",
+    "count_mark",
+    "effects",
+    "failure_said",
+    "park_mark",
+    "park_raw",
+    "retry_mark",
+]
 
 
 _TEXT_BYTES = 1024  # a reason is for people: more than a screenful helps nobody
@@ -89,10 +98,15 @@ def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
 def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Failure:
     """The record of this failure, with the time of the first one in this queue."""
     before = reading.history.failure
-    now = occasion.failure or failure_from_reason(decision.reason)
+    now = occasion.failure or failure_said(decision.reason, occasion.status)
     host = clipped(occasion.host, _NAME_BYTES)
     first = before.first if before is not None and before.first else occasion.now
     return Failure(*now[:5], host, first, occasion.now, decision.attempt)
+
+
+def failure_said(reason: str, status: int | None) -> Failure:
+    """The record of a failure without an exception: an HTTP status, or a reason."""
+    return failure_from_reason(reason) if status is None else failure_from_status(status, reason)
 
 
 def _completed(

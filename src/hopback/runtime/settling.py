@@ -24,7 +24,7 @@ from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
-from hopback.policy.effects import Occasion, effects, park_raw
+from hopback.policy.effects import Occasion, effects, failure_said, park_raw
 from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context
@@ -347,11 +347,11 @@ def _can_be_sent(message: Message) -> bool:
 
 
 def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:
-    failure = answer.failure
+    failure = answer.failure or failure_said(reason, answer.status)
     return {
         "reason": reason,
-        "error": failure.type if failure else None,
-        "fingerprint": failure.fingerprint if failure else None,
+        "error": failure.type or None,
+        "fingerprint": failure.fingerprint,
     }
 
 

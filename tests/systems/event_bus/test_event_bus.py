@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from hopback import EmbeddedBroker, Publisher
-from hopback.deadletters.requests import RedriveRequest, Selection
+from hopback.deadletters.requests import GroupBy, RedriveRequest, Selection
 from hopback.deadletters.service import Operations
+from hopback.observe.metrics import Metrics
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.events import EventBus
 from hopback.systems.event_bus.pushing import pushing
@@ -183,6 +184,30 @@ async def test_receiver_that_stays_at_425_is_called_at_most_30_times_a_minute(
         await bus.behave(_ORDERS)
         await bus.test.drain()
         assert (await bus.answered(_ORDERS))[-1] == (1, 200)
+
+
+@in_virtual_time
+async def test_each_http_status_is_a_group_and_an_error_label_of_its_own() -> None:
+    statuses = (302, 404, 409, 422, 429, 500, 502, 503)
+    async with _running() as bus:
+        metrics = Metrics()
+        for status in statuses:
+            await bus.behave(_ORDERS, status=status)
+            await bus.publish()
+            await bus.test.drain()
+        for one in bus.test.happened("delivery.parked"):
+            metrics(one.name, one.fields)
+        assert isinstance(bus.test.broker, EmbeddedBroker)
+        topologies = [bus.test.service.topology]
+        async with Operations(
+            bus.test.broker, topologies=topologies, clock=_LoopTime()
+        ) as operations:
+            session = await operations.open_session(_DLQ)
+            groups = (await operations.groups(session.id, GroupBy.FINGERPRINT)).items
+        assert sorted(one.sample.error for one in groups) == [f"HTTP {one}" for one in statuses]
+    counted = metrics.render().decode()
+    for status in statuses:
+        assert f'hopback_errors_total{{error="HTTP {status}",queue="{_QUEUE}"}} 1.0' in counted
 
 
 @in_virtual_time

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from email.message import Message
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
 
 import pytest
 
@@ -13,6 +16,7 @@ from hopback.headers import (
     Failure,
     failure_from_exception,
     failure_from_reason,
+    failure_from_status,
     failure_in,
     failure_json,
 )
@@ -218,3 +222,42 @@ def test_fields_that_make_no_sense_read_as_absent() -> None:
     odd = {"type": 5, "message": "m", "first": "never", "last": 7, "attempts": "x", "more": []}
     assert failure_in(json.dumps(odd)) == Failure("", "m")
     assert failure_in(json.dumps({"attempts": -3})) == Failure("", "")
+
+
+def test_http_statuses_tell_failures_apart_but_other_numbers_do_not() -> None:
+    reasons = (
+        "HTTP 422",
+        "HTTP 503",
+        "order 7: status code 422",
+        "order 7: status code 503",
+        "status: 404",
+    )
+    assert len({failure_from_reason(reason).fingerprint for reason in reasons}) == len(reasons)
+    one, two = failure_from_reason("order 7: HTTP 503"), failure_from_reason("order 8: HTTP 503")
+    assert one.fingerprint == two.fingerprint
+    assert failure_from_status(503, "HTTP 503")[:2] == ("HTTP 503", "")
+
+
+class _Refused(Exception):
+    """As httpx and requests raise it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("refused")
+        self.response = SimpleNamespace(status_code=status)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_Refused, lambda status: HTTPError("http://x", status, "no", Message(), None)],
+    ids=["httpx", "urllib"],
+)
+def test_http_status_of_an_exception_is_part_of_its_fingerprint(
+    make: Callable[[int], Exception],
+) -> None:
+    def failure(status: int) -> str:
+        try:
+            raise make(status)
+        except Exception as error:
+            return failure_from_exception(error).fingerprint
+
+    assert failure(422) == failure(422) != failure(503)
