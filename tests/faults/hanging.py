@@ -137,6 +137,7 @@ async def run_beside_hanging(
         result.missing = bystanders - len(subject.runs)
         channel = await connection.open_channel()
         while (one := await channel.get("in.dlq")) is not None:
+            channel.ack(one.tag)
             failure = read_history(one.properties.headers, "in").failure
             if one.body == b"-1":
                 result.reason = failure.message if failure else ""

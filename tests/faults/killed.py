@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hopback.broker.port import count_now
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.message import Message, Properties
 from tests.faults.results import Result
@@ -90,6 +91,9 @@ async def rates_around_kills(url: str, kills: int) -> KilledResult:
         there = Path(folder)
         (there / "shop.py").write_text(textwrap.dedent(_APP))
         first = await _start(there, url)
+        async with asyncio.timeout(60):
+            while None in [await count_now(connection, queue) for queue in _MESSAGES]:
+                pass
         channel = await connection.open_channel()
         for queue, count in _MESSAGES.items():
             for number in range(count):
@@ -115,7 +119,7 @@ async def rates_around_kills(url: str, kills: int) -> KilledResult:
 
 
 async def _start(folder: Path, url: str) -> asyncio.subprocess.Process:
-    """Start the application, and wait until it handles or waits for messages."""
+    """Start the application, and wait until it handles messages if others have done so before."""
     begun = _count(folder, "begun")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hopback", "run", "shop:app", "--broker", url, "--log-level", "error",
@@ -123,8 +127,6 @@ async def _start(folder: Path, url: str) -> asyncio.subprocess.Process:
     )  # fmt: skip
     if begun:
         await _until_more(folder, begun)
-    else:
-        await asyncio.sleep(5)  # it declares its queues
     return process
 
 
