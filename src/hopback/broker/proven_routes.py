@@ -12,10 +12,12 @@ may share a channel with others only if all of these were confirmed before on th
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import AsyncIterator, Collection
 
     from hopback.message import Message
 
@@ -31,6 +33,10 @@ _REMEMBERED = 5_000
 """Routes per generation. Two generations are kept, about 2 MB. The next publish on a forgotten route proves
 it again."""
 
+_FIRST_PROOF_S = 0.1
+"""Seconds that a publish waits for the first publish on the same new route, in order to follow it on the
+shared channel. It then goes apart itself: a queue that confirms slowly must not hold up others."""
+
 
 class ProvenRoutes:
     """The routes and the body size that the broker has accepted on one connection.
@@ -38,12 +44,13 @@ class ProvenRoutes:
     `keyless` names exchanges that are known not to be topic exchanges.
     """
 
-    __slots__ = ("_before", "_keyless", "_recent", "largest")
+    __slots__ = ("_before", "_first", "_keyless", "_recent", "largest")
 
     def __init__(self, keyless: Collection[str] = ()) -> None:
         self._keyless = frozenset((*_WITHOUT_TOPIC_RIGHTS, *keyless))
         self._recent: set[Route] = set()
         self._before: set[Route] = set()
+        self._first: dict[Route, asyncio.Future[None]] = {}
         self.largest: int = -1
         """The size of the largest body that was accepted, in bytes. -1 before the first one."""
 
@@ -70,6 +77,22 @@ class ProvenRoutes:
         """The broker has accepted this publish: it confirmed, returned or nacked it."""
         self._remember(self.route(message))
         self.largest = max(self.largest, len(message.body))
+
+    @asynccontextmanager
+    async def turn(self, message: Message) -> AsyncIterator[bool]:
+        """Let the first publish on a new route go ahead; whether this one still has to be proven."""
+        route = self.route(message)
+        first = self._first.get(route)
+        if first is not None:
+            await asyncio.wait({first}, timeout=_FIRST_PROOF_S)
+            yield not self.cover(message)
+            return
+        first = self._first[route] = asyncio.get_running_loop().create_future()
+        try:
+            yield True
+        finally:
+            del self._first[route]
+            first.set_result(None)
 
     def _remember(self, route: Route) -> None:
         if len(self._recent) >= _REMEMBERED:

@@ -12,7 +12,6 @@ deleted or a right revoked, its publishes are sent again apart, and only the ref
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -32,10 +31,9 @@ from hopback.errors import (
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import Collection
 
     from hopback.broker.port import Broker, Channel, Connection
-    from hopback.broker.proven_routes import Route
     from hopback.broker.supervise import Backoff, OnFailure, OnState, SupervisedState
     from hopback.message import Message
 
@@ -52,9 +50,6 @@ _IDLE_CHANNELS = 4
 """Scratch channels that stay open without a publish. Those beyond it close after `_IDLE_S`."""
 _IDLE_S = 5.0
 """Seconds. A steady flow of new routes uses the same channels again, a burst leaves few of them behind."""
-_FIRST_PROOF_S = 0.1
-"""Seconds that a publish waits for the first publish on the same new route, in order to follow it on the
-shared channel. It then goes apart itself: a queue that confirms slowly must not hold up others."""
 
 _LOST = (
     "nothing was sent: the channel of the delivery that is being handled has ended, and the broker"
@@ -71,27 +66,9 @@ class _PublishSession:
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_SCRATCH_CHANNELS))
     idle: list[tuple[float, Channel]] = field(default_factory=list)
     """Scratch channels without a publish, and since when. The last one is used next."""
-    first: dict[Route, asyncio.Future[None]] = field(default_factory=dict)
-    """The first publishes on new routes, still in flight."""
 
     async def scratch(self) -> Channel:
         return self.idle.pop()[1] if self.idle else await self.connection.open_channel()
-
-    @asynccontextmanager
-    async def turn(self, message: Message) -> AsyncIterator[bool]:
-        """Let the first publish on a new route go ahead; whether this one still has to be proven."""
-        route = self.proven.route(message)
-        first = self.first.get(route)
-        if first is not None:
-            await asyncio.wait({first}, timeout=_FIRST_PROOF_S)
-            yield not self.proven.cover(message)
-            return
-        first = self.first[route] = asyncio.get_running_loop().create_future()
-        try:
-            yield True
-        finally:
-            del self.first[route]
-            first.set_result(None)
 
     def take_back(self, channel: Channel) -> Channel | None:
         """Keep an idle scratch channel; one that has been idle for too long, to be closed."""
@@ -323,7 +300,7 @@ class Publisher:
                             await self._apart(session, message, mandatory, ended, limit)
                             return None
                         if not session.proven.cover(message):
-                            async with session.turn(message) as is_due:
+                            async with session.proven.turn(message) as is_due:
                                 if is_due:
                                     await self._apart(session, message, mandatory, ended, limit)
                                     return None

@@ -2,15 +2,20 @@
 
 Replies pass no queue: the broker hands them to the channel that asked, if it is still there. So nothing is
 left behind by a caller that has stopped waiting, and an answer whose channel is gone is gone with it.
+A refused request closes its channel. Requests that may be refused therefore have a channel each
+(`broker.proven_routes`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hopback.broker.port import REPLY_TO
+from hopback.broker.proven_routes import ProvenRoutes
+from hopback.broker.sendable import check_message
 from hopback.broker.supervise import Supervised
 from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, DeliveryLost, NoReply
 from hopback.runtime.context import check_options, compose, end_of_session
@@ -39,6 +44,14 @@ REQUEST_TIMEOUT: Duration = "10s"
 _OURS = ("correlation_id", "reply_to", "delay", "at", "mandatory")
 """What a request needs for itself, or what makes no sense of it."""
 
+_APART = 64
+"""Requests that may be refused and are asked at the same time, on a channel each. Further ones wait."""
+
+_LOST = (
+    "nothing was asked: the channel of the delivery that is being handled has ended, and the broker"
+    " delivers it again"
+)
+
 _MOST_READERS = 1_000
 """Types of replies whose decoders are kept: an application has a handful."""
 
@@ -62,6 +75,9 @@ class RequestClient:
         self._line = Supervised(broker, name, self._session, backoff=backoff)
         self._task: asyncio.Task[None] | None = None
         self._channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+        self._connection: Connection | None = None
+        self._proven = ProvenRoutes()
+        self._apart = asyncio.Semaphore(_APART)
         self._waiting: dict[str, asyncio.Future[Delivery]] = {}
         self._readers: dict[Any, Callable[[Delivery], Any]] = {}
         self.late: int = 0
@@ -138,6 +154,7 @@ class RequestClient:
         """The reply to a request; what is asked on a channel that proves closed is asked on the next."""
         number = message.properties.correlation_id or ""
         ended = end_of_session()
+        may_share = check_message(message, may_ask=True)
         while True:
             # The channel to ask on; raises what no new connection can repair.
             if not self._channel.done() and self._task is not None:
@@ -146,16 +163,22 @@ class RequestClient:
                     await self._task
                     raise NoReply("nothing was asked: the client is closed")
             channel = await asyncio.shield(self._channel)
+            if not may_share or not self._proven.cover(message):
+                async with AsyncExitStack() as turn:
+                    is_due = await turn.enter_async_context(self._proven.turn(message))
+                    if is_due or not may_share:
+                        try:
+                            return await self._answered_apart(message, ended, turn)
+                        except ConnectionLost:
+                            self._forget(channel)  # nothing was asked
+                continue
             answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
             self._waiting[number] = answer
             try:
                 await channel.room()
                 if ended is not None and ended.is_set():
                     del self._waiting[number]
-                    raise DeliveryLost(
-                        "nothing was asked: the channel of the delivery that is being handled has"
-                        " ended, and the broker delivers it again"
-                    )
+                    raise DeliveryLost(_LOST)
                 fate = channel.publish(message)
             except (ChannelClosed, ConnectionLost):
                 del self._waiting[number]
@@ -171,6 +194,47 @@ class RequestClient:
                 return await answer
             finally:
                 self._waiting.pop(number, None)
+
+    async def _answered_apart(
+        self, message: Message, ended: asyncio.Event | None, turn: AsyncExitStack
+    ) -> Delivery:
+        """The reply to a request that the broker may refuse, on a channel that no other request shares.
+
+        `turn` ends when the broker has accepted the request. ConnectionLost if nothing was asked.
+        """
+        answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+
+        def on_reply(delivery: Delivery) -> None:
+            if answer.done() or (
+                delivery.properties.correlation_id != message.properties.correlation_id
+            ):
+                self.late += 1
+            else:
+                answer.set_result(delivery)
+
+        async with self._apart:
+            if self._connection is None:
+                raise ConnectionLost("the connection of requests is being made")
+            channel = await self._connection.open_channel()
+            try:
+                await channel.consume(REPLY_TO, on_reply, no_ack=True)
+                await channel.room()
+                if ended is not None and ended.is_set():
+                    raise DeliveryLost(_LOST)
+                fate = channel.publish(message)
+                fate.add_done_callback(lambda done: done.cancelled() or done.exception())
+                await first_of(fate, answer)
+                if not answer.done():
+                    await asyncio.shield(fate)
+                self._proven.add(message)
+                await turn.aclose()
+                _, closed = await first_of(answer, channel.wait_closed())
+                if closed is not None and not answer.done():
+                    why = closed.result() or "the connection ended"
+                    raise NoReply(f"no reply can come any more: {why}")
+                return answer.result()
+            finally:
+                await channel.close()
 
     def _reader(self, returns: Any) -> Callable[[Delivery], Any]:
         try:
@@ -193,15 +257,18 @@ class RequestClient:
 
     async def _session(self, connection: Connection) -> None:
         """A channel that waits for replies, for as long as the connection lasts."""
+        self._connection, self._proven = connection, ProvenRoutes()
         try:
             while True:
                 channel = await connection.open_channel()
                 await channel.consume(REPLY_TO, self._on_reply, no_ack=True)
                 self._channel.set_result(channel)
                 error = await channel.wait_closed()
+                self._proven.clear()  # an accepted request was refused
                 self._forget(channel)
                 self._give_up(error)
         finally:
+            self._connection = None
             if self._channel.done():
                 self._forget(self._channel.result())
             self._give_up(None)

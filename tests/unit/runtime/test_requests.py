@@ -11,7 +11,13 @@ import pytest
 from hopback import App, Context, NoReply, Park, RequestClient
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.port import REPLY_TO
-from hopback.errors import InvalidTopology, LoginRefused, PreconditionFailed, Returned
+from hopback.errors import (
+    InvalidTopology,
+    LoginRefused,
+    PreconditionFailed,
+    PublishInterrupted,
+    Returned,
+)
 from hopback.message import Message, Properties
 from hopback.runtime.payload import Undecodable
 from hopback.testing import AppTest, Tally, in_virtual_time
@@ -82,6 +88,7 @@ async def test_many_questions_at_once_get_their_own_answers() -> None:
 async def test_who_gets_no_answer_is_told_when_the_time_is_over() -> None:
     """Parked, or simply slow: an answer that comes later disturbs nobody, and is no failure."""
     async with AppTest(_app()) as test, RequestClient(test.broker) as client:
+        await client.request("", "prices", {"sku": "on a channel of its own"})
         began = asyncio.get_running_loop().time()
         with pytest.raises(NoReply, match=r"no reply within 5 s to a request for queue 'prices'"):
             await client.request("", "prices", {"sku": "slow"}, timeout="5s")
@@ -205,6 +212,27 @@ async def test_a_reply_to_an_undeclared_place_parks_the_request(address: str) ->
             said = str(parked.properties.headers)
             assert "reply_to: expected a direct reply address" in said
             assert "'hopback-attempts': 1" in said
+
+
+@in_virtual_time
+async def test_a_refused_request_leaves_other_requests_their_replies() -> None:
+    app = App("slow")
+
+    @app.handler("slow", retry=None, replies=True, concurrency=50)
+    async def answer(number: int) -> int:
+        await asyncio.sleep(5)
+        return number
+
+    async with AppTest(app) as test, RequestClient(test.broker) as client:
+        assert await client.request("", "slow", 0) == 0
+        asked = [asyncio.create_task(client.request("", "slow", n)) for n in range(9)]
+        await asyncio.sleep(1)
+        with pytest.raises(PublishInterrupted, match="404"):
+            await client.request("missing", "slow", 1)
+        assert await asyncio.gather(*asked) == list(range(9))
+        with pytest.raises(NoReply, match="within 2 s"):
+            await client.request("", "slow", b"x" * 5_000, timeout="2s")
+        assert await client.request("", "slow", 7) == 7
 
 
 @in_virtual_time
