@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tests.faults import commands, parts, traffic
 from tests.faults.databases import databases
 from tests.faults.hanging import hanging
+from tests.faults.hostile import hostile
 from tests.faults.killed import killed
 from tests.faults.ladder import ladder
 from tests.faults.publishing import publishing
@@ -68,6 +69,7 @@ ON_BROKERS: dict[str, tuple[int, Callable[[Site], Awaitable[Part | list[Part] | 
     "publishing": (1, publishing),
     "hanging": (1, hanging),
     "delays": (1, ladder),
+    "hostile": (1, hostile),
     "killed": (1, killed),
     "cluster": (1, parts.cluster),
     "storm": (1, traffic.storm),

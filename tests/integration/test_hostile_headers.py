@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from hopback.message import Message, Properties
 from hopback.observe.events import Bus
 from hopback.testing.conformance.chapters.arrangements import nested
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
+from tests.faults.hostile import run_hostile
 from tests.integration.raw_client import RawClient
 from tests.integration.unreadable import UNREADABLE, refusal_of
 from tests.integration.waiting import until
@@ -128,3 +130,11 @@ def test_a_re_drive_reaches_nobody_else(
     assert run(("dlq", "redrive", "orders.dlq", "--yes", "--reason", "test")) == 0
     found = asyncio.run(_depths(amqp_url, "vault", "orders", "orders.dlq"))
     assert found == {"vault": 0, "orders": len(_SMUGGLED), "orders.dlq": 0}
+
+
+async def test_messages_of_any_bytes_are_parked_unchanged_and_hold_up_no_other(
+    amqp_url: str,
+) -> None:
+    """Retry, snooze, delay and park on a real broker; `tests/faults/hostile.py` has more."""
+    found = await run_hostile(amqp_url, None, random.Random(1), messages=60, bystanders=60)
+    assert found.holds, found

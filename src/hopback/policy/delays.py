@@ -30,7 +30,7 @@ from hopback.message import NO_HEADERS, Message
 from hopback.topology.delays import asked_levels, came_by_ladder, way_in
 
 if TYPE_CHECKING:
-    from hopback.fields import FieldValue, Headers
+    from hopback.fields import FieldValue, FurtherHeaders, Headers
     from hopback.message import Delivery
 
 __all__ = [
@@ -96,12 +96,14 @@ def _waiting(delayed: Delayed, exchange: str, routing_key: str) -> Message:
     if properties.expiration is not None:
         waiting["expiration"] = field_text(properties.expiration)
     waiting.update({name: value for name, value in _counts(delayed).items() if value})
+    further = [entry for entry in properties.further_headers if may_stand_twice(entry[0])]
+    if shallow := [entry for entry in further if not _is_deep(entry[1])]:
+        # One after the other: beside the table, the second of a name would be taken for the first.
+        waiting["further"] = [part for entry in shallow for part in entry]
     plain = replace(
         properties,
         headers={**_deep_headers(properties.headers), DELAY: waiting},
-        further_headers=tuple(
-            entry for entry in properties.further_headers if may_stand_twice(entry[0])
-        ),
+        further_headers=tuple(entry for entry in further if _is_deep(entry[1])),
         expiration=None,
         delivery_mode=2,
     )
@@ -118,6 +120,13 @@ def _deep_headers(headers: Headers) -> dict[str, FieldValue]:
     return {
         name: value for name, value in headers.items() if _is_deep(value) and not is_protected(name)
     }
+
+
+def _further_in(value: FieldValue) -> FurtherHeaders:
+    """Names and values in turn, as `_waiting` writes them; nothing if it is another value."""
+    if not isinstance(value, list) or not all(type(name) is bytes for name in value[::2]):
+        return ()
+    return tuple(zip(value[::2], value[1::2], strict=False))
 
 
 def _counts(delayed: Delayed) -> dict[str, int]:
@@ -155,9 +164,16 @@ def read_delayed(delivery: Delivery | Message) -> Delayed | None:
         and (expiration is None or as_text(expiration) is not None)
     ):
         return None
+    further = _further_in(found.get("further"))
     if deep := _deep_headers(present):
+        further += tuple((name.encode(), value) for name, value in deep.items() if name in headers)
         headers = {**deep, **headers}
-    properties = replace(delivery.properties, headers=headers, expiration=as_text(expiration))
+    properties = replace(
+        delivery.properties,
+        headers=headers,
+        further_headers=further + delivery.properties.further_headers,
+        expiration=as_text(expiration),
+    )
     message = Message(exchange, routing_key, delivery.body, properties, mandatory)
     laps, paused_ms, paused_at_ms = (
         value if isinstance(value := found.get(name), int) and value > 0 else 0
