@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tools" / "pins"
+CLIENTS = ROOT / "tests" / "clients"
 SETS = {
     "build": ("what builds the package", ("hatchling", "editables")),
     "all": ("what hopback[all] needs; the container has it", (str(ROOT) + "[all]",)),
@@ -36,20 +37,31 @@ def main(arguments):
         if name == "dev":
             found = {key: version for key, version in found.items() if key not in done}
         done |= found.keys()
-        lines = ["# Written by `make pin`: " + what + "."]
-        for key, version in sorted(found.items()):
-            if key not in hashes:
-                print("hopback: " + key + " " + version, file=sys.stderr)
-                hashes[key] = hashes_of(key, version)
-            lines.append(key + "==" + version + " \\")
-            lines.append(" \\\n".join("    --hash=sha256:" + one for one in hashes[key]))
-        FOLDER.mkdir(exist_ok=True)
-        (FOLDER / (name + ".txt")).write_text("\n".join(lines) + "\n")
+        write(FOLDER / (name + ".txt"), what, found, hashes)
+    # The clients have an environment of their own, so their versions need not fit the others.
+    file = CLIENTS / "requirements.txt"
+    limits = pinned(file) if "--keep" in arguments else {}
+    found = resolved(("-r", str(CLIENTS / "requirements.in")), limits)
+    write(file, "what requirements.in needs", found, hashes)
 
 
-def pinned():
-    """Name → version, as the files say now."""
-    return dict(pair for path in FOLDER.glob("*.txt") for pair in PIN.findall(path.read_text()))
+def write(file, what, found, hashes):
+    """Write one file of pins; `hashes` remembers those of each version."""
+    lines = ["# Written by `make pin`: " + what + "."]
+    for key, version in sorted(found.items()):
+        if (key, version) not in hashes:
+            print("hopback: " + key + " " + version, file=sys.stderr)
+            hashes[key, version] = hashes_of(key, version)
+        lines.append(key + "==" + version + " \\")
+        lines.append(" \\\n".join("    --hash=sha256:" + one for one in hashes[key, version]))
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
+
+
+def pinned(*files):
+    """Name → version, as these files, or all that are installed together, say now."""
+    known = files or FOLDER.glob("*.txt")
+    return dict(pair for path in known for pair in PIN.findall(path.read_text()))
 
 
 def resolved(requirements, limits):

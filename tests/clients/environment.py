@@ -27,9 +27,8 @@ __all__ = [
 PROGRAMS = Path(__file__).parent / "programs"
 _WORK = Path(__file__).parents[2] / ".work" / "clients"
 _REQUIREMENTS = Path(__file__).parent / "requirements.txt"
-_AMQPLIB = "amqplib@2.3.1"
-_OIDC = "oidc-provider@8.8.1"
-_PYRIGHT = "pyright@1.1.414"  # one package without dependencies: the type checker of many editors
+_LOCKS = Path(__file__).parent / "locks"
+"""For each environment of npm its `package.json` and its lock file with the hashes of all packages."""
 
 
 class Unavailable(RuntimeError):
@@ -84,10 +83,11 @@ def _wanted() -> dict[str, str]:
     python = f"{sys.version_info[:2]} {_digest(_REQUIREMENTS.read_bytes())}"
     return {
         "python": python,
-        "node": _AMQPLIB,
-        "oidc": _OIDC,
-        "pyright": _PYRIGHT,
         "c": _digest(source),
+        **{
+            name: _digest((_LOCKS / name / "package-lock.json").read_bytes())
+            for name in ("node", "oidc", "pyright")
+        },
     }
 
 
@@ -114,19 +114,22 @@ def _make(name: str, folder: Path) -> None:
         case "python":
             _run(sys.executable, "-m", "venv", str(folder))
             pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "-q")
-            _run(*pip, "--disable-pip-version-check", "-r", str(_REQUIREMENTS))
+            hashed = ("--require-hashes", "-r", str(_REQUIREMENTS))
+            _run(*pip, "--disable-pip-version-check", *hashed)
         case "node" | "oidc" | "pyright":
-            wanted = _wanted()[name]
-            _run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), wanted)
+            for file in ("package.json", "package-lock.json"):
+                shutil.copy(_LOCKS / name / file, folder)
+            options = ("--silent", "--no-audit", "--ignore-scripts")
+            _run("npm", "ci", *options, folder=folder)
         case "c":
             source = str(PROGRAMS / "librabbitmq_client.c")
             program = str(folder / "librabbitmq_client")
             _run("gcc", "-O1", "-Wall", "-o", program, source, "-lrabbitmq")
 
 
-def _run(*command: str) -> None:
+def _run(*command: str, folder: Path | None = None) -> None:
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise Unavailable(f"expected the command {command[0]}, found none") from error
     if ran.returncode:
