@@ -117,6 +117,23 @@ def test_the_image_starts_commands_that_there_are() -> None:
     _is_command(json.loads(found["CMD"]))
 
 
+_COMPOSE_FILES = [
+    *sorted(_DEPLOY.glob("compose*.yaml")),
+    ROOT / "src/hopback/systems/file_pipeline/infra/docker-compose.yml",
+]
+
+
+@pytest.mark.parametrize("path", _COMPOSE_FILES, ids=lambda path: path.name)
+def test_containers_drop_all_capabilities(path: Path) -> None:
+    """The images of brokers and databases start as root and get back what that needs."""
+    for name, service in yaml.safe_load(path.read_text())["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        is_server = name in ("rabbitmq", "postgres")
+        assert (name == "rabbitmq") or service["read_only"], name
+        assert is_server or "cap_add" not in service, name
+
+
 def test_compose_wires_what_it_starts() -> None:
     """Commands parse, volumes and dependencies are declared, and no secret stands in the file."""
     compose = _compose()

@@ -61,6 +61,9 @@ services:
   rabbitmq:
     image: rabbitmq:4-management
     hostname: rabbitmq
+    cap_drop: [ALL]
+    cap_add: [CHOWN, DAC_OVERRIDE, FOWNER, SETGID, SETUID]
+    security_opt: ["no-new-privileges:true"]
     environment:
       RABBITMQ_DEFAULT_USER: ${RABBITMQ_USER:-guest}
       RABBITMQ_DEFAULT_PASS: ${RABBITMQ_PASSWORD:-guest}
@@ -77,6 +80,9 @@ services:
 
   rabbitmq-init:
     image: curlimages/curl:8.11.0
+    cap_drop: [ALL]
+    security_opt: ["no-new-privileges:true"]
+    read_only: true
     depends_on:
       rabbitmq:
         condition: service_healthy
