@@ -35,6 +35,8 @@ MAX_BODY = 65_536
 _CONCURRENCY = 20
 _ATTEMPTS_WAIT = "50ms"
 _FORBIDDEN, _TOPIC, _USED = "forbidden", "events", "used"
+_SPARE = [f"spare.{number}" for number in range(16)]
+"""More exchanges than the 12 whose rights a RabbitMQ channel caches: publishes to them make it ask again."""
 
 _Publish = tuple[str, str, bytes]
 
@@ -84,6 +86,8 @@ class Bystanders:
         harmless = self.harmed == 0 or (
             self.offence in WITHDRAWALS and not self.parked and not self.missing and not self.again
         )
+        if not self.offenders_parked:
+            return (what, much, "failed: no offence was refused, so nothing was shown")
         return (what, much, "holds" if harmless else "failed: bystanders were harmed")
 
 
@@ -93,6 +97,8 @@ async def _prepare(connection: Connection) -> None:
     for name, kind in ((_FORBIDDEN, "direct"), (_TOPIC, "topic"), (_USED, "direct")):
         await channel.declare_exchange(Exchange(name, kind))
         await channel.bind(Binding(name, "out", "ok.#" if kind == "topic" else "k"))
+    for name in _SPARE:
+        await channel.declare_exchange(Exchange(name, "direct"))
     await channel.close()
 
 
@@ -133,6 +139,8 @@ async def run_beside(
                 if not withdrawn.is_set():
                     withdrawn.set()
                     await withdraw()
+                for spare in _SPARE:
+                    await context.publish(spare, "k", b"x", mandatory=False)
                 await context.publish(_USED, "k", b"x")
 
     world = Environment(backoff=Backoff(first=0.05, most=0.2), reconnect=Backoff(first=0.05))
