@@ -207,9 +207,8 @@ def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, 
     """
     if plan.parking.by is Leave.REJECT:
         return [_DEAD_LETTER]
-    note: dict[str, FieldValue] = {names.QUEUE: plan.queue}
-    if (failure := failure_json(failure_from_reason(reason))) is not None:
-        note[names.FAILURE] = failure
+    failure = failure_json(failure_from_reason(reason)) or ""
+    note: dict[str, FieldValue] = {names.QUEUE: plan.queue, names.FAILURE: failure}
     bare = bare_properties(delivery.properties)
     forms = (
         bare.with_changes(headers={**bare.headers, **note}),

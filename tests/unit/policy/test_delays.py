@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.fields import MAX_DEPTH
 from hopback.message import Message, Properties, Received
 from hopback.policy.delays import Delayed, delay, delay_until_due, read_delayed
 
@@ -66,3 +67,14 @@ def test_what_was_stored_before_it_is_published_waits_for_what_is_left() -> None
     assert delay_until_due(waiting, 70.0).routing_key == delay(_MESSAGE, 30_000, 0).routing_key
     assert delay_until_due(waiting, 500.0).routing_key == delay(_MESSAGE, 0, 0).routing_key
     assert delay_until_due(_MESSAGE, 70.0) is _MESSAGE
+
+
+def test_a_header_at_the_greatest_depth_waits_beside_the_others() -> None:
+    """Inside the table of the delay it would be nested too deeply to be encoded."""
+    deep: FieldValue = 1
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+    waiting = delay(Message("", "q", b"", Properties(headers={"deep": deep, "n": 1})), 0, 0)
+    found = read_delayed(Received("due", "", "due", b"", waiting.properties))
+    assert found is not None
+    assert found.message.properties.headers == {"deep": deep, "n": 1}

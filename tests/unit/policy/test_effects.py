@@ -13,6 +13,7 @@ from hopback.policy import Occasion, Park, Retry, Snooze, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.policy.delays import read_delayed
+from hopback.policy.effects import park_raw
 from hopback.topology.plan import Fact, Leave, Stamp
 from hopback.version import BrokerVersion
 
@@ -273,3 +274,9 @@ def test_what_waits_in_the_queues_of_delays_comes_straight_back() -> None:
     assert waiting.due_ms == (_NOW + 7200) * 1000
     assert (waiting.message.exchange, waiting.message.routing_key) == ("", _ORDERS.queue)
     assert waiting.message.properties.headers["hopback-attempts"] == 1
+
+
+def test_a_raw_message_of_a_queue_that_parks_by_reject_is_rejected() -> None:
+    plan = next(each for each in raffle().plans if each.parking.by is Leave.REJECT)
+    delivery = Received(plan.queue, "", plan.queue, b"body", Properties())
+    assert park_raw(delivery, plan, "unreadable") == [(Settle(Settlement.DEAD_LETTER),)]

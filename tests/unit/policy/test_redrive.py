@@ -184,3 +184,9 @@ def test_in_a_shared_dead_letter_queue_the_message_tells_the_plan() -> None:
     earlier: Headers = {"x-death": [waited, _death(alarms.queue)]}
     assert plan_of(_dead(users, earlier), plans) is alarms
     assert plan_of(_dead(users, {}), plans) is None
+
+
+def test_a_message_without_a_routing_key_gets_no_stamp_for_it() -> None:
+    dead = replace(_dead(_AUDIT, {}), exchange="", routing_key="")
+    sent = redrive_message(dead, _AUDIT, _JOB._replace(stamped=True))
+    assert "x-original-routing-key" not in sent.properties.headers

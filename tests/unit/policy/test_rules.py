@@ -188,3 +188,11 @@ def test_the_menu_knows_what_is_on_it() -> None:
     """Where a handler may return a reply, nothing else is taken for an outcome."""
     assert all(map(is_outcome, (Done(), Park("no"), Retry("no"), Snooze(1))))
     assert not any(map(is_outcome, (None, {"total": 1}, "done")))
+
+
+def test_a_predicate_that_is_interrupted_by_the_user_is_not_swallowed() -> None:
+    def interrupted(_error: BaseException) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        classify(OSError("x"), (Rule(OSError, Verdict.PARK, when=interrupted),))
