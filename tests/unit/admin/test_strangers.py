@@ -117,7 +117,6 @@ _DIGITS = "9" * 5000
     [
         ("GET", f"/audit?cursor={_DIGITS}"),
         ("GET", f"/queues/{DLQ}/re-drive?limit={_DIGITS}"),
-        ("GET", f"/queues/{DLQ}/re-drive?expected={_DIGITS}"),
         ("POST", f"/queues/{DLQ}/look?limit={_DIGITS}"),
         ("POST", f"/keys?name=k&role=viewer&days={_DIGITS}"),
         ("GET", f"/admin/audit?cursor={_DIGITS}"),
