@@ -26,7 +26,7 @@ from hopback.deadletters.requests import Settings
 from hopback.deadletters.service import Operations
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
-from hopback.topology.model import Queue, QueueType
+from hopback.topology.model import Queue
 from tests.acceptance.browsing import open_browser
 
 if TYPE_CHECKING:
@@ -56,29 +56,27 @@ class _Cell:
     action: str
     selection: str
     messages: int
-    kind: QueueType
     moves: bool
     """Whether messages arrive and leave before the start."""
 
     def __str__(self) -> str:
         moves = "moving" if self.moves else "quiet"
-        return f"{self.action}-{self.selection}-{self.messages}-{self.kind}-{moves}"
+        return f"{self.action}-{self.selection}-{self.messages}-{moves}"
 
 
 def _cells() -> list[_Cell]:
-    sizes, queues = (_FEW, _MANY), (QueueType.CLASSIC, QueueType.QUORUM)
-    every = product(_ACTIONS, _SELECTIONS, sizes, queues, (False, True))
+    every = product(_ACTIONS, _SELECTIONS, (_FEW, _MANY), (False, True))
     cells = [_Cell(*cell) for cell in every]
     if os.environ.get("HOPBACK_ALL_CELLS"):
         return cells
     # Each action and each selection at least once, where the page went wrong before or most can go wrong.
     some = {
-        "re-drive-filter-40-classic-moving",
-        "discard-filter-1300-classic-moving",
-        "edit-whole-1300-classic-moving",
-        "re-drive-group-1300-classic-quiet",
-        "discard-chosen-40-classic-quiet",
-        "export-head-40-classic-quiet",
+        "re-drive-filter-40-moving",
+        "discard-filter-1300-moving",
+        "edit-whole-1300-moving",
+        "re-drive-group-1300-quiet",
+        "discard-chosen-40-quiet",
+        "export-head-40-quiet",
     }
     return [cell for cell in cells if str(cell) in some]
 
@@ -186,7 +184,7 @@ async def _declare(broker: RabbitMQ) -> None:
     for cell in _cells():
         rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{cell}.dlq"}
         await channel.declare_queue(Queue(str(cell), arguments=rests))
-        await channel.declare_queue(Queue(f"{cell}.dlq", type=cell.kind))
+        await channel.declare_queue(Queue(f"{cell}.dlq"))
     await connection.close()
 
 

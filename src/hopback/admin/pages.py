@@ -316,9 +316,10 @@ def _waiting(visit: Visit) -> PageWork:
 async def release_look(visit: Visit, queue: str) -> None:
     """End the browse session that the form names, so that its messages are in the queue again."""
     session = visit.field("release")
-    if any(view.id == session and view.queue == queue for view in visit.operations.sessions()):
-        await visit.operations.release(session)
-        await visit.operations.note("session.release", queue=queue, details={"session": session})
+    operations = visit.operations
+    if any(view.id == session and view.queue == queue for view in operations.sessions()):
+        await operations.return_messages(session)
+        await operations.note("session.release", queue=queue, details={"session": session})
 
 
 @WORK_PAGES.get("/working/{work}", None, NO_QUEUE)

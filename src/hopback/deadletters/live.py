@@ -60,6 +60,8 @@ __all__ = ["BrokerSnapshot", "LiveQueues", "LiveView", "held_back_for", "queues_
 _CONNECTION_NAME = "hopback dead letters"
 _RECENT_S = 2.0  # seconds for which summaries of many queues share a snapshot
 _MANY_QUEUES = 500  # finding the dead-letter queues among more of them takes over 50 ms
+_RETURNED_S = 2.0  # longest wait for returned messages; RabbitMQ needed some milliseconds
+_LOOK_AGAIN_S = 0.02  # seconds between two counts of them
 _MINUS_ONE_SINCE = BrokerVersion(4, 0)
 
 
@@ -321,6 +323,21 @@ class LiveQueues:
                 if counted is not None:
                     found[name] = counted, None
         return found
+
+    async def wait_until_ready(self, queue: str, least: int) -> None:
+        """Wait until that many messages are ready, at most 2 s: another client may have taken some.
+
+        A quorum queue returns the messages of a closed channel some time after it has confirmed the close.
+        A consumer that begins meanwhile would get the messages behind them.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _RETURNED_S
+        async with self.connected() as connection:
+            while loop.time() < until:
+                found = await self.counted(connection, queue)
+                if found is None or found.ready is None or found.ready >= least:
+                    return
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def depth(self, name: str) -> tuple[Depth, QueueReading | None]:
         """The exact depth of one queue; what only management tells beside it. NoSuch if it is gone."""

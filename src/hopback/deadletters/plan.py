@@ -392,7 +392,7 @@ class Planner:
         most = min(asked.place, selection.count) if follows_mark else selection.count
         marked = matching = 0
         async with aclosing(
-            self._first_messages(dry_run, request.queue, most, cost, on_progress)
+            self._first_messages(dry_run, request.queue, most, cost, snapshot.ready, on_progress)
         ) as messages:
             async for _ in messages:
                 if dry_run.last == asked.mark:
@@ -525,7 +525,7 @@ class Planner:
         wanted = parse_filter(selection.filter)
         dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
         others = await self.other_consumers(request.queue, snapshot, active)
-        warnings = [*await self._run_dry(dry_run, spec, look, held, on_progress)]
+        warnings = [*await self._run_dry(dry_run, spec, look, held, snapshot.ready, on_progress)]
         warnings += _warnings(spec, cost)
         if dry_run.unread:
             which = _number_of(dry_run.unread, "has", "have")
@@ -610,6 +610,7 @@ class Planner:
         spec: JobSpec,
         cost: Cost,
         held: ChosenMessages | None,
+        ready: int,
         on_progress: OnProgress | None,
     ) -> list[str]:
         """See the messages; what could not be seen is said."""
@@ -626,7 +627,7 @@ class Planner:
         most = self._settings.count_scan if spec.selection.filter else self._settings.scan
         count = min(selected, most)
         async with aclosing(
-            self._first_messages(dry_run, spec.queue, count, cost, on_progress)
+            self._first_messages(dry_run, spec.queue, count, cost, ready, on_progress)
         ) as messages:
             async for _ in messages:
                 pass
@@ -641,15 +642,21 @@ class Planner:
         queue: str,
         count: int,
         cost: Cost,
+        ready: int,
         on_progress: OnProgress | None,
     ) -> AsyncGenerator[None, None]:
-        """Take the first messages, stop after each one was seen, and give all of them back in order."""
+        """Take the first messages, stop after each one was seen, and give all of them back in order.
+
+        Before it returns, as many messages as before are `ready` again.
+        """
         async with aclosing(walk(self._live.broker, queue, count, cost)) as messages:
             async for delivery in messages:
                 dry_run.see(delivery)
                 yield
                 if on_progress is not None and dry_run.seen % _TELL_EVERY == 0:
                     on_progress(LookProgress(queue, dry_run.seen, count))
+        if not cost.is_stream:
+            await self._live.wait_until_ready(queue, ready)
 
 
 def _counted_selection(

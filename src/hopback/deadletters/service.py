@@ -307,6 +307,14 @@ class Operations:
         """Give everything back, in order; a session that has ended already is no error."""
         await self._sessions.release(session_id)
 
+    async def return_messages(self, session_id: str) -> None:
+        """Release a session and wait until its messages are ready again; NoSuch if it has ended."""
+        held = self._sessions.one(session_id)
+        queue, taken = held.source.name, held.taken
+        before = (await self._live.depth(queue))[0].ready or 0
+        await self.release(session_id)
+        await self._live.wait_until_ready(queue, before + taken)
+
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
