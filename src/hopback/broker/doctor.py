@@ -12,6 +12,7 @@ from hopback.errors import ManagementError, ManagementRefused
 from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.check import Finding, Severity, check
 from hopback.topology.effective import effective_topology
+from hopback.topology.roles import QueueRole, queue_roles
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -203,6 +204,9 @@ async def examine(
             *version_notices(version),
             *flag_notices(version, disabled),
             *_late_retries(effective_topology(live, version)),
+            *_dead_letters(
+                replace(effective_topology(live, version), plans=plans or live.plans), readings
+            ),
         ),
         overview,
         await _permitted(management.alarms(), ()),
@@ -233,6 +237,26 @@ async def _permitted(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
         if error.status == 404:
             return otherwise
         raise
+
+
+def _dead_letters(live: Topology, readings: Iterable[QueueReading]) -> tuple[Notice, ...]:
+    """The number of dead letters: they are not trouble of the broker, and somebody has to know of them."""
+    roles = queue_roles(live)
+    found = {
+        one.queue.name: one.counts.messages
+        for one in readings
+        if one.counts.messages and roles.get(one.queue.name) is QueueRole.DEAD_LETTER
+    }
+    if not found:
+        return ()
+    queues = "1 dead-letter queue" if len(found) == 1 else f"{len(found):,} dead-letter queues"
+    fullest = max(found, key=lambda name: (found[name], name))
+    return (
+        Notice(
+            f"{sum(found.values()):,} messages are in {queues}, most of them"
+            f" ({found[fullest]:,}) in {fullest}: see `hopback dlq ls`."
+        ),
+    )
 
 
 def _late_retries(live: Topology) -> tuple[Notice, ...]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -198,12 +199,21 @@ def check(
 ) -> int:
     """Report the hazards of a SYSTEM, FILE or application: place, explanation and fix.
 
+    Definitions that a broker exported are judged for its version unless --broker-version is given.
     Leaves with 1 if there is an error among them, with 0 otherwise.
     """
     from hopback.topology.check import Severity
     from hopback.topology.check import check as find_hazards
+    from hopback.version import BrokerVersion
 
-    found = find_hazards(TopologySource(name, hardened, params, vhost).topology(), version)
+    topology = TopologySource(name, hardened, params, vhost).topology()
+    exported_by = topology.foreign.get("rabbit_version")
+    if version is None and isinstance(exported_by, str):
+        with suppress(
+            ValueError
+        ):  # an export names its broker; a text that is not a version does not count
+            version = BrokerVersion.parse(exported_by)
+    found = find_hazards(topology, version)
     if form == "json":
         data = {
             "topology": name,

@@ -492,6 +492,19 @@ def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str)
     return clipped(died.reason, _TEXT_BYTES)
 
 
+_RETRY_COUNTERS = ("x-retry-count", "x-retries", "x-retry", "retry-count", "retry_count", "retries")
+_RUN_COUNTERS = ("x-attempts", "x-attempt", "attempts", "x-delivery-attempts")
+_MOST_RUNS = 100  # a larger number counts something else
+
+
+def _runs_in_headers(headers: Headers) -> int:
+    """The runs that a consumer without a framework counted under a usual name; 0 if it did not."""
+    retries = max((counter_in(headers, name) for name in _RETRY_COUNTERS), default=0)
+    runs = max((counter_in(headers, name) for name in _RUN_COUNTERS), default=0)
+    counted = max(runs, retries + 1 if retries else 0)
+    return counted if counted <= _MOST_RUNS else 0
+
+
 def _attempts(
     known: History,
     source: DeadLetterQueue | None,
@@ -513,6 +526,7 @@ def _attempts(
         # A framework that says of no retry may not know of those that the broker made.
         1 + retries if retries else 0,
         *counters,
+        _runs_in_headers(headers),
         0,
     )
     rejected = known.broker_failures

@@ -227,3 +227,24 @@ def test_an_application_takes_no_form(code_first: str, capsys: pytest.CaptureFix
     """It says itself what it declares."""
     assert run(["topology", "show", code_first, "--hardened"]) == 2
     assert "--hardened is for a documented system" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "rules"),
+    [
+        ("3.10.8", (), []),
+        ("4.0.5", (), ["delivery-limit-feeds-retry"]),
+        ("3.10.8", ("--broker-version", "4.0"), ["delivery-limit-feeds-retry"]),
+        ("latest", (), ["delivery-limit-feeds-retry"]),
+    ],
+)
+def test_check_judges_an_export_for_the_version_of_its_broker(
+    capsys: _Output, tmp_path: Path, version: str, options: tuple[str, ...], rules: list[str]
+) -> None:
+    written, _ = write_definitions(DESIGNS["ratatoskr"].build({}), vhost="/")
+    file = tmp_path / "export.json"
+    file.write_text(json.dumps({"rabbit_version": version, **written}))
+    run(("topology", "check", str(file), *options, "-o", "json"))
+    found = json.loads(capsys.readouterr().out)["findings"]
+    grave = [one["rule"] for one in found if one["severity"] == "error"]
+    assert [rule for rule in grave if rule == "delivery-limit-feeds-retry"] == rules

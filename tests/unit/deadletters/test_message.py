@@ -292,3 +292,19 @@ def test_a_stand_in_plan_sends_straight_back() -> None:
     """A queue without a plan of its own is re-driven through the default exchange."""
     plan = stand_in_plan("q", "q.dlq")
     assert (plan.redrive.exchange, plan.redrive.routing_key, plan.redrive.reset) == ("", "q", True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "attempts"),
+    [
+        ({"retry-count": 5}, (6, False)),
+        ({"x-attempts": 3}, (3, False)),
+        ({"retry-count": 1_700_000_000}, (0, True)),
+        ({"error": "no stock", "retry-count": 5}, (6, False)),
+    ],
+)
+def test_runs_counted_in_a_usual_header_are_shown(
+    headers: dict[str, Any], attempts: tuple[int, bool]
+) -> None:
+    found = dead_letter(headers)
+    assert (found.attempts, found.attempts_at_least) == attempts

@@ -61,3 +61,26 @@ async def test_a_user_who_may_not_list_parameters_has_the_rest_judged() -> None:
         found = await examine("here", "/", BrokerVersion(4, 0, 5), management)
     assert found.queues == 1
     assert "operator-policy" not in {each.rule for each in found.findings}
+
+
+async def test_doctor_counts_dead_letters_and_names_no_fix_that_the_version_lacks() -> None:
+    limited = {"arguments": {"x-queue-type": "quorum", "x-delivery-limit": 5}}
+    queues = [
+        {**_QUEUE, "name": "orders", "messages": 7},
+        {**_QUEUE, **limited, "messages": 60_000},
+    ]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        path = request.url.raw_path.decode().partition("?")[0]
+        found: dict[str, Any] = {"/api/overview": {"rabbitmq_version": "3.10.8"}}
+        return httpx.Response(200, json=found.get(path, queues if "/api/queues" in path else []))
+
+    async with answering(answer) as management:
+        old = await examine("here", "/", BrokerVersion(3, 10, 8), management)
+        new = await examine("here", "/", BrokerVersion(4, 0, 5), management)
+    told = "60,000 messages are in 1 dead-letter queue, most of them (60,000) in orders.dlq"
+    assert any(told in one.text for one in old.notices)
+    (finding,) = [one for one in old.findings if one.rule == "looking-deletes"]
+    assert "-1" not in finding.fix
+    (finding,) = [one for one in new.findings if one.rule == "looking-deletes"]
+    assert "delivery-limit: -1" in finding.fix

@@ -13,6 +13,7 @@ from hopback.topology.hazards.rule import (
     HazardRule,
     Hit,
     errors,
+    if_limits_can_be_lifted,
     listed,
     named,
     queue_place,
@@ -231,7 +232,12 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
             queue_place(loop.main),
             f"A message returned more often than the {origin} {limit.value} allows (each crash of"
             f" a consumer returns all it holds) goes to the retry queue and {_DROPPED}.",
-            f"{_MAIN_TO_DLQ}; or lift the limit by a policy (`delivery-limit: -1`, from 4.0 on).",
+            _MAIN_TO_DLQ
+            + if_limits_can_be_lifted(
+                "; or lift the limit by a policy (`delivery-limit: -1`, from 4.0 on)",
+                analysis.version,
+            )
+            + ".",
             errors(since="4.0" if limit.by_default else ""),
         )
 

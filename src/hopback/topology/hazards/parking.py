@@ -13,6 +13,7 @@ from hopback.topology.hazards.rule import (
     Severity,
     VersionedSeverity,
     errors,
+    if_limits_can_be_lifted,
     infos,
     listed,
     queue_place,
@@ -114,8 +115,11 @@ def _looking(analysis: Analysis) -> Iterator[Hit]:
             f" counts; with its {origin} of {limit.value} the broker deletes a message after"
             f" {limit.value + 1} looks, without a word. From 4.3 on only some ways of looking"
             " count (a reject or a closed channel, not a nack).",
-            f"{HARDENED[0].upper()}{HARDENED[1:]}, which sets a limit nobody reaches; or set a"
-            " policy `delivery-limit: -1` for it (from 4.0 on).",
+            f"{HARDENED[0].upper()}{HARDENED[1:]}, which sets a limit nobody reaches"
+            + if_limits_can_be_lifted(
+                "; or set a policy `delivery-limit: -1` for it (from 4.0 on)", analysis.version
+            )
+            + ".",
             _LOOKING if limit.by_default else _LOOKING_WITH_OWN_LIMIT,
         )
 

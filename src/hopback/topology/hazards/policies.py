@@ -17,6 +17,7 @@ from hopback.topology.hazards.rule import (
     VersionedSeverity,
     errors,
     exchange_place,
+    if_limits_can_be_lifted,
     infos,
     listed,
     named,
@@ -214,7 +215,9 @@ def _emptied(analysis: Analysis) -> Iterator[Hit]:
             f"While {_destination(shovel)} refuses messages, the shovel gives them back to the"
             f" quorum queue {named(source.name)} again and again, and after {limit.value} returns"
             f" the broker {removed} them: the queue is empty within seconds.",
-            "Give the source no delivery limit (-1, by policy from 4.0 on) while the shovel stands.",
+            "Give the source no delivery limit"
+            + if_limits_can_be_lifted(" (-1, by policy from 4.0 on)", analysis.version)
+            + " while the shovel stands.",
             errors(since=since, before="4.3"),
         )
 

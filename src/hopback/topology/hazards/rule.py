@@ -163,6 +163,14 @@ __getattr__: OldNameLookup = old_names(
 HARDENED = "run the hardened form (`--hardened` for a documented design)"
 """How a fix names the form that has none of these hazards."""
 
+_NO_LIMIT_SINCE = BrokerVersion(4, 0)
+
+
+def if_limits_can_be_lifted(fix: str, version: BrokerVersion | None) -> str:
+    """A part of a fix that sets `delivery-limit: -1`; empty for versions that do not know it."""
+    return fix if version is None or version >= _NO_LIMIT_SINCE else ""
+
+
 THE_TOPOLOGY = "topology"
 """The place of what concerns everything."""
 
