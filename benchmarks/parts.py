@@ -17,9 +17,9 @@ from benchmarks.dead_letters import real_headers
 from benchmarks.measured_sections import Table, stamp_now
 from benchmarks.report import keep_table
 from benchmarks.workload import BODY
+from hopback.deadletters.cursor import mark_of
 from hopback.deadletters.message import content_digest, read_dead_letter
 from hopback.deadletters.requests import GroupBy
-from hopback.deadletters.selection import mark_of
 from hopback.deadletters.session import Grouping
 from hopback.headers import failure_from_exception
 from hopback.message import Properties

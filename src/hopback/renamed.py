@@ -132,7 +132,7 @@ RENAMED = {
     "hopback.deadletters.planning": "hopback.deadletters.plan",
     "hopback.deadletters.plans": "hopback.deadletters.contract",
     "hopback.deadletters.refusals": "hopback.errors",
-    "hopback.deadletters.selecting": "hopback.deadletters.selection",
+    "hopback.deadletters.selecting": "hopback.deadletters.cursor_driver",
     "hopback.deadletters.sessions": "hopback.deadletters.session",
     "hopback.deadletters.settings": "hopback.deadletters.requests",
     "hopback.deadletters.showing": "hopback.deadletters.views",

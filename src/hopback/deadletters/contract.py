@@ -516,11 +516,11 @@ ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
 class Counts(_AnswerStruct, frozen=True):
     """How far a job is.
 
-    `selected` is the size of the selection. Each of its messages is `done`, `skipped` (the filter or
-    the loop guard left it out), `failed`, or `remaining`. `returned` is what was taken and given back.
-    `arrived_meanwhile` came into the queue while the job ran and was not touched; `came_back` is what
-    this job had sent and what was found dead again. None: nobody has counted it, so it is not known;
-    `came_back_at_least` where more arrived than were looked at.
+    `selected` is the size of the selection. Each of its messages is `done`, `skipped` (the filter or the
+    loop guard left it out), `failed`, `gone` (it left the queue without the job) or `remaining`.
+    `returned` is what was taken and given back. `arrived_meanwhile` came into the queue while the job ran
+    and was not touched; `came_back` is what this job had sent and what was found dead again. None: nobody
+    has counted it, so it is not known; `came_back_at_least` where more arrived than were looked at.
     """
 
     selected: int = 0
@@ -532,9 +532,10 @@ class Counts(_AnswerStruct, frozen=True):
     came_back: int | None = None
     remaining: int = 0
     came_back_at_least: bool = False
+    gone: int = 0
 
     def __post_init__(self) -> None:
-        left = max(self.selected - self.done - self.skipped - self.failed, 0)
+        left = max(self.selected - self.done - self.skipped - self.failed - self.gone, 0)
         force_setattr(self, "remaining", left)
 
 

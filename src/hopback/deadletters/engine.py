@@ -6,8 +6,8 @@ flight comes to its end, then what failed is tried again, one at a time with gro
 does not help the job stops. Nothing is ever given back one by one: the caller that started the job closes the
 channel, once, and everything unsettled returns to its place in the queue.
 
-Of a classic queue the last message of a batch is held back until the next batch is written down: by it a
-killed job finds where its rest begins (`resume_point`).
+The last message of a batch is held back until the next checkpoint is saved: a killed job finds the rest
+of its selection by it (`cursor`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from msgspec import structs
 
 from hopback.broker.limits import spent
 from hopback.deadletters.actions import AfterFailure, LeftOut, Pacer, after_failure, may_pass
+from hopback.deadletters.chosen_cursor import ChosenCursor
+from hopback.deadletters.classic_cursor import ClassicCursor
 from hopback.deadletters.contract import FailedMessage, JobState, Moment
+from hopback.deadletters.cursor import Event, State
+from hopback.deadletters.cursor_driver import SelectedMessage
 from hopback.deadletters.filters import EVERYTHING, parse_filter
 from hopback.deadletters.head import Turns, rough_size
 from hopback.deadletters.journal import PROCESS_ENDED
 from hopback.deadletters.message import delivery_count, read_dead_letter
+from hopback.deadletters.quorum_cursor import QuorumCursor
 from hopback.deadletters.requests import JobKind
 from hopback.deadletters.return_watch import MEASURE_S, StopRule, counted_messages
-from hopback.deadletters.selection import SelectedMessage
 from hopback.errors import BrokerError, HopbackError, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
 from hopback.renamed import OldNameLookup, old_names
@@ -40,12 +44,12 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.actions import Action
     from hopback.deadletters.contract import Counts
+    from hopback.deadletters.cursor_driver import Taking
     from hopback.deadletters.head import Source
     from hopback.deadletters.job import JobRun
     from hopback.deadletters.journal import JobRecord
     from hopback.deadletters.live import BrokerSnapshot
     from hopback.deadletters.return_watch import Arrivals, Watch
-    from hopback.deadletters.selection import SelectedMessages
     from hopback.message import Delivery
 
 
@@ -66,8 +70,6 @@ _GATHER_S = 0.005
 """So long they are waited for: about what writing down the marks takes."""
 _BUSY = 4
 """As long as one part in so many of the window is in flight, the broker has work: waiting costs nothing."""
-_HANDED_ON_S = 0.1
-"""A channel that closes drops the acks that it has not handed on to a quorum queue yet."""
 _LOOKS = 10
 """How often a queue is looked at during one watch: what comes back at once ends it early."""
 _ANEW_AFTER = 3
@@ -94,7 +96,7 @@ class Engine:
         run: JobRun,
         snapshot: BrokerSnapshot,
         source: Source,
-        selected: SelectedMessages,
+        taking: Taking,
         action: Action,
         watch: Watch,
         *,
@@ -114,7 +116,8 @@ class Engine:
         if spec.selection.digests is None:
             self._wanted = parse_filter(spec.selection.filter)
         self._source = source
-        self._selected = selected
+        self._taking = taking
+        self._cursor = taking.cursor
         self._action = action
         self._watch = watch
         self._let_go = let_go
@@ -133,7 +136,7 @@ class Engine:
         """Arrivals of this run before it sent its first message."""
         self._in_flight: set[int] = set()
         self._troubled: list[SelectedMessage] = []
-        self._holds_back = self._is_classic and spec.selection.digests is None
+        self._holds_back = spec.selection.digests is None
         self._held_back: list[SelectedMessage] = []
         self._notes: list[FailedMessage] = []
         self._lost: BrokerError | None = None
@@ -147,6 +150,8 @@ class Engine:
         self._taken_back: BrokerError | None = None
         """Why what was held went back during a watch."""
         self._place = 0
+        self._has_others = False
+        """Whether the queue has messages that this job did not decide on, at its end."""
         self._told = clock.now()
 
     async def run(self) -> None:
@@ -191,17 +196,28 @@ class Engine:
             _log.exception("job %s met a fault of ours", self._run.job.id)
             await self._drain()  # sent messages are acked, or a resumed job would send them again
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}"
-        if self._selected.unsought:
+        if isinstance(self._cursor, ChosenCursor):
+            if self._cursor.unsought:
+                return JobState.FAILED, (
+                    f"{counted_messages(self._cursor.unsought)} that were requeued when the job was"
+                    f" interrupted may be too far behind in {self._queue.name!r} to be found; start a new job"
+                )
+            self._count(done=self._cursor.moved_before)
+        elif isinstance(self._cursor, QuorumCursor) and self._cursor.unsure and self._has_others:
             return JobState.FAILED, (
-                f"{counted_messages(self._selected.unsought)} that came back when the job was interrupted"
-                f" may stand too far behind in {self._queue.name!r} to be found: start a new job"
+                f"the job was interrupted, and up to {counted_messages(self._cursor.unsure)} of its"
+                f" selection may be left in {self._queue.name!r} among newer ones; start a new job"
             )
         if self._run.doubt and self._counts.arrived_meanwhile:
             return JobState.FAILED, self._run.doubt
-        self._count(done=self._selected.missing)
+        gone = self._cursor.gone
+        self._counts = structs.replace(self._counts, gone=gone)
         failed, came_back = self._counts.failed, self._counts.came_back
         least = "at least " if self._counts.came_back_at_least else ""
         left = [
+            f"{counted_messages(gone)} had left {self._queue.name!r} by another way"
+            if gone
+            else "",
             f"{failed:,} could not be moved and are still in {self._queue.name!r}"
             if failed
             else "",
@@ -214,22 +230,17 @@ class Engine:
     async def _wind_up(self, *, for_good: bool) -> None:
         """See every ack read; a connection that ends now gives back what it held, as it would anyway."""
         await self._drain()
-        self._selected.sends_last = False  # what is not acked by now is still in the queue
+        if self._cursor.accepts(Event.DRAINED):
+            self._cursor.handle(Event.DRAINED)
         try:
             await self._finish(for_good=for_good)
         except BrokerError as lost:
             self._lost = lost
 
     async def _work(self) -> None:
-        if self._run.job.run > 1 and not self._selected.can_go_on:
-            raise _Stopped(
-                f"it was interrupted, and nobody can tell where the selection ends: in {self._queue.name!r}"
-                " messages are equal, or some behind it may have been looked at before; start a new job"
-            )
-        if self._selected.has_twins:
-            await self._save()
         if self._is_careful:
             await self._measure_arrivals()
+        await self._find_selection()
         while not (self._exhausted and not self._troubled):
             await self._may_go_on()
             batch = await self._take_batch()
@@ -244,42 +255,70 @@ class Engine:
             await self._watch_end()
         await self._finish(for_good=True)
 
+    async def _find_selection(self) -> None:
+        """Find the beginning of the rest of the selection before any message is sent."""
+        job, cursor = self._run.job, self._cursor
+        if cursor.state is State.FINDING:
+            if job.run > 1:
+                await self._save()  # not in place until the cursor has found the selection
+            await self._stop_if_shared()
+            await self._taking.begin(job.checkpoint)
+        if cursor.state is State.STOPPED:
+            raise _Stopped(self._run.doubt or cursor.reason.format(queue=self._queue.name))
+        if job.run > 1 and isinstance(cursor, QuorumCursor):
+            done = max(self._counts.selected - cursor.head - job.checkpoint.rest - cursor.unsure, 0)
+            self._counts = structs.replace(self._counts, done=done, skipped=0, failed=0)
+            await self._save()
+        elif isinstance(cursor, ClassicCursor) and cursor.has_twins:
+            await self._save()
+
+    async def _stop_if_shared(self) -> None:
+        """Stop if another consumer takes messages: the first messages of the queue could not be counted."""
+        if self._run.job.spec.selection.digests is not None:
+            return
+        others = await self._taking.other_consumers()
+        if others:
+            self._cursor.handle(Event.SHARED)
+            raise _Stopped(
+                f"{self._queue.name!r} has {others} other consumer{'s' if others > 1 else ''}, so it is"
+                " unknown which messages are the first ones; end it, then start a new job"
+            )
+
     async def _write_marks(self) -> None:
-        """Write down what is in our hands, before any of it is sent."""
-        if self._exhausted and self._holds_back:
-            # The very last one goes alone, when no other can come back: if it is gone, all are.
+        """Save the marks of all messages that the job holds, before any of them is sent."""
+        cursor = self._cursor
+        if self._exhausted and self._holds_back and cursor.sends_last_alone:
+            # The last message goes alone, after the acks of all others: if it is gone, all are.
             await self._drain()
             await self._may_go_on()
-            await self._see_acks_read()
-            self._selected.sends_last = True
-        if not self._selected.has_twins:
+            await self._taking.settle()
+            cursor.handle(Event.LAST_ALONE)
+        cursor.handle(Event.SENDING)
+        await self._stop_if_shared()
+        if not (isinstance(cursor, ClassicCursor) and cursor.has_twins):
             await self._save()
-        if self._selected.has_twins:  # perhaps only now: nothing of it has been sent
+        if isinstance(cursor, ClassicCursor) and cursor.has_twins:
+            # Perhaps only now. None of these messages was sent.
             await self._source.pause()
-            self._selected.is_taking = False
+            cursor.handle(Event.PAUSE)
             await self._save()
 
     async def _finish(self, *, for_good: bool) -> None:
-        """See every ack read and what arrived; hold what must be held to give back in order.
-
-        A job that may be resumed holds nothing but its selection: what lies behind must stay there.
-        """
-        await self._see_acks_read()
+        """Wait for every ack, count new messages, and hold messages that must be requeued together to
+        keep the order."""
+        await self._taking.settle()
         # What comes back needs time: unless that was waited for, finding none says nothing.
-        await self._look(counts=False)
-        if self._source.given > self._acked and not self._is_classic:
-            if not for_good:
-                await self._selected.hold_rest()
-                return
-            self._selected.go_beyond()
-            await self._save()
+        ready = (await self._look(counts=False)).ready
+        unsettled = self._source.given - self._acked - self._counts.skipped - self._counts.failed
+        self._has_others = ready + unsettled > 0
+        is_in_place = isinstance(self._cursor, QuorumCursor) and self._cursor.is_in_place
+        if (
+            for_good
+            and self._source.given > self._acked
+            and not self._is_classic
+            and not is_in_place
+        ):
             await self._source.round_out()
-
-    async def _see_acks_read(self) -> None:
-        await self._source.finish()
-        if not self._is_classic:
-            await asyncio.sleep(_HANDED_ON_S)
-        self._selected.acks_were_read()
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -343,7 +382,7 @@ class Engine:
 
     async def _take_at_hand(self, wanted: list[SelectedMessage], most: int) -> int:
         taken, turns = 0, Turns(_TURN_BYTES)
-        while taken < most and (delivery := self._selected.at_hand()) is not None:
+        while taken < most and (delivery := self._taking.at_hand()) is not None:
             size = rough_size(delivery)
             self._take(delivery, size, wanted)
             taken += 1
@@ -353,7 +392,7 @@ class Engine:
 
     def _take(self, delivery: Delivery, size: int, wanted: list[SelectedMessage]) -> None:
         self._place += 1
-        belongs = matches = self._selected.belongs(delivery)
+        belongs = matches = self._cursor.belongs(delivery)
         if belongs and self._wanted.terms:
             dead_letter = read_dead_letter(delivery, self._place, self._queue)
             matches = self._wanted.matches(dead_letter, delivery, self._run.job.created)
@@ -365,22 +404,22 @@ class Engine:
 
     async def _take_next(self) -> Delivery | None:
         """The next message, or None at the end of the selection; nothing waits unsent meanwhile."""
-        delivery = self._selected.at_hand()
-        if delivery is None and not self._selected.is_taking:
+        delivery = self._taking.at_hand()
+        if delivery is None and self._cursor.state is State.PAUSED:
             await self._drain()
             await self._may_go_on()
-            await self._see_acks_read()
-            self._selected.is_taking = True
+            await self._taking.settle()
+            self._cursor.handle(Event.CONTINUE)
             await self._save()
-        while delivery is None and (delivery := await self._selected.next()) is None:
-            if not self._selected.seek():
+        while delivery is None and (delivery := await self._taking.next()) is None:
+            if not self._taking.seek():
                 break
             await self._save()
         self._exhausted = delivery is None
         return delivery
 
     def _keep(self, delivery: Delivery) -> None:
-        self._selected.keep(delivery.tag)
+        self._taking.keep(delivery.tag)
         if self._limit is not None and spent(delivery_count(delivery), self._limit):
             raise _Stopped(
                 f"a message that stays has come back {delivery_count(delivery)} times, and"
@@ -470,7 +509,7 @@ class Engine:
 
     def _ack(self, item: SelectedMessage) -> None:
         try:
-            self._selected.ack(item.delivery.tag)
+            self._taking.ack(item.delivery.tag)
         except BrokerError as lost:
             self._lost = self._lost or lost
         else:
@@ -629,7 +668,7 @@ class Engine:
         if self._run.job.run != 1 and self._exhausted and frozen.behind is not None:
             # A job that was interrupted did not count what arrived before: its last run does, at its
             # end, by what is there beyond what the job has left.
-            left = frozen.count + frozen.behind - self._counted().done - self._selected.missing
+            left = frozen.count + frozen.behind - self._counted().done - self._cursor.gone
             arrived = max(arrived, found.ready + self._source.given - self._acked - left)
         self._counts = structs.replace(self._counts, arrived_meanwhile=arrived)
         if found.came_back or counts:
@@ -665,7 +704,7 @@ class Engine:
 
     async def _save(self) -> None:
         self._told = self._clock.now()
-        job = self._run.job.counted(self._shown_counts(), self._selected.checkpoint(), self._told)
+        job = self._run.job.counted(self._shown_counts(), self._taking.checkpoint(), self._told)
         await self._write(replace(job, rate=self._control.rate))
 
     async def _record(self, state: JobState, reason: str) -> None:
@@ -677,7 +716,7 @@ class Engine:
             counts = self._counted() if state is JobState.COMPLETED else self._shown_counts()
             if ended:
                 counts = structs.replace(counts, returned=returned)
-            job = self._run.job.counted(counts, self._selected.checkpoint(), now)
+            job = self._run.job.counted(counts, self._taking.checkpoint(), now)
             await self._write(job.to(state, now, reason))
 
     async def _write(self, job: JobRecord) -> None:

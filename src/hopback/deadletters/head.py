@@ -31,8 +31,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.limits import spent
 from hopback.deadletters.message import delivery_count
+from hopback.deadletters.quorum_cursor import FIRST
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.text import one_line
+from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -130,8 +132,9 @@ ROOM_BYTES = 64 * 1024 * 1024
 
 _LOOK_AGAIN_S = 0.25
 """After so long without a message the queue is asked whether it has any: a broker answers in far less."""
-_FIRST = 20
-"""The first consumer is a small one, to see how large the messages are."""
+_MOST_IDLE = 20
+"""Number of such questions in a row, 5 s in all. If the queue has messages and delivers none, taking them
+fails."""
 _LARGEST_PREFETCH = 65_535  # what `basic.qos` can say
 _MOST_ROUNDED_OUT = 10_000
 """So many more are held to keep the order; beyond that holding them costs more than the order is worth."""
@@ -205,14 +208,32 @@ class Source(Protocol):
     async def next(self) -> Delivery | None:
         """The next message, or None when there is none left."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last `next` returned None because the queue had no ready message."""
+
+    @property
+    def holders(self) -> int:
+        """Number of consumers of this source that the broker counts: active ones, and ended ones with
+        messages."""
+
+    async def count_consumers(self) -> int:
+        """Return the number of consumers of the queue."""
+
     def more(self, count: int) -> None:
         """So many more are wanted than was said."""
+
+    def limit(self, count: int) -> None:
+        """Take no more than `count` messages in all, besides those that were delivered already."""
 
     def ack(self, tag: int) -> None:
         """This message is done with for good."""
 
     def keep(self, tag: int) -> None:
         """This message stays in our hands until the end."""
+
+    def keep_for_now(self, tag: int) -> None:
+        """This message stays in our hands, and may be settled yet."""
 
     async def pause(self) -> None:
         """Let nothing more be handed over until the next one is asked for."""
@@ -239,6 +260,15 @@ class Held:
         self.given = held
         self.taken = 0
         self.fresh = False
+        self.is_empty = True
+        self.holders = 0
+
+    async def count_consumers(self) -> int:
+        """A session's consumers are not told apart from others."""
+        return 0
+
+    def limit(self, count: int) -> None:
+        """There is no more than what is held."""
 
     def at_hand(self) -> Delivery | None:
         """The next message, or None when there is none left."""
@@ -257,6 +287,8 @@ class Held:
 
     def keep(self, tag: int) -> None:
         """This message stays in our hands until the end."""
+
+    keep_for_now = keep
 
     async def pause(self) -> None:
         """Nothing more is handed over anyway."""
@@ -286,11 +318,16 @@ class Head:
         *,
         room_bytes: int = ROOM_BYTES,
         tag: str = _LOOK_TAG,
+        is_quorum: bool | None = None,
+        first: int = FIRST,
     ) -> None:
+        """`first` is the prefetch of the first consumer: by default a few messages, to see how large they
+        are."""
         self._tag = tag
         self._channel = channel
         self._queue = queue
         self._count = count
+        self._first = max(min(first, _LARGEST_PREFETCH), 1)
         self._wanted = prefetch
         self._room = room_bytes
         self._prefetch = 0
@@ -308,8 +345,36 @@ class Head:
         self._hold: Callable[[int], None] | None = getattr(channel, "hold", None)
         """How the channel is told of what stays, if it remembers that by less."""
         self._bytes = 0
+        self._unsettled: dict[int, int] = {}
+        """Number of unsettled messages of each consumer, by the number in its tag."""
+        self._consumer_of: dict[int, int] = {}
+        """The consumer of each message that may still be acked, by delivery tag."""
+        self._is_quorum = is_quorum
+        self._idle = 0
         self.fresh: bool = False
         self.taken: int = 0
+        self.is_empty: bool = False
+
+    @property
+    def holders(self) -> int:
+        """Number of consumers of this source that the broker counts: active ones, and ended ones with
+        messages.
+
+        Only a quorum queue counts the latter. If the type of the queue is unknown, this is the greatest
+        possible number.
+        """
+        is_active = self._consumer is not None
+        if self._is_quorum is False:
+            return int(is_active)
+        return len(self._unsettled.keys() | ({self._consumers} if is_active else set()))
+
+    async def count_consumers(self) -> int:
+        """Return the number of consumers of the queue."""
+        return (await self._channel.declare_queue(Queue(self._queue), passive=True)).consumers
+
+    def limit(self, count: int) -> None:
+        """Take no more than `count` messages in all, besides those that were delivered already."""
+        self._count = max(count, self.taken)
 
     @property
     def given(self) -> int:
@@ -329,8 +394,12 @@ class Head:
         while not self._arrived:
             if self._lost is not None:
                 raise self._lost
-            if self.taken >= self._count or not await self._more():
+            if self.taken >= self._count:
                 return None
+            if not await self._more():
+                self.is_empty = True
+                return None
+        self.is_empty = False
         return self._pop()
 
     def _pop(self) -> Delivery:
@@ -349,10 +418,19 @@ class Head:
             return
         self._channel.ack(tag)
         self._acked += 1
+        self._forget(tag)
+
+    def _forget(self, tag: int) -> None:
+        consumer = self._consumer_of.pop(tag, 0)
+        if consumer:
+            self._unsettled[consumer] -= 1
+            if not self._unsettled[consumer]:
+                del self._unsettled[consumer]
 
     def keep(self, tag: int) -> None:
         """This message stays in our hands until the end."""
         self._kept += 1
+        self._consumer_of.pop(tag, None)
         if self._hold is not None:
             self._hold(tag)
 
@@ -384,6 +462,9 @@ class Head:
         await _round_trip(self._channel)
         if self._lost is not None:
             raise self._lost
+        # A consumer that was ended before is not told.
+        if self._is_quorum and await self.count_consumers() < self.holders:
+            raise BrokerError(f"the broker has requeued messages of {self._queue!r} that were held")
 
     async def round_out(self, ready: int | None = None) -> bool:
         """Hold on beyond the count until a message comes that never came back before.
@@ -426,12 +507,25 @@ class Head:
                 await self._end_consumer()
                 if self._arrived:
                     return True
-                # A broker may be slow; what a fetch finds, or does not find, is the truth.
-                found = await self._channel.get(self._queue)
-                if found is None:
-                    return False
-                self._on_delivery(found)
+                return await self._has_ready()
+        else:
+            self._idle = 0
         return True
+
+    async def _has_ready(self) -> bool:
+        """Whether the queue has messages, although it has not delivered one for a while: a broker may be
+        slow.
+
+        BrokerError if it never delivers them.
+        """
+        state = await self._channel.declare_queue(Queue(self._queue), passive=True)
+        self._idle += 1
+        if state.messages and self._idle >= _MOST_IDLE:
+            raise BrokerError(
+                f"{self._queue!r} has {state.messages} ready messages, but has delivered none for"
+                f" {_MOST_IDLE * _LOOK_AGAIN_S:g} s: another consumer may be its single active consumer"
+            )
+        return bool(state.messages)
 
     def _fitting(self) -> int:
         """How many messages of this size there is room for; a job holds one back until the next comes."""
@@ -441,7 +535,7 @@ class Head:
     def _next_prefetch(self) -> int:
         """More for each consumer that was filled with what stays: few consumers keep the order."""
         if not self.taken:
-            return min(_FIRST, self._count)
+            return min(self._first, self._count)
         left = max(self._count - self.taken, 1)
         return min(self._wanted, self._fitting(), left)
 
@@ -473,6 +567,7 @@ class Head:
             self._consumer = None
             for late in self._late_acks:
                 self._channel.ack(late)
+                self._forget(late)
         self._late_acks.clear()
         self._ending = None
         self._news.set()
@@ -487,6 +582,9 @@ class Head:
     def _on_delivery(self, delivery: Delivery) -> None:
         self.taken += 1
         self._last_tag = delivery.tag
+        if self._is_quorum is not False:
+            self._consumer_of[delivery.tag] = self._consumers
+            self._unsettled[self._consumers] = self._unsettled.get(self._consumers, 0) + 1
         self.fresh = self.fresh or not delivery.redelivered
         self._arrived.append(delivery)
         self._news.set()

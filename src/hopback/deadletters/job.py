@@ -24,14 +24,16 @@ from hopback.deadletters.actions import (
     may_pass,
 )
 from hopback.deadletters.archive import FileSink, run_file
+from hopback.deadletters.chosen_cursor import ChosenCursor
+from hopback.deadletters.classic_cursor import ClassicCursor, find_head, head_limits
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
+from hopback.deadletters.cursor_driver import Taking, read_head
 from hopback.deadletters.engine import Engine
 from hopback.deadletters.head import Head, Held, held_ahead, job_tag
-from hopback.deadletters.journal import PROCESS_ENDED, Checkpoint, ControlRequest, JobRecord
+from hopback.deadletters.journal import PROCESS_ENDED, ControlRequest, JobRecord
+from hopback.deadletters.quorum_cursor import QuorumCursor, first_checkpoint
 from hopback.deadletters.requests import JobKind
-from hopback.deadletters.resume_point import head_length, head_limits, read_head
 from hopback.deadletters.return_watch import Watch, WatchTimer
-from hopback.deadletters.selection import SelectedMessages
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.actions import Action
     from hopback.deadletters.contract import FailedMessage, Job
+    from hopback.deadletters.cursor_driver import Cursor
     from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.deadletters.head import Source
     from hopback.deadletters.journal import JobSpec, Journal
@@ -229,7 +232,6 @@ class JobRunner:
         `held` is what a session holds of it and hands over.
         """
         now = self._clock.now()
-        is_classic = snapshot.is_classic(spec.queue)
         job = JobRecord(
             job_id,
             spec,
@@ -237,10 +239,7 @@ class JobRunner:
             rate=spec.pace.rate,
             created=now,
             updated=now,
-            checkpoint=Checkpoint(
-                rest=spec.selection.count,
-                end_is_sure=is_classic or spec.selection.behind == 0,
-            ),
+            checkpoint=first_checkpoint(spec.selection.count),
         )
         return await self._start(job, snapshot, held)
 
@@ -368,27 +367,17 @@ class JobRunner:
         action = self._action(run.job, snapshot)
         try:
             channel = await connection.open_channel() if holding is None else holding.channel
-            head = await self._head(run, snapshot)
-            job = run.job
-            is_classic = snapshot.is_classic(job.queue)
-            prefetch = held_ahead(job.spec, is_classic=is_classic, is_paced=bool(job.rate))
             store = await self._journal.store_id()
-            source = self._source(job, channel, holding, head, prefetch, store)
-            selected = SelectedMessages(
-                source,
-                job.spec.selection,
-                job.checkpoint,
-                _REMEMBERED_WINDOWS * job.spec.pace.in_flight,
-                returned_first=not is_classic and not isinstance(source, Held),
-                head=head,
-            )
+            cursor = await self._cursor(run, snapshot, is_held=holding is not None)
+            source = self._source(run.job, snapshot, channel, holding, cursor, store)
+            is_known = snapshot.effective(run.job.queue) is not None
             engine = Engine(
                 run,
                 snapshot,
                 source,
-                selected,
+                Taking(source, cursor, rate=run.job.rate, is_known=is_known),
                 action,
-                self._watch(job, snapshot),
+                self._watch(run.job, snapshot),
                 let_go=connection.close,
                 clock=self._clock,
                 per_turn=self._settings.per_turn,
@@ -440,36 +429,62 @@ class JobRunner:
         ours = (_connection_name(job), f"hopback browse {job.queue}", f"hopback look {job.queue}")
         return next((f"the connection {name!r}" for name in ours if name in names), "")
 
-    async def _head(self, run: JobRun, snapshot: BrokerSnapshot) -> int | None:
-        """How many messages stand in a classic queue before the rest of the job; None if nobody can tell.
+    async def _cursor(self, run: JobRun, snapshot: BrokerSnapshot, *, is_held: bool) -> Cursor:
+        """Return the cursor that finds the rest of the selection.
 
-        They go through the job again. They are counted while it is connected: as long as that holds,
-        the broker has not been killed once more.
+        The messages of a classic queue are counted while the job is connected: as long as the connection
+        is open, the broker was not killed again.
         """
-        job, mark = run.job, run.job.checkpoint
-        is_classic = snapshot.is_classic(job.queue)
-        if job.run == 1 or job.spec.selection.digests is not None:
-            return mark.kept
-        run.doubt = ""
-        if not is_classic:
+        job, began, selection = run.job, run.job.checkpoint, run.job.spec.selection
+        is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
+        remembered = _REMEMBERED_WINDOWS * job.spec.pace.in_flight
+        if selection.digests is not None:
+            is_sought = not is_classic and not is_held
+            return ChosenCursor(
+                began, selection.digests, is_resumed=is_resumed, is_sought=is_sought
+            )
+        if is_classic:
+            head = await self._head(run, snapshot) if is_resumed else 0
+            return ClassicCursor(began, remembered, head=head)
+        by_count = None
+        if is_resumed:
+            run.doubt = ""
             if snapshot.effective(job.queue) is None:
                 await self._count_unknown(run)
-            return mark.kept
+            if selection.behind is not None:
+                ready = (await self._planner.snapshot_for(job.spec)).ready
+                by_count = ready - began.rest - selection.behind
+        return QuorumCursor(
+            began,
+            remembered,
+            is_resumed=is_resumed,
+            is_whole=selection.behind == 0,
+            by_count=by_count,
+            prefetch=held_ahead(job.spec, is_classic=False, is_paced=bool(job.rate)),
+        )
+
+    async def _head(self, run: JobRun, snapshot: BrokerSnapshot) -> int | None:
+        """Return the number of messages before the rest of the job in a classic queue, None if it is unknown.
+
+        The job takes these messages again.
+        """
+        job, began = run.job, run.job.checkpoint
+        run.doubt = ""
         limits = head_limits(job, (await self._planner.snapshot_for(job.spec)).ready)
-        if limits.most <= mark.kept:
-            head = head_length(mark, limits)
+        if limits.most <= began.kept:
+            head = find_head(began, limits)
         else:
-            if mark.has_twins:
-                await run.write(replace(job, checkpoint=replace(mark, end_is_sure=False)))
+            if began.has_twins:
+                await run.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
             head = await read_head(self._broker, job, limits, snapshot.cost(job.queue))
         if head is not None:
-            run.sent_again += max(head - mark.kept - len(mark.window), 0)
+            run.sent_again += max(head - began.kept - len(began.window), 0)
             if (again := run.sent_again) > 0:
                 run.remark = (
                     f"{again:,} went again: the broker was killed and had forgotten their acks"
                 )
             counts = job.certain or job.counts
-            done = max(counts.selected - head - mark.rest, 0)
+            done = max(counts.selected - head - began.rest, 0)
             certain = structs.replace(counts, done=done, skipped=0, failed=0)
             run.tell(replace(run.job, certain=certain))
         return head
@@ -532,19 +547,34 @@ class JobRunner:
     def _source(
         self,
         job: JobRecord,
+        snapshot: BrokerSnapshot,
         channel: Channel,
         holding: Holding | None,
-        head: int | None,
-        prefetch: int,
+        cursor: Cursor,
         store: str,
     ) -> Source:
         spec = job.spec
         if holding is not None:
             return Held(channel, spec.queue, holding.deliveries, holding.held)
-        count = spec.selection.count
-        if spec.selection.digests is None:
-            count = (job.checkpoint.kept if head is None else head) + job.checkpoint.rest
-        return Head(channel, spec.queue, count, prefetch, tag=job_tag(store, job.id))
+        tag = job_tag(store, job.id)
+        is_classic = snapshot.is_classic(job.queue)
+        is_quorum = None if snapshot.effective(job.queue) is None else not is_classic
+        count, began = spec.selection.count, job.checkpoint
+        prefetch = held_ahead(spec, is_classic=is_classic, is_paced=bool(job.rate))
+        if isinstance(cursor, ClassicCursor):
+            count = cursor.head + began.rest
+        elif isinstance(cursor, QuorumCursor):
+            count = began.rest + cursor.longest_head
+            return Head(
+                channel,
+                spec.queue,
+                count,
+                prefetch,
+                is_quorum=is_quorum,
+                tag=tag,
+                first=cursor.most_found,
+            )
+        return Head(channel, spec.queue, count, prefetch, is_quorum=is_quorum, tag=tag)
 
     def _action(self, job: JobRecord, snapshot: BrokerSnapshot) -> Action:
         spec, queue = job.spec, snapshot.one(job.queue)
@@ -676,10 +706,10 @@ def _next_run(job: JobRecord) -> JobRecord:
     if job.spec.selection.digests is not None:
         counts = structs.replace(counts, done=0, skipped=0, failed=0, returned=0)
     elif mark.kept or mark.rest:
-        certain = counts.selected - mark.kept - len(mark.window) - mark.rest
+        certain = counts.selected - mark.kept - len(mark.window) - mark.rest - mark.unsure
         counts = structs.replace(counts, done=max(certain, 0), skipped=0, failed=0, returned=0)
     else:
-        certain = counts.selected - counts.skipped - counts.failed - len(mark.window)
+        certain = counts.selected - counts.skipped - counts.failed - len(mark.window) - mark.unsure
         counts = structs.replace(counts, done=max(certain, 0), returned=0)
     return replace(job, run=job.run + 1, certain=counts)
 

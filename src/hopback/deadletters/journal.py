@@ -125,27 +125,42 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How to find the rest of a selection after a crash; written down before messages are sent.
+    """The values from which a new cursor finds the rest of a selection after a crash.
 
-    At the head of the queue then stand, in order: what is left of `kept` messages that were skipped
-    and the messages whose marks are in `window`, unless they are done; then `rest` untouched ones.
-    That is sure only if `end_is_sure`: nothing behind the selection was handed out before. Otherwise
-    a quorum queue may hand that out first, and only the marks tell what was selected. Of a classic queue
-    with twins it says that no message of `rest` was handed out before.
-    `saw_fresh` says that the job was given a message that had never been handed out: then nothing behind
-    it was, either. `has_twins` says that the marks of some messages are the same. `last` is the mark of
-    the last message before the untouched ones; empty in a job of an earlier version. `last_stays` says of a
-    classic queue that it is not being sent and not done; None where that is not known.
+    It is saved before messages are sent. `quorum_cursor`, `classic_cursor` and `chosen_cursor` explain
+    how it is used.
     """
 
     kept: int = 0
+    """Number of messages that the job has decided to leave in the queue."""
     window: tuple[str, ...] = ()
+    """Marks of messages that the job holds, or has acked so recently that the queue may still have them."""
     rest: int = 0
-    end_is_sure: bool = False
-    saw_fresh: bool = False
-    has_twins: bool = False
+    """Number of selected messages that the job has not taken."""
     last: str = ""
-    last_stays: bool | None = None
+    """Mark of the anchor, the last message that was delivered to the job."""
+    last_digest: str = ""
+    """Digest of the anchor."""
+    last_stays: bool = False
+    """The anchor is in the queue: the job does not send it before the next checkpoint."""
+    is_shared: bool = False
+    """Another consumer has taken messages from the queue while the job ran."""
+    last_is_behind: bool = False
+    """Quorum queues: the anchor is the first message behind the selection."""
+    finding: int = 0
+    """Quorum queues: a job that was killed while it took redelivered messages had taken this number of
+    messages at once, if there were as many. 0 if no job was killed then."""
+    in_place: bool = False
+    """Quorum queues: the queue requeues all messages of the job in their original order, before all
+    others."""
+    is_settled: bool = False
+    """Quorum queues: the queue still has every message of the window."""
+    unsure: int = 0
+    """Quorum queues: number of selected messages that may remain, besides `rest`."""
+    has_twins: bool = False
+    """Messages with equal marks or digests were seen."""
+    rest_is_untouched: bool = False
+    """Classic queues: no message of the rest was delivered before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,16 +105,7 @@ def read_job(text: str) -> JobRecord:
     said["counts"] = Counts(**said["counts"])
     said.pop("certain", None)  # it is found anew when the job goes on
     mark = said["checkpoint"]
-    said["checkpoint"] = Checkpoint(
-        mark["kept"],
-        tuple(mark["window"]),
-        mark["rest"],
-        mark.get("end_is_sure", False),  # a job of an earlier version does not tell
-        mark.get("saw_fresh", False),
-        mark.get("has_twins", False),
-        mark.get("last", ""),
-        mark.get("last_stays"),
-    )
+    said["checkpoint"] = Checkpoint(**mark | {"window": tuple(mark["window"])})
     return JobRecord(**said)
 
 

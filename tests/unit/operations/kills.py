@@ -10,6 +10,8 @@ from hopback.deadletters.contract import JobState
 from hopback.deadletters.journal import MemoryJournal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.deadletters.journal import JobRecord
 
@@ -49,6 +51,12 @@ class Steps(Faults):
         self.journal = KilledJournal(self)
         self.broker: EmbeddedBroker | None = None
         self._left = 0
+        self._until_call = 0
+        self._call: Callable[[], None] | None = None
+
+    def call_at(self, step: int, call: Callable[[], None]) -> None:
+        """Call at this step, counted from now."""
+        self._until_call, self._call = step, call
 
     def kill_at(self, step: int) -> None:
         """Kill at this step, counted from now."""
@@ -57,6 +65,9 @@ class Steps(Faults):
     def step(self) -> bool:
         """One step more; whether it was the last one."""
         self._left -= 1
+        self._until_call -= 1
+        if not self._until_call and self._call is not None:
+            self._call()
         if self._left or self.broker is None:
             return False
         self.journal.kill()

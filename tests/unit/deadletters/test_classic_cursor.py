@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hopback.deadletters.classic_cursor import HeadLimits, HeadMessage, find_head
 from hopback.deadletters.journal import Checkpoint
-from hopback.deadletters.resume_point import HeadLimits, HeadMessage, head_length
 
 
 def _length(
@@ -14,7 +14,7 @@ def _length(
     """Each letter is a message with that mark; the first `out` had been handed out."""
     limits = HeadLimits(most or len(queue), by_count)
     found = [HeadMessage(one, n < out) for n, one in enumerate(queue[: limits.most + 1])]
-    return head_length(mark, limits, found)
+    return find_head(mark, limits, found)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,12 @@ def test_twins_are_told_only_where_number_and_marks_of_the_queue_agree(
 ) -> None:
     """One of them alone may have another cause."""
     mark = Checkpoint(
-        window=tuple("ABABA"), rest=9, end_is_sure=True, has_twins=True, last="A", last_stays=True
+        window=tuple("ABABA"),
+        rest=9,
+        rest_is_untouched=True,
+        has_twins=True,
+        last="A",
+        last_stays=True,
     )
     assert _length(mark, "ABABABABA", out=out, by_count=by_count, most=by_count) == length
 
@@ -87,27 +92,5 @@ def test_the_count_tells_only_among_what_was_handed_out(out: int, length: int | 
 def test_less_than_must_be_there() -> None:
     """Somebody holds the last one, or has taken it: then nobody can tell."""
     mark = Checkpoint(window=tuple("ABCD"), rest=3, last="D", last_stays=True)
-    assert head_length(mark, HeadLimits(0, 0)) is None
-    assert head_length(Checkpoint(rest=3), HeadLimits(0, 0)) == 0
-
-
-@pytest.mark.parametrize(
-    ("queue", "last", "length"),
-    [
-        ("CDrst", "D", 2),
-        ("rst", "D", 0),
-        ("xyABCDrst", "D", 6),
-        ("xyABCDrst", "", 6),
-    ],
-)
-def test_a_job_of_an_earlier_version_goes_by_its_marks(queue: str, last: str, length: int) -> None:
-    """It did not hold its last message back."""
-    mark = Checkpoint(window=tuple("ABCD"), rest=3, last=last)
-    assert _length(mark, queue) == length
-
-
-def test_a_job_of_an_earlier_version_with_twins() -> None:
-    """It goes by what was handed out, where that can be relied on."""
-    mark = Checkpoint(window=tuple("ABAB"), rest=3, end_is_sure=True, has_twins=True)
-    assert _length(mark, "ABABA", out=2) == 2
-    assert _length(mark, "ABABA", out=5) is None
+    assert find_head(mark, HeadLimits(0, 0)) is None
+    assert find_head(Checkpoint(rest=3), HeadLimits(0, 0)) == 0
