@@ -26,8 +26,10 @@ def _delivery(tag: int, letter: str, *, redelivered: bool) -> Received:
     )
 
 
-def _cursor(checkpoint: Checkpoint, *, is_resumed: bool = True, **more: int) -> QuorumCursor:
-    return QuorumCursor(checkpoint, 10, is_resumed=is_resumed, is_whole=False, **more)
+def _cursor(
+    checkpoint: Checkpoint, *, is_resumed: bool = True, by_count: int | None = None
+) -> QuorumCursor:
+    return QuorumCursor(checkpoint, 10, is_resumed=is_resumed, is_whole=False, by_count=by_count)
 
 
 def _deliver(cursor: QuorumCursor, letters: str, redelivered: int = 0, first: int = 1) -> None:
@@ -50,9 +52,11 @@ def _killed(letters: str, selected: int, acked: int, kept: int = 0) -> Checkpoin
     return cursor.checkpoint()
 
 
-def _selected(checkpoint: Checkpoint, queue: str, redelivered: int, **more: int) -> int | None:
+def _selected(
+    checkpoint: Checkpoint, queue: str, redelivered: int, by_count: int | None = None
+) -> int | None:
     """How many messages of the queue belong to the resumed job, None if it stops."""
-    cursor = _cursor(checkpoint, **more)
+    cursor = _cursor(checkpoint, by_count=by_count)
     for number, letter in enumerate(queue, 1):
         if cursor.state is not State.STOPPED:
             is_redelivered = number <= redelivered
