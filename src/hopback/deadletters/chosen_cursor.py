@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.deadletters.cursor import Event, Machine, State
+from hopback.deadletters.cursor import CursorEvent, CursorState, Machine
 from hopback.deadletters.journal import Checkpoint
 from hopback.deadletters.message import content_digest
 from hopback.deadletters.quorum_cursor import UNKNOWN_END
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 _EVENTS = {
-    Event.DELIVERED: ("_receive", frozenset[State]()),
-    Event.EMPTY: ("_end", frozenset[State]()),
-    Event.KEPT: ("_keep", frozenset[State]()),
-    Event.ACKED: ("_ignore", frozenset[State]()),
-    Event.SENDING: ("_ignore", frozenset[State]()),
-    Event.DRAINED: ("_ignore", frozenset[State]()),
-    Event.SETTLED: ("_ignore", frozenset[State]()),
-    Event.SHARED: ("_ignore", frozenset[State]()),
-    Event.SEEK: ("_seek", frozenset({State.SEEKING})),
+    CursorEvent.DELIVERED: ("_receive", frozenset[CursorState]()),
+    CursorEvent.EMPTY: ("_end", frozenset[CursorState]()),
+    CursorEvent.KEPT: ("_keep", frozenset[CursorState]()),
+    CursorEvent.ACKED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.SENDING: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.DRAINED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.SETTLED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.SHARED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.SEEK: ("_seek", frozenset({CursorState.SEEKING})),
 }
 
-TABLE: Table = {State.TAKING: _EVENTS, State.SEEKING: _EVENTS, State.STOPPED: {}}
+TABLE: Table = {CursorState.TAKING: _EVENTS, CursorState.SEEKING: _EVENTS, CursorState.STOPPED: {}}
 
 _SOUGHT = 10_000
 """Number of messages behind the first ones to search. Each search adds one to their delivery counts. If
@@ -77,7 +77,7 @@ class ChosenCursor(Machine):
         is_sought: bool,
     ) -> None:
         is_lost = is_resumed and checkpoint.has_twins
-        super().__init__(State.STOPPED if is_lost else State.TAKING)
+        super().__init__(CursorState.STOPPED if is_lost else CursorState.TAKING)
         if is_lost:
             self._stop(UNKNOWN_END)
         self._chosen = frozenset(digests)
@@ -147,7 +147,7 @@ class ChosenCursor(Machine):
 
     def _receive(self, delivery: Delivery) -> None:
         self._seen += 1
-        if self.state is State.SEEKING:
+        if self.state is CursorState.SEEKING:
             self._is_over = self._is_over or not delivery.redelivered
             if self._is_over:
                 self._behind.add(delivery.tag)
@@ -155,7 +155,7 @@ class ChosenCursor(Machine):
     def _seek(self, count: int) -> None:
         self._seen_before = self._seen
         self._sought += count
-        self.state = State.SEEKING
+        self.state = CursorState.SEEKING
 
     def _end(self, _value: object) -> None:
         pass

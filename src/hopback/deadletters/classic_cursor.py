@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.deadletters.cursor import CountingCursor, Event, State
+from hopback.deadletters.cursor import CountingCursor, CursorEvent, CursorState
 from hopback.deadletters.journal import Checkpoint
 from hopback.deadletters.quorum_cursor import TAKEN_BY_OTHERS, UNKNOWN_END
 
@@ -59,23 +59,26 @@ if TYPE_CHECKING:
 
 
 _EVENTS = {
-    Event.DELIVERED: ("_take", frozenset[State]()),
-    Event.EMPTY: ("_end", frozenset[State]()),
-    Event.KEPT: ("_keep", frozenset[State]()),
-    Event.ACKED: ("_ack", frozenset[State]()),
-    Event.SENDING: ("_send", frozenset[State]()),
-    Event.LAST_ALONE: ("_begin_last", frozenset({State.LAST})),
-    Event.DRAINED: ("_end_last", frozenset({State.TAKING})),
-    Event.SETTLED: ("_settle", frozenset[State]()),
-    Event.SHARED: ("_share", frozenset[State]()),
-    Event.PAUSE: ("_pause", frozenset({State.PAUSED})),
+    CursorEvent.DELIVERED: ("_take", frozenset[CursorState]()),
+    CursorEvent.EMPTY: ("_end", frozenset[CursorState]()),
+    CursorEvent.KEPT: ("_keep", frozenset[CursorState]()),
+    CursorEvent.ACKED: ("_ack", frozenset[CursorState]()),
+    CursorEvent.SENDING: ("_send", frozenset[CursorState]()),
+    CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
+    CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
+    CursorEvent.SETTLED: ("_settle", frozenset[CursorState]()),
+    CursorEvent.SHARED: ("_share", frozenset[CursorState]()),
+    CursorEvent.PAUSE: ("_pause", frozenset({CursorState.PAUSED})),
 }
 
 TABLE: Table = {
-    State.TAKING: _EVENTS,
-    State.PAUSED: {**_EVENTS, Event.CONTINUE: ("_continue", frozenset({State.TAKING}))},
-    State.LAST: _EVENTS,
-    State.STOPPED: {},
+    CursorState.TAKING: _EVENTS,
+    CursorState.PAUSED: {
+        **_EVENTS,
+        CursorEvent.CONTINUE: ("_continue", frozenset({CursorState.TAKING})),
+    },
+    CursorState.LAST: _EVENTS,
+    CursorState.STOPPED: {},
 }
 
 _LOST_ACKS = 65_536
@@ -90,7 +93,9 @@ class ClassicCursor(CountingCursor):
 
     def __init__(self, checkpoint: Checkpoint, remembered: int, *, head: int | None) -> None:
         is_lost = head is None or checkpoint.is_shared
-        super().__init__(State.STOPPED if is_lost else State.TAKING, checkpoint, remembered)
+        super().__init__(
+            CursorState.STOPPED if is_lost else CursorState.TAKING, checkpoint, remembered
+        )
         if is_lost:
             self._stop(TAKEN_BY_OTHERS if checkpoint.is_shared else UNKNOWN_END)
         self._budget = (head or 0) + checkpoint.rest
@@ -103,7 +108,7 @@ class ClassicCursor(CountingCursor):
 
     def checkpoint(self) -> Checkpoint:
         """Return the values that a new cursor needs if the job ends now."""
-        if not self._has_seen or self.state is State.STOPPED:
+        if not self._has_seen or self.state is CursorState.STOPPED:
             return replace(self._began, is_shared=self._is_shared)
         window = self._window
         self.has_twins = self.has_twins or len(set(window)) < len(window)
@@ -114,7 +119,7 @@ class ClassicCursor(CountingCursor):
             rest=max(self._budget - self._taken, 0),
             is_shared=self._is_shared,
             has_twins=self.has_twins,
-            rest_is_untouched=self._has_seen_fresh and self.state is State.PAUSED,
+            rest_is_untouched=self._has_seen_fresh and self.state is CursorState.PAUSED,
             last=last,
             last_digest=digest,
             last_stays=self._anchor_stays,
@@ -129,11 +134,11 @@ class ClassicCursor(CountingCursor):
         pass
 
     def _pause(self, _value: object) -> None:
-        if self.state is not State.LAST:
-            self.state = State.PAUSED
+        if self.state is not CursorState.LAST:
+            self.state = CursorState.PAUSED
 
     def _continue(self, _value: object) -> None:
-        self.state = State.TAKING
+        self.state = CursorState.TAKING
 
     def _settle(self, _value: object) -> None:
         if self.has_twins:

@@ -47,7 +47,7 @@ def mark_of(delivery: Delivery) -> str:
     return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about):08x}"
 
 
-class State(Enum):
+class CursorState(Enum):
     """The states of all cursors. Each cursor's file explains those that it uses."""
 
     FINDING = "finding"
@@ -58,7 +58,7 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-class Event(Enum):
+class CursorEvent(Enum):
     """The events of all cursors, with the value that the driver passes."""
 
     DELIVERED = "delivered"  # the delivery
@@ -76,7 +76,7 @@ class Event(Enum):
     SEEK = "seek"  # every message of the searched part was delivered: search behind it
 
 
-Table: TypeAlias = "Mapping[State, Mapping[Event, tuple[str, frozenset[State]]]]"
+Table: TypeAlias = "Mapping[CursorState, Mapping[CursorEvent, tuple[str, frozenset[CursorState]]]]"
 """For each state the events it accepts, the method that handles the event, and the states that may follow."""
 
 
@@ -85,13 +85,13 @@ class Machine:
 
     TABLE: ClassVar[Table]
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: CursorState) -> None:
         self.state = state
         self.reason: str = ""
         """Why the cursor is STOPPED."""
         self._handlers = self._handlers_of(state)
 
-    def handle(self, event: Event, value: object = None) -> None:
+    def handle(self, event: CursorEvent, value: object = None) -> None:
         """Advance by one event. ValueError if the state does not accept it."""
         handler = self._handlers.get(event)
         if handler is None:
@@ -106,15 +106,15 @@ class Machine:
                 )
             self._handlers = self._handlers_of(self.state)
 
-    def accepts(self, event: Event) -> bool:
+    def accepts(self, event: CursorEvent) -> bool:
         """Whether the state accepts this event."""
         return event in self._handlers
 
-    def _handlers_of(self, state: State) -> dict[Event, Callable[..., None]]:
+    def _handlers_of(self, state: CursorState) -> dict[CursorEvent, Callable[..., None]]:
         return {event: getattr(self, name) for event, (name, _) in self.TABLE[state].items()}
 
     def _stop(self, reason: str) -> None:
-        self.state, self.reason = State.STOPPED, reason
+        self.state, self.reason = CursorState.STOPPED, reason
 
 
 class CountingCursor(Machine):
@@ -128,7 +128,7 @@ class CountingCursor(Machine):
     head always ends with that message, the *anchor*, until the last message of the selection is sent alone.
     """
 
-    def __init__(self, state: State, checkpoint: Checkpoint, remembered: int) -> None:
+    def __init__(self, state: CursorState, checkpoint: Checkpoint, remembered: int) -> None:
         super().__init__(state)
         self._began = checkpoint
         self._budget = 0
@@ -191,17 +191,19 @@ class CountingCursor(Machine):
         self._is_shared = True
 
     def _begin_last(self, _value: object) -> None:
-        self.state = State.LAST
+        self.state = CursorState.LAST
 
     def _end_last(self, _value: object) -> None:
         """A message that was not acked when nothing is in flight is still in the queue."""
-        self.state = State.TAKING
+        self.state = CursorState.TAKING
 
     @property
     def _anchor_stays(self) -> bool:
         """Whether the anchor is in the queue until the next checkpoint."""
         is_sent = (
-            self.state is State.LAST and self._anchor is not None and self._anchor.tag in self._open
+            self.state is CursorState.LAST
+            and self._anchor is not None
+            and self._anchor.tag in self._open
         )
         return not (self._anchor_is_done or is_sent)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hopback.deadletters.chosen_cursor import ChosenCursor
 from hopback.deadletters.classic_cursor import ClassicCursor, HeadMessage, find_head
-from hopback.deadletters.cursor import Event, State, mark_of
+from hopback.deadletters.cursor import CursorEvent, CursorState, mark_of
 from hopback.deadletters.head import ROOM_BYTES, rough_size, walk
 from hopback.deadletters.message import content_digest
 from hopback.deadletters.quorum_cursor import QuorumCursor
@@ -95,7 +95,7 @@ class Taking:
         most = _MOST_FOUND if self._rate is None else min(_MOST_FOUND, int(self._rate * _HELD_S))
         most += checkpoint.kept + len(checkpoint.window)
         held_bytes, step = 0, 1
-        while cursor.state is State.FINDING:
+        while cursor.state is CursorState.FINDING:
             delivery = await self._source.next()
             if delivery is not None:
                 self._receive(delivery)
@@ -103,14 +103,14 @@ class Taking:
                 self._source.keep_for_now(delivery.tag)
                 held_bytes += rough_size(delivery)
                 is_full = len(self._waiting) >= most or held_bytes >= _MOST_FOUND_BYTES
-                if is_full and cursor.accepts(Event.TOO_MANY):
-                    cursor.handle(Event.TOO_MANY)
+                if is_full and cursor.accepts(CursorEvent.TOO_MANY):
+                    cursor.handle(CursorEvent.TOO_MANY)
             elif self._source.is_empty:
-                cursor.handle(Event.EMPTY)
+                cursor.handle(CursorEvent.EMPTY)
             else:
                 self._source.more(min(step, most - len(self._waiting)))
                 step *= 10
-        if isinstance(cursor, QuorumCursor) and cursor.state is State.TAKING:
+        if isinstance(cursor, QuorumCursor) and cursor.state is CursorState.TAKING:
             self._source.limit(cursor.head + checkpoint.rest)
 
     def at_hand(self) -> Delivery | None:
@@ -130,11 +130,11 @@ class Taking:
         if delivery is not None:
             self._receive(delivery)
         elif self._source.is_empty:
-            self.cursor.handle(Event.EMPTY)
+            self.cursor.handle(CursorEvent.EMPTY)
         return delivery
 
     def _receive(self, delivery: Delivery) -> None:
-        self.cursor.handle(Event.DELIVERED, delivery)
+        self.cursor.handle(CursorEvent.DELIVERED, delivery)
 
     def seek(self) -> bool:
         """Take messages from behind the searched part of the queue if chosen messages are missing."""
@@ -142,23 +142,23 @@ class Taking:
             return False
         count = self.cursor.more()
         if count:
-            self.cursor.handle(Event.SEEK, count)
+            self.cursor.handle(CursorEvent.SEEK, count)
             self._source.more(count)
         return bool(count)
 
     def keep(self, tag: int) -> None:
         """Leave a message in the queue."""
         self._source.keep(tag)
-        self.cursor.handle(Event.KEPT, tag)
+        self.cursor.handle(CursorEvent.KEPT, tag)
 
     def ack(self, tag: int) -> None:
         """Ack a message whose publish was confirmed."""
         self._source.ack(tag)
-        self.cursor.handle(Event.ACKED, tag)
+        self.cursor.handle(CursorEvent.ACKED, tag)
 
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint, with the marks of all messages that were delivered."""
-        if self.cursor.accepts(Event.KEPT):
+        if self.cursor.accepts(CursorEvent.KEPT):
             while (delivery := self._source.at_hand()) is not None:
                 self._receive(delivery)
                 self._waiting.append(delivery)
@@ -176,8 +176,8 @@ class Taking:
             await self.other_consumers()
             if self._source.holders or not self._is_known:
                 return
-        if self.cursor.accepts(Event.SETTLED):
-            self.cursor.handle(Event.SETTLED)
+        if self.cursor.accepts(CursorEvent.SETTLED):
+            self.cursor.handle(CursorEvent.SETTLED)
 
     async def other_consumers(self) -> int:
         """Return the number of other consumers of the queue, as the broker counts them."""

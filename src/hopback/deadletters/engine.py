@@ -25,7 +25,7 @@ from hopback.deadletters.actions import AfterFailure, LeftOut, Pacer, after_fail
 from hopback.deadletters.chosen_cursor import ChosenCursor
 from hopback.deadletters.classic_cursor import ClassicCursor
 from hopback.deadletters.contract import FailedMessage, JobState, Moment
-from hopback.deadletters.cursor import Event, State
+from hopback.deadletters.cursor import CursorEvent, CursorState
 from hopback.deadletters.cursor_driver import SelectedMessage
 from hopback.deadletters.filters import EVERYTHING, parse_filter
 from hopback.deadletters.head import Turns, rough_size
@@ -230,8 +230,8 @@ class Engine:
     async def _wind_up(self, *, for_good: bool) -> None:
         """See every ack read; a connection that ends now gives back what it held, as it would anyway."""
         await self._drain()
-        if self._cursor.accepts(Event.DRAINED):
-            self._cursor.handle(Event.DRAINED)
+        if self._cursor.accepts(CursorEvent.DRAINED):
+            self._cursor.handle(CursorEvent.DRAINED)
         try:
             await self._finish(for_good=for_good)
         except BrokerError as lost:
@@ -258,12 +258,12 @@ class Engine:
     async def _find_selection(self) -> None:
         """Find the beginning of the rest of the selection before any message is sent."""
         job, cursor = self._run.job, self._cursor
-        if cursor.state is State.FINDING:
+        if cursor.state is CursorState.FINDING:
             if job.run > 1:
                 await self._save()  # not in place until the cursor has found the selection
             await self._stop_if_shared()
             await self._taking.begin(job.checkpoint)
-        if cursor.state is State.STOPPED:
+        if cursor.state is CursorState.STOPPED:
             raise _Stopped(self._run.doubt or cursor.reason.format(queue=self._queue.name))
         if job.run > 1 and isinstance(cursor, QuorumCursor):
             done = max(self._counts.selected - cursor.head - job.checkpoint.rest - cursor.unsure, 0)
@@ -278,7 +278,7 @@ class Engine:
             return
         others = await self._taking.other_consumers()
         if others:
-            self._cursor.handle(Event.SHARED)
+            self._cursor.handle(CursorEvent.SHARED)
             raise _Stopped(
                 f"{self._queue.name!r} has {others} other consumer{'s' if others > 1 else ''}, so it is"
                 " unknown which messages are the first ones; end it, then start a new job"
@@ -292,15 +292,15 @@ class Engine:
             await self._drain()
             await self._may_go_on()
             await self._taking.settle()
-            cursor.handle(Event.LAST_ALONE)
-        cursor.handle(Event.SENDING)
+            cursor.handle(CursorEvent.LAST_ALONE)
+        cursor.handle(CursorEvent.SENDING)
         await self._stop_if_shared()
         if not (isinstance(cursor, ClassicCursor) and cursor.has_twins):
             await self._save()
         if isinstance(cursor, ClassicCursor) and cursor.has_twins:
             # Perhaps only now. None of these messages was sent.
             await self._source.pause()
-            cursor.handle(Event.PAUSE)
+            cursor.handle(CursorEvent.PAUSE)
             await self._save()
 
     async def _finish(self, *, for_good: bool) -> None:
@@ -405,11 +405,11 @@ class Engine:
     async def _take_next(self) -> Delivery | None:
         """The next message, or None at the end of the selection; nothing waits unsent meanwhile."""
         delivery = self._taking.at_hand()
-        if delivery is None and self._cursor.state is State.PAUSED:
+        if delivery is None and self._cursor.state is CursorState.PAUSED:
             await self._drain()
             await self._may_go_on()
             await self._taking.settle()
-            self._cursor.handle(Event.CONTINUE)
+            self._cursor.handle(CursorEvent.CONTINUE)
             await self._save()
         while delivery is None and (delivery := await self._taking.next()) is None:
             if not self._taking.seek():

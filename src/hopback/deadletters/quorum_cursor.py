@@ -62,7 +62,7 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.deadletters.cursor import CountingCursor, Event, State, mark_of
+from hopback.deadletters.cursor import CountingCursor, CursorEvent, CursorState, mark_of
 from hopback.deadletters.journal import Checkpoint
 from hopback.deadletters.message import content_digest
 
@@ -73,38 +73,38 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-_FOUND = frozenset({State.FINDING, State.TAKING, State.STOPPED})
+_FOUND = frozenset({CursorState.FINDING, CursorState.TAKING, CursorState.STOPPED})
 
 TABLE: Table = {
-    State.FINDING: {
-        Event.DELIVERED: ("_find", _FOUND),
-        Event.EMPTY: ("_find_end", _FOUND),
-        Event.TOO_MANY: ("_give_up_finding", _FOUND),
-        Event.SHARED: ("_share", frozenset()),
+    CursorState.FINDING: {
+        CursorEvent.DELIVERED: ("_find", _FOUND),
+        CursorEvent.EMPTY: ("_find_end", _FOUND),
+        CursorEvent.TOO_MANY: ("_give_up_finding", _FOUND),
+        CursorEvent.SHARED: ("_share", frozenset()),
     },
-    State.TAKING: {
-        Event.DELIVERED: ("_take", frozenset()),
-        Event.EMPTY: ("_end", frozenset()),
-        Event.KEPT: ("_keep", frozenset()),
-        Event.ACKED: ("_ack", frozenset()),
-        Event.SENDING: ("_send", frozenset()),
-        Event.LAST_ALONE: ("_begin_last", frozenset({State.LAST})),
-        Event.DRAINED: ("_end_last", frozenset()),
-        Event.SETTLED: ("_settle", frozenset()),
-        Event.SHARED: ("_share", frozenset()),
+    CursorState.TAKING: {
+        CursorEvent.DELIVERED: ("_take", frozenset()),
+        CursorEvent.EMPTY: ("_end", frozenset()),
+        CursorEvent.KEPT: ("_keep", frozenset()),
+        CursorEvent.ACKED: ("_ack", frozenset()),
+        CursorEvent.SENDING: ("_send", frozenset()),
+        CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
+        CursorEvent.DRAINED: ("_end_last", frozenset()),
+        CursorEvent.SETTLED: ("_settle", frozenset()),
+        CursorEvent.SHARED: ("_share", frozenset()),
     },
-    State.LAST: {
-        Event.DELIVERED: ("_take", frozenset()),
-        Event.EMPTY: ("_end", frozenset()),
-        Event.KEPT: ("_keep", frozenset()),
-        Event.ACKED: ("_ack", frozenset()),
-        Event.SENDING: ("_send", frozenset()),
-        Event.LAST_ALONE: ("_begin_last", frozenset()),
-        Event.DRAINED: ("_end_last", frozenset({State.TAKING})),
-        Event.SETTLED: ("_settle", frozenset()),
-        Event.SHARED: ("_share", frozenset()),
+    CursorState.LAST: {
+        CursorEvent.DELIVERED: ("_take", frozenset()),
+        CursorEvent.EMPTY: ("_end", frozenset()),
+        CursorEvent.KEPT: ("_keep", frozenset()),
+        CursorEvent.ACKED: ("_ack", frozenset()),
+        CursorEvent.SENDING: ("_send", frozenset()),
+        CursorEvent.LAST_ALONE: ("_begin_last", frozenset()),
+        CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
+        CursorEvent.SETTLED: ("_settle", frozenset()),
+        CursorEvent.SHARED: ("_share", frozenset()),
     },
-    State.STOPPED: {},
+    CursorState.STOPPED: {},
 }
 
 FIRST = 20
@@ -143,7 +143,7 @@ class QuorumCursor(CountingCursor):
         by_count: int | None = None,
         prefetch: int = FIRST,
     ) -> None:
-        super().__init__(State.FINDING, checkpoint, remembered)
+        super().__init__(CursorState.FINDING, checkpoint, remembered)
         self._is_resumed = is_resumed
         self._is_whole = is_whole
         self._by_count = by_count
@@ -183,9 +183,9 @@ class QuorumCursor(CountingCursor):
 
     def checkpoint(self) -> Checkpoint:
         """Return the values that a new cursor needs if the job ends now."""
-        if self.state is State.STOPPED:
+        if self.state is CursorState.STOPPED:
             return replace(self._began, in_place=False, is_shared=self._is_shared)
-        if self.state is State.FINDING:
+        if self.state is CursorState.FINDING:
             finding = min(self._began.finding or self.most_found, self.most_found)
             return replace(self._began, finding=finding, is_shared=self._is_shared)
         last, digest = self._anchor_marks
@@ -216,7 +216,7 @@ class QuorumCursor(CountingCursor):
 
     def _find_end(self, _value: object) -> None:
         self._begin_taking(in_place=True)
-        if self.state is State.TAKING:
+        if self.state is CursorState.TAKING:
             self._end(None)
 
     def _give_up_finding(self, _value: object) -> None:
@@ -230,7 +230,7 @@ class QuorumCursor(CountingCursor):
             return
         self._is_in_place = in_place
         self._budget = head + self._began.rest
-        self.state = State.TAKING
+        self.state = CursorState.TAKING
         for delivery in self._found:
             self._take(delivery)
         self._found.clear()

@@ -1,4 +1,4 @@
-"""Rules of the cursor for quorum queues. Each letter is a message, and equal letters are equal messages."""
+"""Rules of the cursor for quorum queues. Each character is a message, equal characters are equal messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.deadletters.cursor import Event, State
+from hopback.deadletters.cursor import CursorEvent, CursorState
 from hopback.deadletters.quorum_cursor import QuorumCursor, first_checkpoint
 from hopback.message import Properties, Received
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import Checkpoint
 
 
-def _delivery(tag: int, letter: str, *, redelivered: bool) -> Received:
+def _delivery(tag: int, body: str, *, redelivered: bool) -> Received:
     return Received(
         queue="q",
         exchange="",
         routing_key="q",
-        body=letter.encode(),
+        body=body.encode(),
         properties=Properties(),
         redelivered=redelivered,
         tag=tag,
@@ -32,23 +32,23 @@ def _cursor(
     return QuorumCursor(checkpoint, 10, is_resumed=is_resumed, is_whole=False, by_count=by_count)
 
 
-def _deliver(cursor: QuorumCursor, letters: str, redelivered: int = 0, first: int = 1) -> None:
-    for number, letter in enumerate(letters):
+def _deliver(cursor: QuorumCursor, queue_text: str, redelivered: int = 0, first: int = 1) -> None:
+    for number, body in enumerate(queue_text):
         is_redelivered = number < redelivered
         cursor.handle(
-            Event.DELIVERED, _delivery(first + number, letter, redelivered=is_redelivered)
+            CursorEvent.DELIVERED, _delivery(first + number, body, redelivered=is_redelivered)
         )
 
 
-def _killed(letters: str, selected: int, acked: int, kept: int = 0) -> Checkpoint:
+def _killed(queue_text: str, selected: int, acked: int, kept: int = 0) -> Checkpoint:
     """The checkpoint of a job that took these messages, kept some and acked the next ones."""
     cursor = _cursor(first_checkpoint(selected), is_resumed=False)
-    _deliver(cursor, letters)
+    _deliver(cursor, queue_text)
     for tag in range(1, kept + 1):
-        cursor.handle(Event.KEPT, tag)
-    cursor.handle(Event.SENDING)
+        cursor.handle(CursorEvent.KEPT, tag)
+    cursor.handle(CursorEvent.SENDING)
     for tag in range(kept + 1, kept + acked + 1):
-        cursor.handle(Event.ACKED, tag)
+        cursor.handle(CursorEvent.ACKED, tag)
     return cursor.checkpoint()
 
 
@@ -57,17 +57,19 @@ def _selected(
 ) -> int | None:
     """How many messages of the queue belong to the resumed job, None if it stops."""
     cursor = _cursor(checkpoint, by_count=by_count)
-    for number, letter in enumerate(queue, 1):
-        if cursor.state is not State.STOPPED:
+    for number, body in enumerate(queue, 1):
+        if cursor.state is not CursorState.STOPPED:
             is_redelivered = number <= redelivered
-            cursor.handle(Event.DELIVERED, _delivery(number, letter, redelivered=is_redelivered))
-    if cursor.state is State.FINDING:
-        cursor.handle(Event.EMPTY)
-    if cursor.state is State.STOPPED:
+            cursor.handle(
+                CursorEvent.DELIVERED, _delivery(number, body, redelivered=is_redelivered)
+            )
+    if cursor.state is CursorState.FINDING:
+        cursor.handle(CursorEvent.EMPTY)
+    if cursor.state is CursorState.STOPPED:
         return None
     return sum(
-        cursor.belongs(_delivery(number, letter, redelivered=True))
-        for number, letter in enumerate(queue, 1)
+        cursor.belongs(_delivery(number, body, redelivered=True))
+        for number, body in enumerate(queue, 1)
     )
 
 
@@ -121,33 +123,33 @@ def test_resume_stops_when_fewer_messages_are_left_than_expected() -> None:
 def test_resume_stops_after_another_consumer_was_seen() -> None:
     cursor = _cursor(first_checkpoint(4), is_resumed=False)
     _deliver(cursor, "AB")
-    cursor.handle(Event.SHARED)
+    cursor.handle(CursorEvent.SHARED)
     assert _selected(cursor.checkpoint(), "ABCD", 2) is None
 
 
 def test_marks_of_acked_messages_stay_until_acks_are_applied() -> None:
     cursor = _cursor(first_checkpoint(4), is_resumed=False)
     _deliver(cursor, "AB")
-    cursor.handle(Event.ACKED, 1)
+    cursor.handle(CursorEvent.ACKED, 1)
     assert len(cursor.checkpoint().window) == 2
-    cursor.handle(Event.SETTLED)
+    cursor.handle(CursorEvent.SETTLED)
     assert len(cursor.checkpoint().window) == 1
     assert cursor.checkpoint().is_settled
-    cursor.handle(Event.SENDING)
+    cursor.handle(CursorEvent.SENDING)
     assert not cursor.checkpoint().is_settled
 
 
 def test_messages_that_are_not_in_the_queue_are_gone_and_not_moved() -> None:
     cursor = _cursor(first_checkpoint(4), is_resumed=False)
     _deliver(cursor, "AB")
-    cursor.handle(Event.EMPTY)
+    cursor.handle(CursorEvent.EMPTY)
     assert cursor.gone == 2
 
 
 def test_job_killed_while_finding_resumes_only_if_it_took_all_redelivered_messages() -> None:
     cursor = _cursor(first_checkpoint(30), is_resumed=False)
     _deliver(cursor, "A" * 20, redelivered=20)
-    assert cursor.state is State.FINDING
+    assert cursor.state is CursorState.FINDING
     assert _selected(cursor.checkpoint(), "A" * 40, 20) == 30
     assert _selected(cursor.checkpoint(), "A" * 40, 21) is None
 
@@ -155,4 +157,4 @@ def test_job_killed_while_finding_resumes_only_if_it_took_all_redelivered_messag
 def test_event_that_state_does_not_accept_is_rejected() -> None:
     cursor = _cursor(first_checkpoint(4), is_resumed=False)
     with pytest.raises(ValueError, match="ACKED is not accepted in FINDING"):
-        cursor.handle(Event.ACKED, 1)
+        cursor.handle(CursorEvent.ACKED, 1)

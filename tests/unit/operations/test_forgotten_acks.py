@@ -14,7 +14,7 @@ from hopback.broker.embedded import EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.deadletters.classic_cursor import ClassicCursor
 from hopback.deadletters.contract import JobState
-from hopback.deadletters.cursor import Event, mark_of
+from hopback.deadletters.cursor import CursorEvent, mark_of
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.journal import Checkpoint, MemoryJournal
 from hopback.deadletters.requests import (
@@ -342,9 +342,9 @@ async def test_acks_that_were_read_are_remembered() -> None:
         for rest in (2, 0):
             cursor = ClassicCursor(Checkpoint(rest=len(held) + rest), remembered=10, head=0)
             for delivery in held:
-                cursor.handle(Event.DELIVERED, delivery)
-                cursor.handle(Event.ACKED, delivery.tag)
-            cursor.handle(Event.SETTLED)
+                cursor.handle(CursorEvent.DELIVERED, delivery)
+                cursor.handle(CursorEvent.ACKED, delivery.tag)
+            cursor.handle(CursorEvent.SETTLED)
             mark = cursor.checkpoint()
             assert mark.window == tuple(map(mark_of, held))
             assert (mark.last, mark.last_stays) == (mark_of(held[-1]), False)
