@@ -181,6 +181,12 @@ def _find_out_what_broke(page: Page, service: _Service) -> None:
     } <= causes
     assert "CarrierUnavailableException" in service.command("dlq", "errors")
     broke.filter(has_text="CarrierUnavailableException").get_by_role("link").first.click()
+    rows = page.locator("table.rows tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows.get_by_role("link").first).to_have_text("shipping_error")
+    expect(rows.locator(".num")).to_have_text(str(OTHERS["shipping_error"]))
+    accessible(page)
+    rows.get_by_role("link", name="Find messages").click()
     expect(page.locator("[data-told]")).to_contain_text(f"{OTHERS['shipping_error']} found.")
 
 

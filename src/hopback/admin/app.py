@@ -48,6 +48,7 @@ from hopback.admin.notes import NOTE_PAGES, NOTES
 from hopback.admin.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.admin.pages import WORK_PAGES, problem_page
 from hopback.admin.pages_deadletters import DEADLETTER_PAGES
+from hopback.admin.pages_errors import ERROR_PAGES
 from hopback.admin.pages_jobs import JOB_PAGES
 from hopback.admin.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
 from hopback.admin.queue_rules import EVERY_QUEUE, PATH_QUEUE, may_begin
@@ -102,6 +103,7 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, 
 PAGES = (
     WORK_PAGES,
     DEADLETTER_PAGES,
+    ERROR_PAGES,
     ARCHIVE_PAGES,
     NOTE_PAGES,
     JOB_PAGES,

@@ -203,6 +203,11 @@ class RecentReading(Generic[_T]):
             await asyncio.wait({self._reading}, timeout=_MOMENT_S)
         return self._found
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a newer answer is being computed."""
+        return self._reading is not None
+
     def forget(self) -> None:
         """Compute a new answer at the next request."""
         self._at = float("-inf")
@@ -275,7 +280,7 @@ class Insights:
             return
         top = groups[0]
         times = [group.first for group in groups if group.first is not None]
-        error = top.sample.error or top.sample.error_message or top.sample.reason
+        error = top.sample.error or top.sample.error_message
         self._known[view.queue] = Insight(
             error, top.count, view.held, min(times, default=None), view.opened_at
         )

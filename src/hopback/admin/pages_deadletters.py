@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from msgspec import structs
 from starlette.responses import JSONResponse
 
 from hopback.admin.auth import forbidden
 from hopback.admin.events import AT_ONCE_S, changes_of_board, page_search_events
 from hopback.admin.overview import Insight, read_all
 from hopback.admin.pages import Pages, form_target, in_time, see_other
+from hopback.admin.pages_errors import visible_errors
 from hopback.admin.problems import Refused, refusal_of, trouble_title
 from hopback.admin.queue_rules import (
     EVERY_QUEUE,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from hopback.admin.services import Services
     from hopback.deadletters.contract import Group, OnProgress, QueueSummary, SessionView
     from hopback.deadletters.notes import GroupNote
-    from hopback.deadletters.surveys import ErrorGroup, ErrorInQueue, ErrorOverview, SurveyedQueue
+    from hopback.deadletters.surveys import ErrorOverview
     from hopback.message import Delivery
 
 __all__ = ["DEADLETTER_PAGES", "BoardBroker", "BoardRow", "EditForm", "group_filter"]
@@ -189,7 +189,7 @@ async def _board(visit: Visit) -> Response:
     quiet = [row for row in found if row.summary.exists and not row.is_full]
     # Asked before what it found is read: a page that sees its end has seen all of it.
     surveying = None if several else _survey_under_way(visit)
-    errors, known = await _errors(visit)
+    errors, known = await visible_errors(visit)
     if surveying is not None:
         visit.services.errors.forget()  # the next second has found more
     surveys = {one.queue: one for one in known}
@@ -198,8 +198,7 @@ async def _board(visit: Visit) -> Response:
         for at in one.queues:
             last, top = surveys.get(at.queue), top_errors.get(at.queue)
             if last is not None and last.at is not None and (top is None or at.count > top.count):
-                error = one.error or one.reason
-                top_errors[at.queue] = Insight(error, at.count, last.seen, None, last.at)
+                top_errors[at.queue] = Insight(one.error, at.count, last.seen, None, last.at)
     now = visit.services.clock.now()
     # A survey takes messages by a consumer of its own, which the broker's numbers show for a while.
     just_surveyed = {one.queue for one in known if now - (one.at or 0.0) < _COUNTED_S}
@@ -227,7 +226,12 @@ async def _board(visit: Visit) -> Response:
         sources=", ".join(sorted({row.summary.depth.source for row in rows})),
         candidates=candidates,
         errors=errors[:_SHOWN_ERRORS],
+        error_count=len(errors),
+        error_messages=sum(one.count for one in errors),
         surveying=surveying,
+        asks_again=surveying is not None
+        or visit.services.errors.is_running
+        or visit.services.asked.is_running,
         just_surveyed=just_surveyed,
         surveyed=top_errors,
         surveyed_at=max((one.at for one in known if one.at is not None), default=None),
@@ -244,30 +248,7 @@ def _survey_under_way(visit: Visit) -> SurveyProgress | None:
 
 
 _COUNTED_S = 12.0  # RabbitMQ counts every 5 s and tells it 5 s later; it is asked each second
-_SHOWN_ERRORS = 5  # of all queues together: what broke is one of the first, or it is many things
-
-
-async def _errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
-    """The most frequent errors that a survey found in queues that the visitor may look into.
-
-    And what is known of each queue's last survey.
-    """
-    if visit.services.spans_brokers:
-        return [], ()
-
-    def sees(at: ErrorInQueue) -> bool:
-        return visit.principal.allows(Role.OPERATOR, at.queue)
-
-    found = await visit.services.errors.get(visit.operations.errors, visit.services.clock.now())
-    shown = []
-    for one in () if found is None else found.items:
-        seen = tuple(filter(sees, one.queues))
-        if seen:
-            count = sum(at.count for at in seen)
-            gone = tuple(filter(sees, one.discarded))
-            shown.append(structs.replace(one, queues=seen, count=count, discarded=gone))
-    known = () if found is None else found.queues
-    return sorted(shown, key=lambda one: (not one.is_new, -one.count)), known
+_SHOWN_ERRORS = 5  # of all queues together, so that the queues stay in view; another page lists all
 
 
 @DEADLETTER_PAGES.post("/errors/survey", Role.OPERATOR, EVERY_QUEUE)

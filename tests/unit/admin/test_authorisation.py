@@ -144,6 +144,8 @@ SITE: dict[str, tuple[Sample, ...]] = {
     "POST /working/{work}/cancel": (_ANY,),
     "GET /": (_ANY,),
     "POST /errors/survey": (_ANY,),
+    "GET /errors": (_ANY,),
+    "GET /errors/{group}": (_ANY,),
     "GET /search": (_ANY,),
     "GET /search/events": (Sample((DLQ,), query={"in": DLQ}, streams=True),),
     "POST /candidates": (

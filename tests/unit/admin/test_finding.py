@@ -31,13 +31,67 @@ async def test_the_first_page_says_what_broke() -> None:
         asked = await service.client.post("/errors/survey")
         after = await service.client.get(asked.headers["location"])
     assert "What broke" not in before.text
-    errors = r'<b class="num">(\d+)</b>.*?class="error" href="/search\?find=group:\w+"[^>]*>(\w+)<'
+    errors = r'<b class="num">(\d+)</b>.*?class="error" href="/errors/\w+">(\w+)<'
     found = re.findall(errors, after.text, re.DOTALL)
     assert found == [("6", "KeyError"), ("3", "LookupError")]
     assert "6 of 9 surveyed" in after.text
     assert "was surveyed" in after.text
     assert "Find out what broke</button>" in before.text
     assert "Survey again</button>" in after.text
+
+
+async def test_page_of_an_error_offers_actions_in_the_queues_that_contain_it() -> None:
+    dead_letters = [
+        replace(dead_letter(n, error), routing_key=queue)
+        for queue, error, count in (
+            ("mail.dlq", "KeyError", 3),
+            ("mail.dlq", "LookupError", 2),
+            ("post.dlq", "KeyError", 1),
+            ("sms.dlq", "LookupError", 2),
+        )
+        for n in range(count)
+    ]
+    names = ("mail", "post", "sms")
+    queues = (Queue(f"{name}{end}") for name in names for end in ("", ".dlq"))
+    async with admin(*dead_letters, extra=tuple(queues)) as service:
+        await service.client.post("/errors/survey")
+        first = await service.client.get("/")
+        link = re.search(r'href="(/errors/(\w+))">KeyError<', first.text)
+        assert link is not None
+        page = await service.client.get(link[1])
+        rows = re.findall(
+            r'class="name" href="/queues/([\w.]+)">.*?class="num"[^>]*>(\d+)<', page.text, re.DOTALL
+        )
+        assert rows == [("mail.dlq", "3"), ("post.dlq", "1")]
+        assert "4 messages in 2 queues" in page.text
+        assert "sms.dlq" not in page.text
+        assert f"/search?find=group%3A{link[2]}&amp;in=post.dlq" in page.text
+        assert f"/queues/mail.dlq/discard?filter=group%3A{link[2]}" in page.text
+        assert f'name="filter" value="group:{link[2]}"><button>Download' in page.text
+        begun = await service.client.get(f"/queues/mail.dlq/re-drive?filter=group%3A{link[2]}")
+        assert f'value="group:{link[2]}"' in begun.text
+        gone = await service.client.get("/errors/none")
+        assert gone.status_code == 404
+
+
+async def test_every_error_of_a_survey_is_listed_with_its_first_and_last_message() -> None:
+    dead_letters = [
+        replace(dead_letter(n, f"Error{chr(65 + n)}"), routing_key="mail.dlq") for n in range(12)
+    ]
+    async with admin(*dead_letters, extra=(Queue("mail"), Queue("mail.dlq"))) as service:
+        empty = await service.client.get("/errors")
+        await service.client.post("/errors/survey")
+        first = await service.client.get("/")
+        listed = await service.client.get("/errors")
+        found = await service.client.get("/errors", params={"find": "errorc"})
+    shown = re.compile(r'class="error" href="/errors/\w+">(\w+)<')
+    assert "No errors known" in empty.text
+    assert len(shown.findall(first.text)) == 5
+    assert '<a href="/errors">All 12 errors</a> <small>in 12 messages' in first.text
+    assert sorted(shown.findall(listed.text)) == [f"Error{chr(65 + n)}" for n in range(12)]
+    assert re.search(r'data-label="First"><time [^>]+>[^<]+ ago</time>', listed.text)
+    assert re.search(r'data-label="Last"><time [^>]+>[^<]+ ago</time>', listed.text)
+    assert shown.findall(found.text) == ["ErrorC"]
 
 
 async def test_a_list_that_sees_the_end_of_a_survey_has_what_it_found() -> None:
