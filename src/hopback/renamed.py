@@ -60,7 +60,7 @@ RENAMED = {
     "hopback.admin.streams": "hopback.admin.events",
     "hopback.admin.sweep": "hopback.admin.overview",
     "hopback.admin.tokens": "hopback.admin.auth",
-    "hopback.admin.topology_map": "hopback.admin.topology",
+    "hopback.admin.topology_map": "hopback.admin.topology_drawing",
     "hopback.broker.apply_plan": "hopback.broker.apply",
     "hopback.broker.embedded.consumer_timeout": "hopback.broker.embedded.consumers",
     "hopback.broker.embedded.deadletter": "hopback.broker.embedded.dead_lettering",

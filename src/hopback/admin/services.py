@@ -13,6 +13,7 @@ from hopback.admin.auth import address_of
 from hopback.admin.overview import Insights, JobSpeeds, RecentReading
 from hopback.admin.problems import Refused, refusal_of
 from hopback.admin.roles import Grant, Principal, Role
+from hopback.admin.topology_drawing import draw_topology
 from hopback.broker.apply import live_plan
 from hopback.deadletters.contract import (
     Job,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from hopback.admin.overview import Sweep
     from hopback.admin.pages import PageWork
     from hopback.admin.settings import AdminSettings
+    from hopback.admin.topology_drawing import TopologyDrawing
     from hopback.broker.apply import ApplyPlan
     from hopback.broker.management import Management
     from hopback.broker.management.readings import QueueReading
@@ -91,6 +93,8 @@ class LiveBroker:
         self._reading: asyncio.Future[BrokerSnapshot] | None = None
         self._snapshot: BrokerSnapshot | None = None
         self._version: BrokerVersion | None = None
+        self._drawings: tuple[TopologyDrawing, ...] = ()
+        """Of the last topology and the one before it, which a request may still show."""
 
     @property
     def address(self) -> str:
@@ -136,11 +140,23 @@ class LiveBroker:
             topology = replace(live, plans=plans, unconsumed=unconsumed)
         last = self._snapshot
         if last is not None and last.topology == topology and last.version == version:
-            findings = last.findings
+            # The same object: the drawing is found by its identity.
+            topology, findings = last.topology, last.findings
         else:
             findings = await asyncio.to_thread(check, topology, version)
+            drawing = await asyncio.to_thread(draw_topology, topology, version, findings)
+            self._drawings = (*self._drawings[-1:], drawing)
         return BrokerSnapshot(
             topology, version, at=now, live=live, readings=readings, findings=findings
+        )
+
+    async def drawing(self, snapshot: BrokerSnapshot) -> TopologyDrawing:
+        """Return the rows and edges of a snapshot's topology."""
+        for drawing in self._drawings:
+            if drawing.topology is snapshot.topology:
+                return drawing
+        return await asyncio.to_thread(
+            draw_topology, snapshot.topology, snapshot.version, snapshot.findings
         )
 
     async def reading(self, queue: str) -> QueueReading | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,58 +18,37 @@ from hopback.admin.pages import Pages
 from hopback.admin.problems import Refused
 from hopback.admin.queue_rules import BROKER_MAP, QueueRule
 from hopback.admin.roles import Role
+from hopback.admin.topology_drawing import delayed_messages, graph, role_of
 from hopback.deadletters.contract import Moment
 from hopback.errors import InvalidTopology
 from hopback.topology.asyncapi import write_asyncapi
 from hopback.topology.check import Severity  # noqa: TC001
 from hopback.topology.definitions import write_definitions
-from hopback.topology.delays import (
-    DUE,
-    is_delay_level,
-    longest_delay_ms,
-    scheduled_queue,
-    without_delay_levels,
-)
 from hopback.topology.diagram import draw_flow
 from hopback.topology.document import from_document, to_document
-from hopback.topology.durations import LONGEST_MS, format_duration
-from hopback.topology.effective import effective_topology
 from hopback.topology.hazards.rule import Finding  # noqa: TC001
-from hopback.topology.plan import Leave
-from hopback.topology.roles import QueueRole, queue_roles
-from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hopback.admin.pages import Visit
     from hopback.deadletters.live import BrokerSnapshot
     from hopback.rehearse.scenario import Scenario
-    from hopback.topology.model import Queue
 
 __all__ = [
     "TOPOLOGY",
     "TOPOLOGY_PAGES",
     "CheckAnswer",
     "ConflictAnswer",
-    "DelayedRow",
     "DesiredTopology",
     "DifferenceAnswer",
-    "ExchangeRow",
     "FindingAnswer",
     "Format",
     "PlannedAnswer",
-    "QueueRow",
     "RouteAnswer",
     "RouteQuery",
     "StepAnswer",
     "TopologyAnswer",
     "TopologyQuery",
-    "delayed_messages",
-    "exchange_rows",
     "finding_answer",
-    "graph",
-    "queue_rows",
 ]
 
 _DEFINITIONS = "application/vnd.rabbitmq.definitions+json"
@@ -295,6 +273,10 @@ def _text(value: object) -> str:
 TOPOLOGY_PAGES = Pages()
 """The rows of this part."""
 
+_ROWS = 200  # queues, and exchanges, of the page; the search field finds the others
+_BINDINGS = 20  # of an exchange on the page; the definitions have all
+_PLACES = 50  # of a rule on the page of checks; the API has all
+
 
 async def _snapshot(visit: Visit) -> BrokerSnapshot:
     found = await visit.services.live.snapshot()
@@ -312,26 +294,40 @@ async def _listed_queues(visit: Visit) -> frozenset[str]:
 @TOPOLOGY_PAGES.get("/topology", Role.VIEWER, BROKER_MAP)
 async def _topology(visit: Visit) -> Response:
     snapshot = await _snapshot(visit)
-    exchange, key = visit.field("exchange"), visit.field("key")
-    queues, exchanges = queue_rows(snapshot, await _listed_queues(visit)), exchange_rows(snapshot)
+    drawing = await visit.services.live.drawing(snapshot)
+    exchange, key, find = visit.field("exchange"), visit.field("key"), visit.field("find").strip()
     reached = None
     if visit.field("ask"):
         try:
             reached = snapshot.routed(exchange, key)
         except KeyError:
             raise Refused(404, "not-found", f"There is no exchange {exchange!r}.") from None
+    queues = [row for row in drawing.queues if find.lower() in row.name.lower()]
+    exchanges = [row for row in drawing.exchanges if find.lower() in row.name.lower()]
+    listed = await _listed_queues(visit)
+    words = (
+        _number_of(len(drawing.exchanges), "exchange"),
+        _number_of(len(drawing.queues), "queue"),
+    )
     return visit.page(
         "topology.html",
         snapshot=snapshot,
-        headline=f"{_number_of(len(exchanges), 'exchange')}, {_number_of(len(queues), 'queue')}",
-        exchanges=[*(row.name for row in exchanges), ""],
+        headline=", ".join(words),
+        exchanges=None
+        if len(drawing.exchanges) > _ROWS
+        else [*(row.name for row in drawing.exchanges), ""],
         focus=visit.field("focus"),
+        find=find,
+        searchable=max(len(drawing.queues), len(drawing.exchanges)) > _ROWS,
         asked_exchange=exchange,
         asked_key=key,
         reached=reached,
-        queues=queues,
-        delayed=delayed_messages(snapshot),
-        exchange_rows=exchanges,
+        queues=[(row, role_of(row, listed).value) for row in queues[:_ROWS]],
+        queue_count=len(queues),
+        delayed=delayed_messages(snapshot.topology, snapshot.readings),
+        exchange_rows=exchanges[:_ROWS],
+        exchange_count=len(exchanges),
+        most_bindings=_BINDINGS,
         planned={plan.queue for plan in snapshot.topology.plans},
     )
 
@@ -449,7 +445,9 @@ def _rehearsal_of(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any
 
 @TOPOLOGY_PAGES.get("/topology/graph.json", Role.VIEWER, BROKER_MAP)
 async def _graph(visit: Visit) -> Response:
-    return JSONResponse(graph(await _snapshot(visit), await _listed_queues(visit)))
+    snapshot = await _snapshot(visit)
+    drawing, listed = await visit.services.live.drawing(snapshot), await _listed_queues(visit)
+    return JSONResponse(graph(drawing, snapshot.readings, listed, visit.all("focus")))
 
 
 @TOPOLOGY_PAGES.get("/checks", Role.VIEWER, BROKER_MAP)
@@ -465,215 +463,10 @@ async def _checks(visit: Visit) -> Response:
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
         for severity, found in groupby(snapshot.findings, lambda one: one.severity.value)
     ]
-    return visit.page("checks.html", snapshot=snapshot, headline=" and ".join(words), groups=groups)
-
-
-_LABEL = 60  # characters; the map cuts longer names anyway, the tables have them whole
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRow:
-    """A queue as a row."""
-
-    name: str
-    type: str
-    role: str
-    messages: int | None
-    ttl: str
-    dead_letters: str
-    hazards: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeRow:
-    """An exchange as a row, with its bindings: key and destination."""
-
-    name: str
-    type: str
-    bindings: list[tuple[str, str]]
-
-
-def queue_rows(snapshot: BrokerSnapshot, listed: frozenset[str]) -> list[QueueRow]:
-    """Every queue, by name; those of dead letters are those that are `listed`."""
-    effective = effective_topology(snapshot.topology, snapshot.version)
-    # Without plans a queue that dead-letters by itself still reads as a queue with consumers.
-    roles, hazards = dict(queue_roles(effective)), _hazards(snapshot)
-    for name, role in roles.items():
-        if name in listed:
-            roles[name] = QueueRole.DEAD_LETTER
-        elif role is QueueRole.DEAD_LETTER:
-            roles[name] = QueueRole.PLAIN  # somebody said that it holds no dead letters
-    return [
-        QueueRow(
-            queue.name,
-            queue.type.value,
-            roles[queue.name].value,
-            None
-            if (reading := snapshot.readings.get(queue.name)) is None
-            else reading.counts.messages,
-            _ttl(queue),
-            _dead_letter_words(queue),
-            hazards[queue.name],
-        )
-        for queue in sorted(effective.queues, key=lambda each: each.name)
-    ]
-
-
-def exchange_rows(snapshot: BrokerSnapshot) -> list[ExchangeRow]:
-    """Every exchange, by name."""
-    bound: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for binding in snapshot.topology.bindings:
-        bound[binding.source].append((binding.routing_key, binding.destination))
-    return [
-        ExchangeRow(exchange.name, str(exchange.type), sorted(bound[exchange.name]))
-        for exchange in sorted(snapshot.topology.exchanges, key=lambda each: each.name)
-    ]
-
-
-def graph(snapshot: BrokerSnapshot, listed: frozenset[str]) -> dict[str, Any]:
-    """Nodes and edges as the map draws them; all queues of delays are one node."""
-    found = [*_nodes(snapshot, listed), *_edges(snapshot)]
-    if delayed := delayed_messages(snapshot):
-        shown = replace(snapshot, topology=without_delay_levels(snapshot.topology))
-        waiting = "" if delayed.messages is None else f"{_messages(delayed.messages)}, "
-        label = f"queues of delays\n{waiting}up to {delayed.longest}"
-        node = _node("q:hopback.delay", "hopback.delay", "retry", label, 0)
-        node["data"]["messages"] = delayed.messages or 0
-        due = _edge("q:hopback.delay", f"x:{DUE}", "dead-letter", "")
-        found = [*_nodes(shown, listed), node, *_edges(shown), due]
-    return {"elements": found}
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedRow:
-    """What waits in the queues of delays: how many messages, and how long they may."""
-
-    queues: int
-    messages: int | None
-    longest: str
-
-
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"
-
-
-def delayed_messages(snapshot: BrokerSnapshot) -> DelayedRow | None:
-    """What is held to be sent later; None where nothing is declared for it."""
-    levels = [queue.name for queue in snapshot.topology.queues if is_delay_level(queue.name)]
-    if not levels:
-        return None
-    known = [snapshot.readings[name] for name in levels if name in snapshot.readings]
-    counts = [one.counts.messages for one in known if one.counts.messages is not None]
-    longest = format_duration(longest_delay_ms(snapshot.topology))
-    return DelayedRow(len(levels), sum(counts) if counts else None, longest)
-
-
-def _nodes(snapshot: BrokerSnapshot, listed: frozenset[str]) -> Iterator[dict[str, Any]]:
-    hazards = _hazards(snapshot)
-    for exchange in snapshot.topology.exchanges:
-        label = f"{_short(exchange.name)}\n{exchange.type}"
-        yield _node(f"x:{exchange.name}", exchange.name, "exchange", label, hazards[exchange.name])
-    for row in queue_rows(snapshot, listed):
-        parts = [_short(row.name)]
-        facts = [_messages(row.messages)] if row.messages is not None else []
-        parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))
-        label = "\n".join(part for part in parts if part)
-        node = _node(f"q:{row.name}", row.name, row.role, label, row.hazards)
-        node["data"]["messages"] = row.messages or 0
-        yield node
-
-
-def _node(node_id: str, name: str, kind: str, label: str, hazards: int) -> dict[str, Any]:
-    height = 26 + 16 * (label.count("\n") + len(name) // 26)
-    data = {"id": node_id, "name": name, "kind": kind, "label": label, "hazards": hazards}
-    return {"data": data | {"height": height}}
-
-
-def _edges(snapshot: BrokerSnapshot) -> Iterator[dict[str, Any]]:
-    topology = snapshot.topology
-    known = {f"x:{each.name}" for each in topology.exchanges}
-    known |= {f"q:{each.name}" for each in topology.queues}
-    keys: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for binding in topology.bindings:
-        end = f"{'x' if binding.to_exchange else 'q'}:{binding.destination}"
-        keys[f"x:{binding.source}", end].append(binding.routing_key)
-    for (source, end), found in keys.items():
-        if source in known and end in known:
-            shown = ", ".join([_short(key) for key in found if key][:2])
-            more = f" +{len(found) - 2}" if len(found) > 2 else ""
-            yield _edge(source, end, "binding", shown + more)
-    for kind, paths in (
-        ("publish", _publishes(snapshot)),
-        ("dead-letter", _dead_letter_paths(snapshot)),
-    ):
-        for source, end in dict.fromkeys(paths):
-            if source in known and end in known:
-                yield _edge(source, end, kind, "")
-
-
-def _publishes(snapshot: BrokerSnapshot) -> Iterator[tuple[str, str]]:
-    """The ways that consumers publish by themselves, where a declared plan tells."""
-    for plan in snapshot.topology.plans:
-        ways = [(plan.parking.by, plan.parking.exchange, plan.parking.queue)]
-        for tier in plan.tiers:
-            ways += [(plan.leave, route.exchange, route.queue) for route in tier.routes]
-        for leave, exchange, queue in ways:
-            if leave is not Leave.REJECT:
-                yield f"q:{plan.queue}", f"x:{exchange}" if exchange else f"q:{queue}"
-    for each in snapshot.topology.queues:
-        if (periodic := scheduled_queue(each.name)) is not None:
-            yield f"q:{each.name}", f"q:{periodic}"
-
-
-def _dead_letter_paths(snapshot: BrokerSnapshot) -> Iterator[tuple[str, str]]:
-    """From each queue to the exchange its dead letters go to, or straight to the queue."""
-    effective = effective_topology(snapshot.topology, snapshot.version)
-    names = (queue.name for queue in effective.queues)
-    table = RoutingTable((*PREDECLARED, *effective.exchanges), names, effective.bindings)
-    for queue in effective.queues:
-        exchange = queue.arguments.get("x-dead-letter-exchange")
-        key = queue.arguments.get("x-dead-letter-routing-key")
-        if exchange == "":
-            for reached in table.route("", str(key)) if key is not None else ():
-                yield f"q:{queue.name}", f"q:{reached}"
-        elif isinstance(exchange, str):
-            yield f"q:{queue.name}", f"x:{exchange}"
-
-
-def _edge(source: str, end: str, kind: str, label: str) -> dict[str, Any]:
-    data = {"source": source, "target": end, "kind": kind, "label": label}
-    return {"data": {"id": f"{kind}:{source}>{end}", **data}}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"
-
-
-def _ttl(queue: Queue) -> str:
-    ttl = queue.arguments.get("x-message-ttl")
-    if not isinstance(ttl, int) or isinstance(ttl, bool) or not 0 <= ttl <= LONGEST_MS:
-        return ""
-    return format_duration(int(ttl))
-
-
-def _dead_letter_words(queue: Queue) -> str:
-    exchange = queue.arguments.get("x-dead-letter-exchange")
-    key = queue.arguments.get("x-dead-letter-routing-key")
-    if not isinstance(exchange, str):
-        return ""
-    if not exchange:
-        return f"queue {key}" if key is not None else "its own queue"
-    return exchange if key is None else f"{exchange} with key {key}"
-
-
-def _hazards(snapshot: BrokerSnapshot) -> Counter[str]:
-    """How many findings, worse than a remark, name each object."""
-    names = {queue.name for queue in snapshot.topology.queues}
-    names |= {exchange.name for exchange in snapshot.topology.exchanges}
-    found: Counter[str] = Counter()
-    for finding in snapshot.findings:
-        if finding.severity.value == "info":
-            continue
-        # A finding names its objects in backticks.
-        found.update(name for name in names if f"`{name}`" in finding.place)
-    return found
+    return visit.page(
+        "checks.html",
+        snapshot=snapshot,
+        headline=" and ".join(words),
+        groups=groups,
+        most_places=_PLACES,
+    )

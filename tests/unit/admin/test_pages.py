@@ -24,6 +24,7 @@ from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received
 from hopback.policy.delays import delay
 from hopback.topology.delays import delay_topology
+from hopback.topology.model import Queue
 from tests.harness.seeded import publish
 from tests.unit.admin.admin_service import DLQ, admin, dead_letter, settings
 
@@ -332,3 +333,21 @@ async def test_the_review_says_that_nobody_consumes_where_messages_go() -> None:
         asked = {"kind": "re-drive", "queue": DLQ, "reason": "repaired", "dryRun": True}
         plan = (await service.client.post("/admin/dlq/jobs", json=asked)).json()
         assert plan["reaches"] == [{"queue": "orders", "consumers": 0, "messages": 0}]
+
+
+async def test_pages_of_a_large_topology_show_its_first_rows_and_the_map_around_a_queue() -> None:
+    names = [f"team{n:03}" for n in range(300)]
+    queues = tuple(Queue(f"{name}{end}") for name in names for end in ("", ".dlq"))
+    async with admin(replace(dead_letter(1), routing_key="team123.dlq"), extra=queues) as service:
+        page = (await service.client.get("/topology")).text
+        found = (await service.client.get("/topology", params={"find": "team29"})).text
+        graph = (await service.client.get("/topology/graph.json")).json()
+        focused = await service.client.get("/topology/graph.json", params={"focus": "team007.dlq"})
+    assert "The first 200 of 603 queues." in page
+    assert page.count('data-label="Queue"') == 200
+    assert re.findall(r'id="q-(team29\d)"', found) == [f"team{n}" for n in range(290, 300)]
+    assert "The first" not in found
+    nodes = [item["data"] for item in graph["elements"] if "name" in item["data"]]
+    assert (len(nodes), graph["total"]) == (200, 604)
+    assert nodes[0]["name"] == "team123.dlq"
+    assert [item["data"].get("name") for item in focused.json()["elements"]] == ["team007.dlq"]

@@ -28,6 +28,9 @@ function arrange(map, ratio) {
   const ink = dark ? "#e9e7de" : "#22231f";
   const soft = dark ? "#8d8b80" : "#8b897d";
   const fill = dark ? "#1f211d" : "#ffffff";
+  // Red marks errors of the checks only, amber their warnings.
+  const bad = dark ? "#f08d74" : "#b4412a";
+  const warn = dark ? "#dcae5a" : "#b07a13";
   place.classList.add("ready");
   const node = (kind, colour, more) => ({ selector: `node[kind = "${kind}"]`, style: { "border-color": colour, ...more } });
   const map = cytoscape({
@@ -44,14 +47,15 @@ function arrange(map, ratio) {
       node("exchange", dark ? "#ab93dd" : "#7a5fb0", { shape: "cut-rectangle" }),
       node("main", dark ? "#7fb2e6" : "#2d6fb3", {}),
       node("plain", soft, {}),
-      node("retry", dark ? "#dcae5a" : "#b07a13", { shape: "round-rectangle", "border-style": "dotted", "border-width": 2.4 }),
-      node("dead-letter", dark ? "#f08d74" : "#b4412a", { "background-color": dark ? "#33201b" : "#fbeee9", "border-width": 2.2 }),
-      { selector: "node[hazards > 0]", style: { "border-style": "double", "border-width": 6, "border-color": dark ? "#f08d74" : "#b4412a" } },
+      node("retry", soft, { shape: "round-rectangle", "border-style": "dotted", "border-width": 2.4 }),
+      node("dead-letter", ink, { "background-color": dark ? "#34352f" : "#ecebe4", "border-width": 2.2 }),
+      { selector: "node[warnings > 0]", style: { "border-style": "double", "border-width": 5, "border-color": warn } },
+      { selector: "node[errors > 0]", style: { "border-style": "double", "border-width": 6, "border-color": bad } },
       { selector: "edge", style: {
         width: 1.4, "line-color": soft, "target-arrow-color": soft, "target-arrow-shape": "triangle", "arrow-scale": 0.8,
         "curve-style": "bezier", label: "data(label)", "font-size": 10, color: dark ? "#c9c6ba" : "#5c5d55",
         "text-background-color": dark ? "#1f211d" : "#ffffff", "text-background-opacity": 0.9, "text-background-padding": 2 } },
-      { selector: 'edge[kind = "dead-letter"]', style: { "line-style": "dashed", "line-color": dark ? "#f08d74" : "#b4412a", "target-arrow-color": dark ? "#f08d74" : "#b4412a" } },
+      { selector: 'edge[kind = "dead-letter"]', style: { "line-style": "dashed" } },
       { selector: 'edge[kind = "publish"]', style: { "line-style": "dotted", width: 2.2 } },
       { selector: ".reached", style: { "border-color": dark ? "#7fc9b8" : "#23685b", "border-width": 4, "border-style": "solid", "background-color": dark ? "#21352f" : "#e3efeb" } },
       { selector: ".faded", style: { opacity: 0.25 } },
@@ -69,18 +73,20 @@ function arrange(map, ratio) {
     near.removeClass("faded");
   });
   map.on("tap", (event) => { if (event.target === map) map.elements().removeClass("faded"); });
-  const look = (target, least) => {
+  const fit = (target) => {
     map.fit(target, 30);
-    if (map.zoom() < least) { map.zoom(least); map.center(target); }
     if (map.zoom() > 1.2) { map.zoom(1.2); map.center(target); }
   };
   const named = (name) => map.nodes().filter((each) => each.data("name") === name && each.data("kind") !== "exchange");
   const focus = place.dataset.focus ? named(place.dataset.focus) : map.nodes(".reached");
-  // A whole broker is too small to read at once: begin where the dead letters are.
-  const dead = map.nodes('[kind = "dead-letter"][messages > 0]');
-  const start = focus.length ? focus : dead;
-  const family = start.length ? start.union(start.predecessors()).union(start.successors()) : map.elements();
-  look(family.length ? family : map.elements(), 0.7);
+  const family = (start) => start.union(start.predecessors()).union(start.successors());
+  // Begin with the largest of these parts whose labels are legible when it fits, or else with the smallest.
+  const dead = map.nodes('[kind = "dead-letter"][messages > 0]').sort((one, other) => other.data("messages") - one.data("messages"));
+  const parts = (focus.length ? [family(focus), focus.closedNeighborhood()] : [map.elements(), family(dead), family(dead.slice(0, 1))]).filter((part) => part.length);
+  for (const part of parts) {
+    fit(part);
+    if (map.zoom() >= 0.6) break;
+  }
   const tools = document.querySelector(".map-tools");
   tools.hidden = false;
   tools.addEventListener("click", (event) => {
@@ -90,5 +96,12 @@ function arrange(map, ratio) {
     if (verb === "in") map.zoom({ level: map.zoom() * 1.3, renderedPosition: middle });
     if (verb === "out") map.zoom({ level: map.zoom() / 1.3, renderedPosition: middle });
   });
+  const shown = map.nodes().length;
+  if (graph.total > shown) {
+    const note = document.getElementById("map-part");
+    note.querySelector("[data-shown]").textContent = shown.toLocaleString("en");
+    note.querySelector("[data-total]").textContent = graph.total.toLocaleString("en");
+    note.hidden = false;
+  }
   place.dataset.nodes = String(map.nodes().length);
 })();

@@ -1,0 +1,349 @@
+"""Tables and map of a topology.
+
+The parts without queue depths depend on the topology alone. They take seconds of CPU for thousands of
+queues, so they are computed once for each topology, in a thread. A request adds the depths to the rows that
+it shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hopback.topology.delays import (
+    DUE,
+    is_delay_level,
+    longest_delay_ms,
+    scheduled_queue,
+    without_delay_levels,
+)
+from hopback.topology.durations import LONGEST_MS, format_duration
+from hopback.topology.effective import effective_topology
+from hopback.topology.plan import Leave
+from hopback.topology.roles import QueueRole, queue_roles
+from hopback.topology.routing import PREDECLARED, RoutingTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hopback.broker.management.readings import QueueReading
+    from hopback.topology.hazards.rule import Finding
+    from hopback.topology.model import Queue, Topology
+    from hopback.version import BrokerVersion
+
+MAP_NODES = 200
+"""Nodes of a map. A browser lays out more of them in seconds only, and nobody can read them."""
+_HUB = (
+    40  # neighbours of a node; the map does not follow a node with more, or it would show them all
+)
+_LABEL = 60  # characters; the map cuts longer names anyway, the tables have them whole
+_DELAYS = "q:hopback.delay"
+_NAMED = re.compile("`([^`]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A queue as a row."""
+
+    name: str
+    type: str
+    role: QueueRole
+    ttl: str
+    dead_letters: str
+    errors: int
+    warnings: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRow:
+    """An exchange as a row, with its bindings: key and destination."""
+
+    name: str
+    type: str
+    bindings: list[tuple[str, str]]
+    errors: int
+    warnings: int
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedRow:
+    """The queues of delays: how many messages they have, and how long these may wait."""
+
+    queues: int
+    messages: int | None
+    longest: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyDrawing:
+    """The rows and edges of one topology, sorted by name."""
+
+    topology: Topology
+    queues: tuple[QueueRow, ...]
+    exchanges: tuple[ExchangeRow, ...]
+    edges: tuple[dict[str, Any], ...]
+    neighbours: Mapping[str, tuple[str, ...]]
+
+
+def draw_topology(
+    topology: Topology, version: BrokerVersion, findings: Iterable[Finding]
+) -> TopologyDrawing:
+    """Compute rows and edges."""
+    effective = effective_topology(topology, version)
+    hazards = _count_hazards(topology, findings)
+    shown, levels = topology, any(is_delay_level(queue.name) for queue in topology.queues)
+    effective_shown = effective
+    if levels:
+        shown = without_delay_levels(topology)
+        effective_shown = effective_topology(shown, version)
+    edges = [*_edges(shown, effective_shown)]
+    if levels:
+        edges.append(_edge(_DELAYS, f"x:{DUE}", "dead-letter", ""))
+    neighbours = defaultdict[str, list[str]](list)
+    for edge in edges:
+        source, target = edge["data"]["source"], edge["data"]["target"]
+        neighbours[source].append(target)
+        neighbours[target].append(source)
+    return TopologyDrawing(
+        topology,
+        tuple(queue_rows(effective, hazards)),
+        tuple(exchange_rows(topology, hazards)),
+        tuple(edges),
+        {name: tuple(dict.fromkeys(found)) for name, found in neighbours.items()},
+    )
+
+
+def role_of(row: QueueRow, listed: frozenset[str]) -> QueueRole:
+    """Return the role of a queue. The dead-letter queues are the `listed` ones."""
+    if row.name in listed:
+        return QueueRole.DEAD_LETTER
+    # An operator has said that the queue does not hold dead letters.
+    return QueueRole.PLAIN if row.role is QueueRole.DEAD_LETTER else row.role
+
+
+def queue_rows(effective: Topology, hazards: Mapping[str, Counter[str]]) -> Iterator[QueueRow]:
+    """Return every queue, by name."""
+    roles = queue_roles(effective)
+    for queue in sorted(effective.queues, key=lambda each: each.name):
+        yield QueueRow(
+            queue.name,
+            queue.type.value,
+            roles[queue.name],
+            _ttl(queue),
+            _dead_letter_words(queue),
+            hazards["error"][queue.name],
+            hazards["warning"][queue.name],
+        )
+
+
+def exchange_rows(topology: Topology, hazards: Mapping[str, Counter[str]]) -> Iterator[ExchangeRow]:
+    """Return every exchange, by name."""
+    bound: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for binding in topology.bindings:
+        bound[binding.source].append((binding.routing_key, binding.destination))
+    for exchange in sorted(topology.exchanges, key=lambda each: each.name):
+        yield ExchangeRow(
+            exchange.name,
+            str(exchange.type),
+            sorted(bound[exchange.name]),
+            hazards["error"][exchange.name],
+            hazards["warning"][exchange.name],
+        )
+
+
+def graph(
+    drawing: TopologyDrawing,
+    readings: Mapping[str, QueueReading],
+    listed: frozenset[str],
+    focus: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return the nodes and edges of the map. All queues of delays are one node.
+
+    If there are more nodes than a map can show, it shows those around the queues in `focus`, or else
+    around the dead-letter queues with the most messages.
+    """
+    counts = {name: one.counts.messages or 0 for name, one in readings.items()}
+    queues = {f"q:{row.name}": row for row in drawing.queues if not is_delay_level(row.name)}
+    exchanges = {f"x:{row.name}": row for row in drawing.exchanges if not is_delay_level(row.name)}
+    delayed = delayed_messages(drawing.topology, readings)
+    names = [*exchanges, *queues, *([_DELAYS] if delayed else [])]
+    total = len(names)
+    if total > MAP_NODES:
+        starts = [f"{kind}:{name}" for name in focus for kind in "qx"]
+        starts = [start for start in starts if start in queues or start in exchanges]
+        if not starts:
+            starts = sorted(
+                (name for name, row in queues.items() if row.name in listed),
+                key=lambda name: -counts.get(queues[name].name, 0),
+            )
+        names = list(_surroundings(starts or names, drawing.neighbours))
+    nodes = []
+    for name in names:
+        if name == _DELAYS and delayed:
+            nodes.append(_delay_node(delayed))
+        elif row := queues.get(name):
+            nodes.append(_queue_node(row, role_of(row, listed), readings))
+        elif exchange := exchanges.get(name):
+            label = f"{_short(exchange.name)}\n{exchange.type}"
+            hazards = exchange.errors, exchange.warnings
+            nodes.append(_node(name, exchange.name, "exchange", label, *hazards))
+    shown = {node["data"]["id"] for node in nodes}
+    edges = [
+        edge
+        for edge in drawing.edges
+        if edge["data"]["source"] in shown and edge["data"]["target"] in shown
+    ]
+    return {"elements": [*nodes, *edges], "total": total}
+
+
+def _surroundings(
+    starts: Iterable[str], neighbours: Mapping[str, tuple[str, ...]]
+) -> dict[str, None]:
+    """Return up to MAP_NODES nodes: each start with the nodes on its paths, nearest first."""
+    found: dict[str, None] = {}
+    for start in starts:
+        if len(found) >= MAP_NODES:
+            break
+        found.setdefault(start)
+        waiting = [start]
+        for name in waiting:
+            near = neighbours.get(name, ())
+            if len(near) > _HUB and name != start:
+                continue
+            for other in near:
+                if other not in found and len(found) < MAP_NODES:
+                    found[other] = None
+                    waiting.append(other)
+    return found
+
+
+def delayed_messages(topology: Topology, readings: Mapping[str, QueueReading]) -> DelayedRow | None:
+    """Return the messages to be sent later, None if no queues of delays are declared."""
+    levels = [queue.name for queue in topology.queues if is_delay_level(queue.name)]
+    if not levels:
+        return None
+    known = [readings[name] for name in levels if name in readings]
+    counts = [one.counts.messages for one in known if one.counts.messages is not None]
+    longest = format_duration(longest_delay_ms(topology))
+    return DelayedRow(len(levels), sum(counts) if counts else None, longest)
+
+
+def _delay_node(delayed: DelayedRow) -> dict[str, Any]:
+    waiting = "" if delayed.messages is None else f"{_messages(delayed.messages)}, "
+    label = f"queues of delays\n{waiting}up to {delayed.longest}"
+    node = _node(_DELAYS, "hopback.delay", "retry", label, 0, 0)
+    node["data"]["messages"] = delayed.messages or 0
+    return node
+
+
+def _queue_node(
+    row: QueueRow, role: QueueRole, readings: Mapping[str, QueueReading]
+) -> dict[str, Any]:
+    reading = readings.get(row.name)
+    messages = None if reading is None else reading.counts.messages
+    parts = [_short(row.name)]
+    facts = [_messages(messages)] if messages is not None else []
+    parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))
+    label = "\n".join(part for part in parts if part)
+    node = _node(f"q:{row.name}", row.name, role.value, label, row.errors, row.warnings)
+    node["data"]["messages"] = messages or 0
+    return node
+
+
+def _node(
+    node_id: str, name: str, kind: str, label: str, errors: int, warnings: int
+) -> dict[str, Any]:
+    height = 26 + 16 * (label.count("\n") + len(name) // 26)
+    data = {"id": node_id, "name": name, "kind": kind, "label": label, "height": height}
+    return {"data": data | {"errors": errors, "warnings": warnings}}
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'' if count == 1 else 's'}"
+
+
+def _edges(topology: Topology, effective: Topology) -> Iterator[dict[str, Any]]:
+    known = {f"x:{each.name}" for each in topology.exchanges}
+    known |= {f"q:{each.name}" for each in topology.queues}
+    keys: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for binding in topology.bindings:
+        end = f"{'x' if binding.to_exchange else 'q'}:{binding.destination}"
+        keys[f"x:{binding.source}", end].append(binding.routing_key)
+    for (source, end), found in keys.items():
+        if source in known and end in known:
+            shown = ", ".join([_short(key) for key in found if key][:2])
+            more = f" +{len(found) - 2}" if len(found) > 2 else ""
+            yield _edge(source, end, "binding", shown + more)
+    for kind, paths in (
+        ("publish", _publishes(topology)),
+        ("dead-letter", _dead_letter_paths(effective)),
+    ):
+        for source, end in dict.fromkeys(paths):
+            if source in known and end in known:
+                yield _edge(source, end, kind, "")
+
+
+def _publishes(topology: Topology) -> Iterator[tuple[str, str]]:
+    """Return the paths of messages that consumers publish, as far as plans declare them."""
+    for plan in topology.plans:
+        ways = [(plan.parking.by, plan.parking.exchange, plan.parking.queue)]
+        for tier in plan.tiers:
+            ways += [(plan.leave, route.exchange, route.queue) for route in tier.routes]
+        for leave, exchange, queue in ways:
+            if leave is not Leave.REJECT:
+                yield f"q:{plan.queue}", f"x:{exchange}" if exchange else f"q:{queue}"
+    for each in topology.queues:
+        if (periodic := scheduled_queue(each.name)) is not None:
+            yield f"q:{each.name}", f"q:{periodic}"
+
+
+def _dead_letter_paths(effective: Topology) -> Iterator[tuple[str, str]]:
+    """From each queue to the exchange its dead letters go to, or straight to the queue."""
+    names = (queue.name for queue in effective.queues)
+    table = RoutingTable((*PREDECLARED, *effective.exchanges), names, effective.bindings)
+    for queue in effective.queues:
+        exchange = queue.arguments.get("x-dead-letter-exchange")
+        key = queue.arguments.get("x-dead-letter-routing-key")
+        if exchange == "":
+            for reached in table.route("", str(key)) if key is not None else ():
+                yield f"q:{queue.name}", f"q:{reached}"
+        elif isinstance(exchange, str):
+            yield f"q:{queue.name}", f"x:{exchange}"
+
+
+def _edge(source: str, end: str, kind: str, label: str) -> dict[str, Any]:
+    data = {"source": source, "target": end, "kind": kind, "label": label}
+    return {"data": {"id": f"{kind}:{source}>{end}", **data}}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"
+
+
+def _ttl(queue: Queue) -> str:
+    ttl = queue.arguments.get("x-message-ttl")
+    if not isinstance(ttl, int) or isinstance(ttl, bool) or not 0 <= ttl <= LONGEST_MS:
+        return ""
+    return format_duration(int(ttl))
+
+
+def _dead_letter_words(queue: Queue) -> str:
+    exchange = queue.arguments.get("x-dead-letter-exchange")
+    key = queue.arguments.get("x-dead-letter-routing-key")
+    if not isinstance(exchange, str):
+        return ""
+    if not exchange:
+        return f"queue {key}" if key is not None else "its own queue"
+    return exchange if key is None else f"{exchange} with key {key}"
+
+
+def _count_hazards(topology: Topology, findings: Iterable[Finding]) -> Mapping[str, Counter[str]]:
+    """Return the number of findings by severity and name. A finding names its objects in backticks."""
+    names = {queue.name for queue in topology.queues}
+    names |= {exchange.name for exchange in topology.exchanges}
+    counts = defaultdict[str, Counter[str]](Counter)
+    for finding in findings:
+        counts[finding.severity.value].update(names.intersection(_NAMED.findall(finding.place)))
+    return counts
