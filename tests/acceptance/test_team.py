@@ -172,7 +172,7 @@ def test_a_team_writes_down_downloads_and_uploads(page: Page) -> None:
     _sign_in(page, "operator", f"/queues/{queue}")
     page.get_by_role("button", name="Look at messages").click()
     page.get_by_role("link", name="Notes").first.click()
-    page.get_by_label("What the next one should know").fill("known, fixed in 2.3")
+    page.get_by_label("Note for others").fill("known, fixed in 2.3")
     page.get_by_role("button", name="Write it down").click()
     expect(page.get_by_text("known, fixed in 2.3")).to_be_visible()
     expect(page.get_by_role("cell", name="note.add")).to_be_visible()

@@ -479,7 +479,7 @@ _TOLD = {
 _TITLES = {
     400: "This cannot be read",
     403: "You may not do this",
-    404: "There is no such thing",
+    404: "Not found",
     409: "Something stands in the way",
     422: "This cannot be done as asked",
     429: "Too much at once",

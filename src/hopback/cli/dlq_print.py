@@ -626,6 +626,8 @@ def print_job(job: Job) -> None:
     ]
     if job.selection.filter:
         lines.append(("filter", job.selection.filter))
+    if job.duplicates:
+        lines.append(("twice", job.duplicates))
     if job.rate is not None:
         lines.append(("rate", f"{job.rate:g} per second"))
     if job.export_to:

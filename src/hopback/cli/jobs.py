@@ -625,6 +625,8 @@ def _print_end(job: Job, *, noted: bool) -> None:
         click.echo(safe(f"Because: {job.reason}"))
     if job.state is JobState.STOPPED:
         click.echo(f"`hopback jobs came-back {job.id}` shows what came back.")
+    if job.duplicates:
+        click.echo(f"Delivered twice: {job.duplicates}.")
     if job.export_to and counts.done:
         click.echo(safe(f"Written to {job.export_to}"))
     if noted and (counts.failed or counts.skipped):

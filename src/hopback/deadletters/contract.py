@@ -572,6 +572,8 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
     changes: int = 0
     watch_s: float | None = field(default=None, name="watchSeconds")
     watch_text: str = ""
+    duplicates: str = ""
+    """How many messages may have been delivered twice, for a re-drive that was resumed."""
 
     def __post_init__(self) -> None:
         if not self.url:

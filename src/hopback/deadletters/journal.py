@@ -227,7 +227,15 @@ class JobRecord:
             changes=self.changes,
             watch_s=self.watch_s,
             watch_text=self.watch_text,
+            duplicates=self._duplicates,
         )
+
+    @property
+    def _duplicates(self) -> str:
+        most = min(self.spec.pace.in_flight * (self.run - 1), self.counts.done)
+        if self.kind is not JobKind.REDRIVE or not most:
+            return ""
+        return f"up to {most:,}, if the job was killed or its broker stopped before it was resumed"
 
     @property
     def is_active(self) -> bool:
@@ -268,7 +276,7 @@ class JobRecord:
 PROCESS_ENDED = "the process that ran it ended"
 """Why a job is interrupted whose process was stopped in order."""
 
-PROCESS_LOST = "the process that ran it was not heard of any more"
+PROCESS_LOST = "lost contact with the process running the job"
 """Why a job is interrupted whose process did not renew its lease."""
 
 AUDIT_DAYS = 365

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -11,6 +12,7 @@ from hopback.cli.dlq_print import print_jobs
 from hopback.cli.jobs import Bar, Meter, Records, bar_line, time_left
 from hopback.deadletters.codec import to_json
 from hopback.deadletters.contract import Counts, Job, JobState, Moment
+from hopback.deadletters.journal import JobRecord, JobSpec, SelectionSnapshot
 from hopback.deadletters.requests import JobKind
 
 
@@ -145,3 +147,10 @@ def test_what_is_discarded_cannot_come_back(capsys: pytest.CaptureFixture[str]) 
     discard, redrive = capsys.readouterr().out.split("ID ")[1:]
     assert "not known" not in discard
     assert "not known" in redrive
+
+
+def test_resumed_redrive_names_possible_duplicates() -> None:
+    spec = JobSpec(JobKind.REDRIVE, "q.dlq", "here", SelectionSnapshot(20_000))
+    job = JobRecord("j-1", spec, run=2, counts=Counts(20_000, done=20_000))
+    assert job.view.duplicates.startswith("up to 500, if the job was killed")
+    assert replace(job, run=1).view.duplicates == ""
