@@ -609,6 +609,7 @@ def print_job(job: Job) -> None:
     further = (
         (counts.skipped, "left out"),
         (counts.failed, "failed"),
+        (counts.gone, "left the queue otherwise"),
         (counts.remaining, "remaining"),
         (counts.returned, "given back"),
         (counts.arrived_meanwhile, "arrived meanwhile"),

@@ -614,6 +614,7 @@ def _print_end(job: Job, *, noted: bool) -> None:
         for number, words in (
             (counts.skipped, "left out"),
             (counts.failed, "failed"),
+            (counts.gone, "left the queue otherwise"),
             (counts.remaining, "not touched"),
             (counts.arrived_meanwhile, "arrived meanwhile"),
         )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from hopback.cli.dlq_print import print_jobs
+from hopback.cli.dlq_print import print_job, print_jobs
 from hopback.cli.jobs import Bar, Meter, Records, bar_line, time_left
 from hopback.deadletters.codec import to_json
 from hopback.deadletters.contract import Counts, Job, JobState, Moment
@@ -154,3 +154,13 @@ def test_resumed_redrive_names_possible_duplicates() -> None:
     job = JobRecord("j-1", spec, run=2, counts=Counts(20_000, done=20_000))
     assert job.view.duplicates.startswith("up to 500, if the job was killed")
     assert replace(job, run=1).view.duplicates == ""
+
+
+def test_job_counts_messages_that_left_the_queue_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = structs.replace(_job(60, state=JobState.COMPLETED), counts=Counts(100, done=60, gone=40))
+    print_job(job)
+    said = capsys.readouterr().out
+    assert "100 selected, 60 done, 40 left the queue otherwise" in said
+    assert "remaining" not in said
