@@ -208,7 +208,7 @@ def _find_one_order(page: Page, service: _Service) -> None:
     page.go_back()
     page.get_by_role("button", name="Release").click()
     page.goto("/search?find=C-99999")
-    expect(page.get_by_role("heading", name="No message has it")).to_be_visible(timeout=30_000)
+    expect(page.get_by_role("heading", name="No matches")).to_be_visible(timeout=30_000)
     packed = service.command("dlq", "search", "D-77")
     assert f"{OTHERS['documents.dlq']} of" in packed
     assert "documents.dlq" in packed

@@ -308,7 +308,7 @@ def _waiting(visit: Visit) -> PageWork:
     """What is waited for; nobody else's."""
     found = visit.services.working.get(visit.path["work"])
     if found is None or found.by != visit.principal.id:
-        raise Refused(404, "not-found", "What was waited for here is over, or was given up.")
+        raise Refused(404, "not-found", "This operation has finished or was cancelled.")
     found.attend()
     return found
 
@@ -472,17 +472,17 @@ _TOLD = {
     "copy-sent": "The changed copy is on its way; this message stays where it is.",
     "surveyed": "Every queue that looking does not harm was surveyed.",
     "limit-restored": "The delivery limit holds again.",
-    "key-deleted": "The key opens no more.",
+    "key-deleted": "Key revoked.",
     "filter-saved": "The filter is saved for everybody who looks at this queue.",
     "signed-out": "You are signed out.",
 }
 _TITLES = {
-    400: "This cannot be read",
+    400: "Invalid request",
     403: "You may not do this",
     404: "Not found",
-    409: "Something stands in the way",
-    422: "This cannot be done as asked",
-    429: "Too much at once",
+    409: "Conflict",
+    422: "Request refused",
+    429: "Too many requests",
     503: "The broker does not answer",
 }
 _CODE_TITLES = {

@@ -121,8 +121,8 @@ def flag_notices(version: BrokerVersion, disabled: Iterable[str]) -> tuple[Notic
     if "stream_queue" in off and version < BrokerVersion(3, 12):
         return (
             Notice(
-                "The feature flag stream_queue is disabled: at-least-once dead-lettering falls back "
-                "to at-most-once without a word. Enable it.",
+                "The feature flag stream_queue is disabled: at-least-once dead-lettering "
+                "silently becomes at-most-once. Enable it.",
                 urgent=True,
             ),
         )

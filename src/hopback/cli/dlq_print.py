@@ -206,7 +206,7 @@ def _notes(one: QueueSummary) -> Iterator[str]:
     if not one.exists:
         yield "not on the broker"
     if one.consumers and one.active_job is None:  # else it is the job's own
-        yield f"{count_of(one.consumers, 'consumer')} take from it"
+        yield count_of(one.consumers, "consumer")
     for held in one.held_back:
         yield f"{held.messages:,} held back in {held.queue}"
     if one.state not in (None, "running", "idle"):  # RabbitMQ's words for a queue that is well

@@ -202,6 +202,10 @@ class LiveQueues:
         self._clock = clock
         self._version: BrokerVersion | None = None
         self._recent: BrokerSnapshot | None = None
+        self._discovered: (
+            tuple[tuple[Topology, BrokerVersion, tuple[Override, ...]], tuple[DeadLetterQueue, ...]]
+            | None
+        ) = None
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
@@ -230,10 +234,15 @@ class LiveQueues:
             operators = await self._operators(self._management)
         answered = () if self._answered is None else await self._answered()
         overrides = (*answered, *self._overrides)
-        find = partial(dead_letter_queues, topology, version=version, overrides=overrides)
-        # Many queues take a second of CPU: other requests get their turns meanwhile.
-        is_large = len(topology.queues) > _MANY_QUEUES
-        found = await asyncio.to_thread(find) if is_large else find()
+        known = self._discovered
+        if known is not None and known[0] == (topology, version, overrides):
+            found = known[1]
+        else:
+            find = partial(dead_letter_queues, topology, version=version, overrides=overrides)
+            # Many queues take a second of CPU: other requests get their turns meanwhile.
+            is_large = len(topology.queues) > _MANY_QUEUES
+            found = await asyncio.to_thread(find) if is_large else find()
+            self._discovered = (topology, version, overrides), found
         snapshot = BrokerSnapshot(
             topology,
             version,

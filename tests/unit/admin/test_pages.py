@@ -166,7 +166,7 @@ async def test_a_problem_is_a_page_with_a_way_on() -> None:
         await service.client.get("/login?token=open")
         lost = await service.client.get("/queues/%3Cscript%3E")
         assert (lost.status_code, "<script>alert" in lost.text) == (404, False)
-        assert "Not found" in lost.text
+        assert "<h1>Not found" in lost.text
         told = await service.client.get("/jobs?told=%3Cb%3Esigned-out")
         assert "signed-out" not in told.text
         foreign = await service.client.post(f"/queues/{DLQ}/look", headers={"Origin": "http://x"})

@@ -51,9 +51,9 @@ def _expiring(analysis: Analysis) -> Iterator[Hit]:
         if ttl_ms is not None:
             yield Hit(
                 queue_place(queue.name),
-                f"This dead-letter queue lets go of its messages after {ttl_ms} ms: what nobody"
-                " looked at by then is gone.",
-                "Take `x-message-ttl` away; discard by hand what is of no use.",
+                f"Messages in this dead-letter queue expire after {ttl_ms} ms, and the broker deletes"
+                " them.",
+                "Remove `x-message-ttl`, and discard dead letters by hand.",
             )
 
 
@@ -112,8 +112,8 @@ def _looking(analysis: Analysis) -> Iterator[Hit]:
         yield Hit(
             queue_place(queue.name),
             f"Looking at the messages of this quorum dead-letter queue and putting them back"
-            f" counts; with its {origin} of {limit.value} the broker deletes a message after"
-            f" {limit.value + 1} looks, without a word. From 4.3 on only some ways of looking"
+            f" counts; with its {origin} of {limit.value} the broker silently deletes a"
+            f" message after {limit.value + 1} looks. From 4.3 on only some ways of looking"
             " count (a reject or a closed channel, not a nack).",
             f"{HARDENED[0].upper()}{HARDENED[1:]}, which sets a limit nobody reaches"
             + if_limits_can_be_lifted(
