@@ -378,10 +378,6 @@ class _Tracer:
         below = path[len(self._root) :]
         if below.startswith(("broker/embedded/", "broker/simulator/")):
             return
-        if (
-            below == "renamed.py"
-        ):  # Python asks it about every import, here about those of the client
-            return
         self.files.add(below)
         self.functions.add(
             (below, frame.f_code.co_qualname if _QUALIFIED else frame.f_code.co_name)

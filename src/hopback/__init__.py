@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.front_door import front_door
-from hopback.renamed import find_old_names
 
 if TYPE_CHECKING:
     from hopback.broker.declare import Ownership
@@ -117,8 +116,6 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-find_old_names()
-
 _HOMES = {
     "hopback.broker.declare": ("Ownership",),
     "hopback.broker.port": ("Broker",),
@@ -166,4 +163,4 @@ _HOMES = {
     "hopback.version": ("BrokerVersion",),
 }
 
-__getattr__, __dir__ = front_door(__name__, _HOMES, {"Surroundings": "Environment"})
+__getattr__, __dir__ = front_door(__name__, _HOMES)

@@ -20,7 +20,6 @@ _VALUES = (
     "hopback.front_door",
     "hopback.headers",
     "hopback.message",
-    "hopback.renamed",
     "hopback.text",
     "hopback.version",
 )
@@ -45,12 +44,11 @@ _ABOVE = (
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
-    "hopback.renamed": (),
     "hopback.extras": ("hopback.errors",),
     "hopback.version": (),
     "hopback.clock": (),
     "hopback.fields": (),
-    "hopback.front_door": ("hopback.renamed",),
+    "hopback.front_door": (),
     "hopback.text": ("hopback.fields",),
     "hopback.waiting": (),
     "hopback.message": ("hopback.fields",),
@@ -62,7 +60,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.errors",
         "hopback.fields",
         "hopback.message",
-        "hopback.renamed",
         "hopback.version",
     ),
     "hopback.broker": (*_PURE, *_PORT, "hopback.waiting"),
@@ -151,13 +148,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.designs",
         "hopback.errors",
         "hopback.extras",
-        "hopback.renamed",  # names that they had
         "hopback.runtime",
         "hopback.store",
         "hopback.topology",
     ),
     "hopback.__main__": ("hopback.cli",),
-    "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.renamed", "hopback.testing"),
+    "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
 }
 
 LIBRARIES: dict[str, frozenset[str]] = {

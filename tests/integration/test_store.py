@@ -282,16 +282,6 @@ async def test_a_key_is_taken_of_a_delivery_only(engine: AsyncEngine) -> None:
             await tx.first_time("a", "m1", key="order-id")
 
 
-async def test_the_old_name_of_the_message_still_works(engine: AsyncEngine) -> None:
-    """With a warning that says the new one; neither of them is a mistake."""
-    async with transaction(engine, CLOCK) as tx:
-        with pytest.warns(DeprecationWarning, match="first_time"):
-            assert await tx.first_time("a", message_id="old")
-        assert not await tx.first_time("a", "old")
-        with pytest.raises(TypeError, match="expected a message"):
-            await tx.first_time("a")
-
-
 async def test_a_crash_before_the_commit_leaves_no_mark(engine: AsyncEngine) -> None:
     """Work, mark and events go together: what fails leaves nothing of them."""
 

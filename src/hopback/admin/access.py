@@ -26,10 +26,9 @@ from hopback.admin.pages import (
 from hopback.admin.problems import Refused, trouble_title
 from hopback.admin.queue_rules import EVERY_QUEUE, NO_QUEUE
 from hopback.admin.roles import EVERYTHING, Role
-from hopback.deadletters.contract import AuditEntry, AuditList, Moment
+from hopback.deadletters.contract import AuditList, Moment
 from hopback.deadletters.requests import AuditQuery
 from hopback.errors import HopbackError
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -527,14 +526,3 @@ async def _audit(visit: Visit) -> Response:
     entries = await visit.operations.audit(asked)
     older = quote(str(entries[-1].number)) if len(entries) == _OLDER else ""
     return visit.page("audit.html", asked=asked, entries=entries, older=older)
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "AuditAnswer": (AuditEntry, "hopback.deadletters.AuditEntry"),
-        "audit_answer": (_itself, "the entry itself, with hopback.deadletters.codec.encode"),
-        "make_key": (_make_key, "POST /admin/keys"),
-        "take_key": (_delete_key, "DELETE /admin/keys/{key}"),
-    },
-)

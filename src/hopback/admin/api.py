@@ -26,7 +26,6 @@ from hopback.admin.roles import Role
 from hopback.deadletters.codec import convert, decode, encode
 from hopback.deadletters.codec import schemas as schemas_of
 from hopback.errors import BadRequest
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -553,14 +552,3 @@ def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
             "content": {MEDIA_TYPE: {"schema": problem}},
         }
     return found
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "Answer": (ApiAnswer, "hopback.admin.api.ApiAnswer"),
-        "Endpoint": (ApiEndpoint, "hopback.admin.api.ApiEndpoint"),
-        "admitted": (_admitted, "hopback.admin.api.admit"),
-        "decoded": (_decoded, "hopback.admin.api.PathRoute, which decodes the names in a path"),
-    },
-)

@@ -58,7 +58,6 @@ from hopback.deadletters.search import SearchRequest
 from hopback.deadletters.surveys import ErrorOverview, QueueTrend
 from hopback.errors import HopbackError
 from hopback.headers import timestamp
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
@@ -602,5 +601,3 @@ for _module, _names in ((contract, _NOW_IN_CONTRACT), (requests, _NOW_IN_REQUEST
         _OLD[_old] = getattr(_module, _new), f"{_module.__name__}.{_new}"
 for _kind in (*_NO_MORE_MADE, "session", "summary"):
     _OLD[f"{_kind}_answer"] = _itself, "the value itself, with hopback.deadletters.codec.encode"
-
-__getattr__: OldNameLookup = old_names(__name__, _OLD)

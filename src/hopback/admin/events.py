@@ -17,7 +17,6 @@ from hopback.admin.problems import Refused
 from hopback.deadletters.codec import encode
 from hopback.deadletters.search import SearchProgress, SkippedQueue
 from hopback.errors import HopbackError
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -366,12 +365,3 @@ def _event_response(events: AsyncIterator[bytes]) -> StreamingResponse:
 
 def _event_stream(jobs: AsyncIterator[Job]) -> StreamingResponse:
     return _event_response(job_events(jobs))
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "event_response": (_event_response, "EventStreams.open, which counts what is open"),
-        "event_stream": (_event_stream, "EventStreams.open with job_events"),
-    },
-)

@@ -42,7 +42,6 @@ from hopback.deadletters.requests import (
 from hopback.deadletters.return_watch import MEASURE_S
 from hopback.deadletters.search import SearchRequest
 from hopback.errors import BadRequest, CountMismatch, HopbackError, NoSuch
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -411,14 +410,3 @@ async def _steer(visit: Visit) -> Response:
         case _:
             raise Refused(404, "not-found", f"A job cannot be told to {verb!r}.")
     return see_other(f"/jobs/{quote(job.id, safe='')}")
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "ActForm": (
-            RedriveRequest,
-            "hopback.deadletters.RedriveRequest, which the form is read into",
-        )
-    },
-)

@@ -25,7 +25,6 @@ from hopback.deadletters.body import is_msgpack, packing, unpacked
 from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.message import plain_payload, plain_text, pretty_json
 from hopback.headers import timestamp
-from hopback.renamed import OldNameLookup, old_names
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
@@ -385,9 +384,3 @@ def _hex(body: bytes, note: str) -> ShownPayload:
         shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
         rows.append(f"{start:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {shown}")
     return ShownPayload(Form.HEX, "\n".join(rows), note, len(body))
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {"Payload": (ShownPayload, "hopback.admin.rendering.ShownPayload")},
-)

@@ -26,7 +26,6 @@ from hopback.deadletters.contract import (
 from hopback.deadletters.live import BrokerSnapshot
 from hopback.deadletters.requests import Who
 from hopback.errors import ManagementNotFound
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.check import check
 from hopback.topology.model import joined
 
@@ -453,8 +452,3 @@ class Denials:
                         {**details, "code": "repeated"},
                     )
                 )
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Scene": "hopback.deadletters.live.BrokerSnapshot"}
-)

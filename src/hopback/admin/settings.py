@@ -25,7 +25,6 @@ from hopback.deadletters.journal import AUDIT_DAYS, JOB_DAYS
 from hopback.deadletters.named_brokers import BrokerSettings, broker_names
 from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, InvalidTopology
-from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.push import PushTarget
 
 if TYPE_CHECKING:
@@ -457,9 +456,3 @@ def is_safe_address(url: str) -> bool:
         return parts.scheme == "http" and ipaddress.ip_address(host).is_loopback
     except ValueError:  # no address at all, or a name where an address is expected
         return False
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {"Limits": (RequestLimits, "hopback.admin.settings.RequestLimits")},
-)

@@ -31,7 +31,6 @@ from hopback.errors import (
     TopologyConflict,
     TopologyError,
 )
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.diff import Conflict, Kind, advise_exchange, advise_queue, diff
 
 # The old names below have a `Difference` of their own.
@@ -541,14 +540,3 @@ def _looking(thing: Exchange | Queue) -> Callable[[Channel], Awaitable[object]]:
     if isinstance(thing, Queue):
         return lambda channel: channel.declare_queue(thing, passive=True)
     return lambda channel: channel.declare_exchange(thing, passive=True)
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "depth": (_depth, "hopback.broker.count_now"),
-        "refused_argument": (difference_of, "hopback.broker.declare.difference_of"),
-        "Difference": (Inequivalent, "hopback.broker.declare.Inequivalent"),
-        "read_difference": (read_inequivalent, "hopback.broker.declare.read_inequivalent"),
-    },
-)

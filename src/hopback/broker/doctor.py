@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.limits import lifted_limits
 from hopback.errors import ManagementError, ManagementRefused
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.check import Finding, Severity, check
 from hopback.topology.effective import effective_topology
 from hopback.topology.roles import QueueRole, queue_roles
@@ -286,6 +285,3 @@ def _troubles(readings: tuple[QueueReading, ...]) -> tuple[Trouble, ...]:
     return tuple(
         Trouble(reading.queue.name, reading.state) for reading in readings if reading.state in _DOWN
     )
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"HeldBack": "HeldBackWarning"})

@@ -15,7 +15,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from hopback.errors import HopbackError, LoginRefused, TopologyError, UnsafeOperation
-from hopback.renamed import OldNameLookup, old_names
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -206,6 +205,3 @@ class Supervised:
         doing, _ = await first_of(work, self._stopping.wait())
         if doing is not None:
             doing.result()
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"LineState": "SupervisedState"})

@@ -48,7 +48,6 @@ from hopback.policy.redrive import (
     loop_guard,
     redrive_message,
 )
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
@@ -712,19 +711,3 @@ def may_pass(failed: HopbackError) -> bool:
         return failed.status == 0 or failed.status >= 500
     away = isinstance(failed, ConnectionLost | ConnectionFailed)
     return away and not isinstance(failed, LoginRefused)
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "HIGHEST_RATE": "hopback.deadletters.HIGHEST_RATE",
-        "MOST_IN_FLIGHT": "hopback.deadletters.MOST_IN_FLIGHT",
-        "RAMP": "hopback.deadletters.RAMP",
-        "UNHURRIED": "hopback.deadletters.UNHURRIED",
-        "Pace": "hopback.deadletters.Pace",
-        "Act": "Action",
-        "Redriving": "RedriveAction",
-        "Discarding": "DiscardAction",
-        "Sink": "hopback.deadletters.archive.FileSink",
-    },
-)

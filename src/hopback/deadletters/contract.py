@@ -21,7 +21,6 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.renamed import OldNameLookup, old_names, warn_of_old
 from hopback.topology.model import QueueType  # noqa: TC001  msgspec reads it at run time
 
 if TYPE_CHECKING:
@@ -374,12 +373,6 @@ class Page(_AnswerStruct, frozen=True):
     next: str | None = field(name="cursor")
     not_looked_into: int = 0
 
-    @property
-    def letters(self) -> tuple[DeadLetter, ...]:
-        """Their old name."""
-        warn_of_old("Page.letters", "dead_letters")
-        return self.dead_letters
-
 
 class TimelineEntry(_AnswerStruct, frozen=True):
     """One thing that happened to a message; `time` None where nobody wrote it down."""
@@ -436,12 +429,6 @@ class MessageView(_AnswerStruct, frozen=True, kw_only=True):
     payload_encoding: str
     payload_bytes: int
     body_url: str = ""
-
-    @property
-    def letter(self) -> DeadLetter:
-        """Its old name."""
-        warn_of_old("MessageView.letter", "dead_letter")
-        return self.dead_letter
 
 
 # --- browse sessions
@@ -711,9 +698,3 @@ class AuditList(_AnswerStruct, frozen=True):
 
     items: tuple[AuditEntry, ...]
     cursor: str | None
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {"NEWEST": "hopback.deadletters.NEWEST", "AuditQuery": "hopback.deadletters.AuditQuery"},
-)

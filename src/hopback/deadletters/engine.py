@@ -36,7 +36,6 @@ from hopback.deadletters.requests import JobKind
 from hopback.deadletters.return_watch import MEASURE_S, StopRule, counted_messages
 from hopback.errors import BrokerError, HopbackError, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -722,14 +721,3 @@ class Engine:
     async def _write(self, job: JobRecord) -> None:
         notes, self._notes = self._notes, []
         await self._run.write(job, notes)
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "Work": "Engine",
-        "Verdict": "hopback.deadletters.actions.AfterFailure",
-        "verdict_on": "hopback.deadletters.actions.after_failure",
-        "JobRun": "hopback.deadletters.job.JobRun",
-    },
-)

@@ -47,7 +47,6 @@ from hopback.errors import (
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
 from hopback.policy.redrive import RedriveOccasion
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
@@ -716,15 +715,3 @@ def _next_run(job: JobRecord) -> JobRecord:
 
 def _connection_name(job: JobRecord) -> str:
     return f"hopback job {job.id}"
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "Ceremony": "hopback.designs.design.CompletionEvent",
-        "NO_CEREMONY": "hopback.designs.design.NO_COMPLETION",
-        "ceremony_of": "hopback.designs.DESIGNS",
-        "Bench": "hopback.deadletters.live.BrokerSnapshot",
-        "Workshop": "JobRunner",
-    },
-)

@@ -24,7 +24,6 @@ from hopback.deadletters.requests import (
 )
 from hopback.errors import JobConflict, LeaseLost
 from hopback.headers import timestamp
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -583,13 +582,3 @@ class MemoryJournal:
             and (share is None or share.holds(self._brokers[entry.number]))
         )
         return tuple(islice(found, query.limit))
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "FailedMessage": "hopback.deadletters.FailedMessage",
-        "Frozen": "SelectionSnapshot",
-        "Wish": "ControlRequest",
-    },
-)

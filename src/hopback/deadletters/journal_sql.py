@@ -29,7 +29,6 @@ from hopback.deadletters.journal import (
 from hopback.deadletters.patch import PatchOperation
 from hopback.deadletters.requests import JobKind, Pace, Selection, Target, TargetKind, Who
 from hopback.errors import JobConflict, LeaseLost, NoSuch
-from hopback.renamed import OldNameLookup, old_names
 from hopback.sql.database import RowRefused, SqlDatabase, placeholders
 
 if TYPE_CHECKING:
@@ -525,17 +524,3 @@ async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncI
         yield SqlJournal(engine, clock, lease=lease)
     finally:
         await engine.dispose()
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "AuditRow": "hopback.deadletters.AuditEntry",
-        "AuditTable": "SqlJournal",
-        "JobRow": "hopback.deadletters.journal.JobRecord",
-        "JobTable": "SqlJournal",
-        "RowTaken": "hopback.errors.JobConflict",
-        "read_wish": "read_control",
-        "write_wish": "write_control",
-    },
-)

@@ -35,7 +35,6 @@ from hopback.errors import (
     NotFound,
     UnsafeOperation,
 )
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
 from hopback.topology.expand import retry_queues
 from hopback.topology.model import Policy, Queue, QueueType, joined
@@ -447,8 +446,3 @@ def _depth_of(reading: QueueReading) -> Depth:
         counts.lag_s,
         counts.held_back,
     )
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Places": "LiveQueues", "Scene": "BrokerSnapshot"}
-)

@@ -39,7 +39,6 @@ from hopback.headers import (
 from hopback.headers.names import FAILURE, is_broker_count, is_protected
 from hopback.headers.raw import text_header_in
 from hopback.message import Properties
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -669,15 +668,3 @@ def _queue(dead_letter: DeadLetter) -> str:
 def _error(dead_letter: DeadLetter) -> str:
     parts = [part for part in (dead_letter.error, dead_letter.error_message) if part]
     return ": ".join(parts).rstrip(".") or "no reason given"
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "BODY_BYTES": "hopback.deadletters.body.BODY_BYTES",
-        "parsed_body": "hopback.deadletters.body.parsed_body",
-        "Letter": "hopback.deadletters.DeadLetter",
-        "letter_of": "read_dead_letter",
-        "Event": "hopback.deadletters.TimelineEntry",
-    },
-)

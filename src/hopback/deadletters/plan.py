@@ -40,14 +40,13 @@ from hopback.deadletters.requests import (
     Selection,
     TargetKind,
 )
-from hopback.deadletters.return_watch import WatchTimer, planned_seconds, stop_rule_text
+from hopback.deadletters.return_watch import WatchTimer, stop_rule_text
 from hopback.deadletters.session import ChosenMessages, Grouping, check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, UnsafeOperation
 from hopback.headers import unread_headers
 from hopback.headers.names import UNREAD
 from hopback.policy.redrive import redrive_refusal
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -736,19 +735,3 @@ def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
     if spec.kind is JobKind.DISCARD and not spec.export_to:
         found.append("what is discarded is written down nowhere, unless an export is named")
     return [text for text in found if text]
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "Order": "hopback.deadletters.journal.JobSpec",
-        "Desk": "Planner",
-        "Rehearsal": "DryRun",
-        "chosen_letters": "chosen_messages",
-        "frozen_letters": "frozen_messages",
-        "watch_seconds": (
-            lambda plans: max(map(planned_seconds, plans), default=0.0),
-            "JobPlan.watch_seconds",
-        ),
-    },
-)

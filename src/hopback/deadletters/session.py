@@ -41,7 +41,6 @@ from hopback.deadletters.message import (
 from hopback.deadletters.requests import NOBODY, GroupBy, Window
 from hopback.errors import BadFilter, BadRequest, BrokerError, NoSuch, SessionOver, UnsafeOperation
 from hopback.headers import clipped
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
@@ -562,14 +561,3 @@ def view_of(session: BrowseSession) -> SessionView:
         ready=session.ready,
         held_by_others=session.held_by_others,
     )
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {
-        "SMALL_WINDOW": "hopback.deadletters.SMALL_WINDOW",
-        "MessageView": "hopback.deadletters.MessageView",
-        "Survey": "hopback.deadletters.Survey",
-        "Browsing": "Sessions",
-    },
-)

@@ -15,7 +15,6 @@ from hopback.deadletters.requests import Target, TargetKind
 from hopback.errors import AccessRefused, NotFound
 from hopback.message import Received
 from hopback.policy.reading import origin_of
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Exchange, Queue
 from hopback.topology.plan import Redrive
 
@@ -203,6 +202,3 @@ def queues_reached(
         case _:
             found = source.origins
     return None if found is None else frozenset(found)
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"BY_DESIGN": "hopback.deadletters.BY_DESIGN"})

@@ -38,7 +38,6 @@ from hopback.deadletters.requests import BY_DESIGN, Target, TargetKind
 from hopback.deadletters.session import check_cost
 from hopback.deadletters.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.errors import NoSuch
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -221,6 +220,3 @@ class Views:
             delivery = session.delivery(dead_letter.id)
             yield write_line(delivery, dead_letter)
             await turns.after(held_size(delivery))
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Showing": "Views"})

@@ -23,7 +23,6 @@ from hopback.designs.freeflow import AUDIT_KEYS, QUEUES, TIERS_MS, freeflow, que
 from hopback.designs.raffle import raffle
 from hopback.designs.ratatoskr import ratatoskr
 from hopback.designs.recommended import recommended
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,5 +142,3 @@ _EVERY = (
 
 DESIGNS: Mapping[str, Design] = MappingProxyType({design.name: design for design in _EVERY})
 """Every design by the name that the command knows it by."""
-
-__getattr__: OldNameLookup = old_names(__name__, {"Parameter": "DesignParameter"})

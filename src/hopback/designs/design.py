@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import LONGEST_MS, parse_duration_ms
 from hopback.topology.model import QueueType
 
@@ -164,6 +163,3 @@ def count_problems(path: str, count: int, *, least: int) -> Iterator[Problem]:
     """What keeps `count` from being a number of attempts or retries."""
     if count < least:
         yield Problem(path, f"at least {least}", str(count))
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Parameter": "DesignParameter"})

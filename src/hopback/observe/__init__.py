@@ -3,8 +3,5 @@
 from __future__ import annotations
 
 from hopback.observe.events import EVENTS, Bus, EventDescription, Subscriber
-from hopback.renamed import OldNameLookup, old_names
 
 __all__ = ["EVENTS", "Bus", "EventDescription", "Subscriber"]
-
-__getattr__: OldNameLookup = old_names(__name__, {"EventKind": "EventDescription"})

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hopback.renamed import OldNameLookup, old_names
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -273,6 +271,3 @@ class Bus:
         """Who wants what has to be asked again."""
         self._listeners.clear()
         self._tallies.clear()
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"EventKind": "EventDescription"})

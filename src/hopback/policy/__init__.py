@@ -33,7 +33,6 @@ from hopback.policy.redrive import (
     redrive_message,
     redrive_refusal,
 )
-from hopback.renamed import OldNameLookup, old_names
 
 __all__ = [
     "BackoffWaits",
@@ -66,5 +65,3 @@ __all__ = [
     "schedule",
     "show_schedule",
 ]
-
-__getattr__: OldNameLookup = old_names(__name__, {"Backoff": "BackoffWaits"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import format_duration
 
 __all__ = ["BackoffWaits", "delay", "schedule", "show_schedule"]
@@ -59,6 +58,3 @@ def _plain(attempt: int, policy: BackoffWaits) -> float:
 def _require(holds: bool, name: str, expected: str, got: float) -> None:
     if not holds:
         raise ValueError(f"{name}: expected {expected}, got {got}")
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Backoff": "BackoffWaits"})

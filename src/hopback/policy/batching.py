@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from hopback.renamed import OldNameLookup, old_names
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -35,6 +33,3 @@ def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     """Two halves of a batch of at least two: bad rows are found by trying each half alone."""
     middle = len(batch) // 2
     return batch[:middle], batch[middle:]
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Window": "BatchWindow"})

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.policy.outcome import Done
 from hopback.policy.reading import Reading
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -80,8 +79,3 @@ class HeldDelivery:
         made = HeldDelivery(self.delivery, self.session, answer)
         made._reading = self._reading
         return made
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Session": "ConsumeSession", "Taken": "HeldDelivery"}
-)

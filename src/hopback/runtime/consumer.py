@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from hopback.errors import BrokerError
 from hopback.policy.breaker import Breaker, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
-from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.answer import ConsumeSession, HeldDelivery
 from hopback.runtime.slow_runs import consumer_timeout_in
 from hopback.waiting import first_of
@@ -601,6 +600,3 @@ class Consumer:
 async def _close(session: ConsumeSession) -> None:
     with suppress(BrokerError):
         await session.channel.close()
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Limits": "ConsumerLimits"})

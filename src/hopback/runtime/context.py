@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 import uuid
-import warnings
 from collections.abc import Coroutine
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
@@ -18,7 +16,7 @@ from hopback.message import Message, Properties
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
 from hopback.text import did_you_mean
-from hopback.topology.durations import format_duration, parse_wait_ms
+from hopback.topology.durations import parse_wait_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -45,7 +43,6 @@ __all__ = [
     "end_of_session",
     "publish_from_thread",
     "trace_source",
-    "warn_of_milliseconds",
 ]
 
 current_context: ContextVar[Context] = ContextVar("hopback_current_context")
@@ -381,7 +378,6 @@ def compose(
         present["priority"] = priority
     if (expiration := options.get("expiration")) is not None:
         present["expiration"] = str(parse_wait_ms(expiration))
-        warn_of_milliseconds("expiration", expiration)
     if (compress := options.get("compress")) is not None:
         from hopback.runtime.codecs import compressed
 
@@ -473,28 +469,3 @@ class _Sent(Coroutine[Any, Any, None]):
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def warn_of_milliseconds(option: str, value: object) -> None:
-    """Say, at the line outside Hopback that gave it, what a large bare number means today.
-
-    A bare number for a waiting time is seconds; in 0.1.0 it was milliseconds. Seconds below a thousand are
-    plausible as seconds, and were hardly ever meant as milliseconds.
-    """
-    if not isinstance(value, int | float) or isinstance(value, bool) or value < 1000:
-        return
-    meant = format_duration(parse_wait_ms(value / 1000))
-    means = format_duration(parse_wait_ms(value))
-    frame, level = sys._getframe(), 1  # noqa: SLF001 - documented, and what warnings itself uses
-    while frame.f_back is not None:
-        module = str(frame.f_globals.get("__name__"))
-        # Programs built on the library, as the systems are, are outside of it.
-        if module.partition(".")[0] != "hopback" or module.startswith("hopback.systems."):
-            break
-        frame, level = frame.f_back, level + 1
-    warnings.warn(
-        f"{option}: {value} means {means} since 0.2.0, where a bare number is seconds; write"
-        f' "{meant}" or "{means}"',
-        UserWarning,
-        stacklevel=level,
-    )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.broker.port import count
 from hopback.errors import BrokerError
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.expand import retry_queues
 
 if TYPE_CHECKING:
@@ -233,6 +232,3 @@ class ConsumerTimeoutReader:
                     if known and one.queue.name in self._queues:
                         self._tell(one.queue.name, min(known) / 1000)
             await self._sleep(self._every)
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"HeldBack": "HeldBackReader"})

@@ -24,7 +24,7 @@ from hopback.errors import InvalidTopology, Problem
 from hopback.policy.breaker import BreakerPolicy
 from hopback.policy.outcome import MENU, Outcome, check_rules
 from hopback.runtime.codecs import Codec
-from hopback.runtime.context import Context, warn_of_milliseconds
+from hopback.runtime.context import Context
 from hopback.runtime.dependencies import Injector, hints_of, needs_of
 from hopback.runtime.payload import Decoder, decoder_for, guarded
 from hopback.topology.durations import duration_seconds, parse_wait_ms
@@ -152,7 +152,6 @@ def wait_ms(wait: object, option: str, *, where: str) -> int:
     except ValueError as error:
         expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
         raise InvalidTopology((Problem(option, expected, got),), where=where) from None
-    warn_of_milliseconds(f"{where}, {option}", wait)
     return found
 
 

@@ -27,7 +27,6 @@ from urllib.parse import unquote
 from hopback.broker.supervise import SupervisedState
 from hopback.endpoint import Response
 from hopback.policy.breaker import BreakerState
-from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.consumer import ConsumerState
 
 if TYPE_CHECKING:
@@ -191,6 +190,3 @@ def _probe(condition: Condition) -> Response:
 
 def _said(status: HTTPStatus, **content: object) -> Response:
     return Response(status, json.dumps(content).encode() + b"\n")
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Control": "ControlEndpoint"})

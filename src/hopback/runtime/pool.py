@@ -13,8 +13,6 @@ from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hopback.renamed import OldNameLookup, old_names
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
 
@@ -295,6 +293,3 @@ class Pool(Generic[T]):
             self._next_end = None
         if not self._running and not len(self._items):
             self._quiet.set()
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Lanes": "KeyedItems"})

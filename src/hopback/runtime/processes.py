@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.supervise import Backoff
-from hopback.renamed import OldNameLookup, old_names
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -317,6 +316,3 @@ class Changes:
             if found:
                 return found
             await asyncio.sleep(_LOOK_EVERY)
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"ParentLine": "ParentConnection"})

@@ -25,7 +25,6 @@ from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.policy.effects import Occasion, effects, failure_said, park_raw
-from hopback.renamed import OldNameLookup, old_names
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import Context
 
@@ -375,6 +374,3 @@ async def _pause(taken: HeldDelivery, seconds: float) -> None:
     except TimeoutError:
         return
     raise _Abandoned("the channel ended while the delivery was in hand")
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Surroundings": "Environment"})

@@ -12,19 +12,15 @@ import hashlib
 import json
 import logging
 import math
-import warnings
 import zlib
-from base64 import b64decode
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from sqlalchemy import bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from hopback import fields as amqp
 from hopback.clock import SystemClock
 from hopback.errors import HopbackError
 from hopback.headers import identity, without_unread
@@ -128,10 +124,9 @@ class Transaction:
     async def first_time(
         self,
         consumer: str,
-        message: str | Delivery | None = None,
+        message: str | Delivery,
         *,
         key: str | Callable[[Delivery], str] | None = None,
-        message_id: str | None = None,
     ) -> bool:
         """Mark the message as processed by this consumer; False if it already was.
 
@@ -142,17 +137,7 @@ class Transaction:
         The mark commits with everything else in this transaction: a crash before the commit leaves
         no mark, so the redelivery does the work; one after it finds the mark and does nothing. A message
         that was processed before is reported as the event `inbox.duplicate`, outside a handler in the log.
-        `message_id` is the old name of `message`.
         """
-        if message_id is not None:
-            warnings.warn(
-                "first_time(message_id=…) is now first_time(consumer, message)",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            message = message_id
-        if message is None:
-            raise TypeError("expected a message to know it by: a delivery, or a text")
         known = known_by(message, key)
         is_first = await self._mark(consumer, known)
         if not is_first:
@@ -361,46 +346,14 @@ class CursorTransaction:
 # --- the outbox -------------------------------------------------------------------------------
 
 
-# How an earlier version wrote a value that JSON has no type for: `{"$Int8": 1}`. Such rows may still wait.
-_TAGGED: dict[str, Callable[[Any], Any]] = {
-    "$table": lambda said: {name: _tagged(inner) for name, inner in said.items()},
-    "$Decimal": Decimal,
-    "$bytes": b64decode,
-    "$LongStr": lambda said: amqp.LongStr(b64decode(said)),
-    "$RawValue": lambda said: amqp.RawValue(b64decode(said)),
-    **{
-        f"${kind.__name__}": kind
-        for kind in (
-            amqp.Int8, amqp.UInt8, amqp.Int16, amqp.UInt16, amqp.Int32, amqp.UInt32, amqp.UInt64,
-            amqp.Float32, amqp.Timestamp,
-        )
-    },
-}  # fmt: skip
-
-
 def write_properties(properties: Properties) -> str:
     """The properties that are set, as JSON; what of headers nobody could read, as bytes of ours."""
     return json.dumps(properties_to_json(without_unread(properties)), separators=(",", ":"))
 
 
 def read_properties(text: str) -> Properties:
-    """The properties that `write_properties` wrote, in this version or an earlier one."""
-    record = json.loads(text)
-    if "properties" in record:
-        return properties_from_json(record)
-    found = {name: _tagged(value) for name, value in record.items()}
-    if "further_headers" in found:
-        found["further_headers"] = tuple(map(tuple, found["further_headers"]))
-    return Properties(**found)
-
-
-def _tagged(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_tagged(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    ((tag, said),) = value.items()
-    return _TAGGED[tag](said)
+    """Return the properties that `write_properties` wrote."""
+    return properties_from_json(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback import EmbeddedBroker, HopbackError, RabbitMQ
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,6 +78,3 @@ def broker_named(variables: Mapping[str, str]) -> Broker:
         return RabbitMQ(url)
     except ValueError as error:
         raise SettingsError(f"HOPBACK_BROKER: {error}") from None
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Environment": "Variables"})

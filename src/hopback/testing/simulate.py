@@ -34,7 +34,6 @@ from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.policy.delays import delay, read_delayed
 from hopback.policy.outcome import Done, Park, Retry, Snooze
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms
 from hopback.topology.diagram import Ids, label
 from hopback.topology.durations import format_duration
@@ -452,8 +451,3 @@ def sequence_of(timeline: Timeline) -> str:
         if entry.step is TimelineStep.WAITS:
             last = known[entry.queue]
     return "\n".join(lines) + "\n"
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"TimelineEntry": "TimelineEvent", "Entry": "TimelineEvent", "Step": "TimelineStep"}
-)

@@ -131,4 +131,4 @@ _HOMES = {
     "hopback.topology.wording": ("plan_in_words",),
 }
 
-__getattr__, __dir__ = front_door(__name__, _HOMES, {"Entry": "DiffEntry", "Role": "QueueRole"})
+__getattr__, __dir__ = front_door(__name__, _HOMES)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.definitions import identity
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF, QUEUE_ARGUMENTS, Prevails, policy_key
@@ -307,6 +306,3 @@ def _policy_fields(policy: Policy) -> dict[str, FieldValue]:
         "priority": policy.priority,
         **definition,
     }
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Entry": "DiffEntry"})

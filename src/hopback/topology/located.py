@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.durations import parse_duration_ms
 from hopback.topology.wording import did_you_mean, either, path_to, shown
 
@@ -168,6 +167,3 @@ class Table:
         known = sorted(self._asked)
         for key, place in self.without(known).items():
             place.wrong(f"one of {', '.join(known)}", shown(key) + did_you_mean(key, known))
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Place": "Located"})

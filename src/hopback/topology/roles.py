@@ -7,8 +7,6 @@ from collections import defaultdict
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.renamed import OldNameLookup, old_names
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -202,6 +200,3 @@ def _owners(name: str) -> Iterator[str]:
                 before, after = name[:place], name[place + len(sign + mark + sign) :]
                 yield f"{before}{sign}{after}"
                 yield f"{before}{sign}queue{sign}{after}"
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Role": "QueueRole"})

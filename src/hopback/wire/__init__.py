@@ -7,7 +7,6 @@ package.
 
 from __future__ import annotations
 
-from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.connection import WireConnection
 from hopback.wire.events import (
     Delivered,
@@ -42,5 +41,3 @@ __all__ = [
     "WireConnection",
     "parse_url",
 ]
-
-__getattr__: OldNameLookup = old_names(__name__, {"Connection": "WireConnection", "Role": "Side"})

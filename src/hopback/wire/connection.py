@@ -16,7 +16,6 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from hopback.errors import ProtocolError
-from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.channel import Assembler, ChannelCore
 from hopback.wire.events import (
     Delivered,
@@ -556,6 +555,3 @@ def _settlement_at(
 _CLOSE_IDS: Final = frozenset({METHODS["channel.close"].id, METHODS["channel.close-ok"].id})
 _OPEN_OK: Final = METHODS["channel.open-ok"].id
 _MOVING: Final = frozenset(name for _, _, name in CHANNEL)
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Connection": "WireConnection"})

@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hopback.errors import ProtocolError
-from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.tables import decode_table, encode_table
 
 if TYPE_CHECKING:
@@ -252,6 +251,3 @@ def _checked(payload: bytes, start: int, end: int) -> bytes:
     if end > len(payload):
         raise ProtocolError(f"expected {end - start} bytes, got {len(payload) - start}")
     return payload[start:end]
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Role": "Side"})

@@ -11,7 +11,6 @@ import ssl
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.errors import ConnectionFailed, ConnectionLost, ProtocolError
-from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.events import Violation
 
 if TYPE_CHECKING:
@@ -277,6 +276,3 @@ def tls_context(options: TlsOptions) -> ssl.SSLContext:
     elif options.server_name == "":
         context.check_hostname = False
     return context
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Pulse": "Heartbeat"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from decimal import Decimal
 from types import MappingProxyType
 
@@ -39,29 +38,3 @@ def test_a_row_is_read_as_it_was_written() -> None:
     found = read_properties(write_properties(_PROPERTIES))
     assert (found.message_id, found.delivery_mode) == ("m-1", 2)
     assert _typed(found) == _typed(_PROPERTIES)
-
-
-def test_a_row_of_an_earlier_version_is_read_as_it_was_meant() -> None:
-    """What waited in the outbox when Hopback was updated is published all the same."""
-    row = {
-        "message_id": "m-1",
-        "delivery_mode": 2,
-        "headers": {
-            "$table": {
-                "small": {"$Int8": -3},
-                "large": {"$UInt64": 2**63},
-                "at": {"$Timestamp": 1_700_000_000},
-                "half": {"$Float32": 0.5},
-                "price": {"$Decimal": "12.50"},
-                "raw": {"$bytes": "AP8="},
-                "long": {"$LongStr": "/g=="},
-                "unread": {"$RawValue": "dAE="},
-                "list": [1, "two", None, True],
-                "table": {"$table": {"$bytes": "no tag of ours", "inner": {"$Int8": 1}}},
-            }
-        },
-        "further_headers": [[{"$bytes": "/w=="}, {"$Int8": 7}]],
-    }
-    found = read_properties(json.dumps(row))
-    assert _typed(found) == _typed(_PROPERTIES)
-    assert found.further_headers == _PROPERTIES.further_headers

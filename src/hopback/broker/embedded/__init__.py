@@ -12,7 +12,6 @@ from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.session import Session, SessionChannel, Sink
 from hopback.broker.embedded.snapshot import NodeSnapshot, QueueSnapshot, StoredMessage
 from hopback.broker.embedded.virtual_time import NothingCanHappen, VirtualTimeLoop, run_virtual
-from hopback.renamed import OldNameLookup, old_names
 
 __all__ = [
     "PROFILES",
@@ -40,5 +39,3 @@ __all__ = [
     "profile_for",
     "run_virtual",
 ]
-
-__getattr__: OldNameLookup = old_names(__name__, {"ChannelState": "SessionChannel"})

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.broker.embedded.channel import EmbeddedChannel
 from hopback.errors import ConnectionLost
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,6 +170,3 @@ class EmbeddedConnection:
         self.broker.forget(self)
         for channel in tuple(self._channels):
             channel.end(error)
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Line": "OrderedCalls"})

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.refusal import precondition_failed
 from hopback.broker.embedded.timers import Deadline
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
@@ -204,8 +203,3 @@ class ConsumerRing:
             consumer.listed = False
             ready.remove(consumer)
         return None
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Patience": "ConsumerTimeout", "Rota": "ConsumerRing", "Consumer": "QueueConsumer"}
-)

@@ -16,7 +16,6 @@ from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
 from hopback.broker.embedded.timers import Deadline
 from hopback.fields import Timestamp, as_text, field_text
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -345,8 +344,3 @@ class AtLeastOnce:
         journal = self._queue.node.journal
         if journal is not None:
             journal.entry(kind, entry, self._queue.name, reason)
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Letter": "KeptDeadLetter", "Office": "DeadLetterer", "Safekeeping": "AtLeastOnce"}
-)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hopback.broker.embedded.refusal import precondition_failed
 from hopback.broker.port import REPLY_TO
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +72,3 @@ class DirectReplies(Generic[ChannelT]):
         if asker is None:
             raise precondition_failed("fast reply consumer does not exist")
         return replace(properties, reply_to=asker.name)
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Replies": "DirectReplies"})

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.renamed import OldNameLookup, old_names
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -123,6 +121,3 @@ class EventReporter:
             body=content.body,
         )
         self._listener(event)
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Journal": "EventReporter"})

@@ -40,7 +40,6 @@ from hopback.broker.embedded.settings import Policies
 from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
 from hopback.broker.embedded.timers import Timers
 from hopback.fields import RawValue, as_text, further_size, table_size, text_bytes
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -446,6 +445,3 @@ def _check_same(queue: Queue, found: LiveQueue, session: Session, place: str) ->
     refusal = inequivalent_argument(place, queue.declared_arguments, found.arguments)
     if refusal is not None:
         raise refusal
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Intake": "PublishChecker"})

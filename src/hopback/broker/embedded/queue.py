@@ -12,7 +12,6 @@ from hopback.broker.embedded.profile import CountHeaders, Discards
 from hopback.broker.embedded.ready import ClassicReady, PriorityReady, QuorumReady
 from hopback.broker.embedded.stored import Entry, StoredContent, Taken
 from hopback.broker.embedded.timers import Deadline, Delays, QueueExpiry, Ticks
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -503,6 +502,3 @@ class LiveQueue:
         self._lease.renew()
         if settings.bounded:
             self._trim()
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Return": "ReturnKind"})

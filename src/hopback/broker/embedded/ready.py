@@ -12,7 +12,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.embedded.profile import Priorities
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -238,9 +237,3 @@ def _pop_expired(ready: Ready, now: float) -> Entry | None:
     if head is not None and head.expires is not None and head.expires <= now:
         return ready.pop()
     return None
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {"ClassicLane": "ClassicReady", "PriorityLanes": "PriorityReady", "QuorumLanes": "QuorumReady"},
-)

@@ -14,7 +14,6 @@ from hopback.broker.embedded.refusal import (
     where,
 )
 from hopback.broker.embedded.settings import policy_for
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Binding, Exchange, ExchangeType
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
@@ -192,6 +191,3 @@ def _check_new(exchange: Exchange, profile: Profile, place: str) -> None:
         raise precondition_failed(
             f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {place}"
         )
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Wiring": "Routing"})

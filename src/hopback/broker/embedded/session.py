@@ -18,7 +18,6 @@ from hopback.broker.embedded.refusal import (
 )
 from hopback.broker.embedded.rights import DEFAULT_EXCHANGE, Right, refused_access, refused_topic
 from hopback.broker.embedded.stored import Taken
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import ExchangeType
 
 if TYPE_CHECKING:
@@ -473,6 +472,3 @@ class SessionChannel:
         held = [each for each in older if each is not None]
         self._lowest = tag + 1
         return [*held, taken]
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"ChannelState": "SessionChannel"})

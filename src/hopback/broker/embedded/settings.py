@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 
 if TYPE_CHECKING:
@@ -243,6 +242,3 @@ def policy_for(policies: Iterable[Policy], name: str, kinds: frozenset[str]) -> 
         if policy.apply_to in kinds and pattern_matches(policy.pattern, name)
     ]
     return max(matching, key=lambda policy: (policy.priority, policy.name), default=None)
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Settings": "QueueSettings"})

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hopback.message import Properties
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from asyncio import Event
@@ -218,6 +217,3 @@ class Taken:
                 found = with_headers(found, headers)
             self._properties = found
         return found
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Content": "StoredContent"})

@@ -10,7 +10,6 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.journal import EventKind, Loss
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,8 +242,3 @@ class Deadline:
         """Run the action once."""
         self.due = inf
         self._action()
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Lease": "QueueExpiry", "Tally": "QueueTotals", "Alarm": "Deadline"}
-)

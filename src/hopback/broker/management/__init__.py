@@ -15,7 +15,6 @@ from hopback.broker.management.readings import (
     QueueCounts,
     QueueReading,
 )
-from hopback.renamed import OldNameLookup, old_names
 
 __all__ = [
     "Alarm",
@@ -27,7 +26,3 @@ __all__ = [
     "QueueReading",
     "virtual_host",
 ]
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Counts": "QueueCounts", "Overview": "BrokerOverview"}
-)

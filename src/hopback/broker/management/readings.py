@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hopback.errors import ManagementError
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType
 from hopback.version import BrokerVersion
 
@@ -274,8 +273,3 @@ def _number(data: _Json, key: str) -> int | None:
 def _text(data: _Json, key: str) -> str | None:
     value = data.get(key)
     return value if isinstance(value, str) and value else None
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Overview": "BrokerOverview", "Counts": "QueueCounts"}
-)

@@ -18,7 +18,6 @@ from hopback.broker.server.api_users import (
     topic_permissions,
     users,
 )
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Exchange
 
 if TYPE_CHECKING:
@@ -528,6 +527,3 @@ SINGLE: dict[str, Callable[[ServedBroker], object]] = {
     "users": users,
 }
 """What there is once."""
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"alarms": "hopback.broker.server.api.alarms"})

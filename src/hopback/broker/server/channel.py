@@ -17,7 +17,6 @@ from hopback.broker.embedded.refusal import (
 from hopback.broker.server.outgoing import confirm_frame, short_text
 from hopback.errors import ProtocolError
 from hopback.message import Message, Received
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 from hopback.wire.events import MethodReceived, Published, SettlementReceived
 from hopback.wire.frames import ChannelState as WireState
@@ -578,6 +577,3 @@ class ChannelTransaction:
     def roll_back(self) -> None:
         """Forget it; deliveries stay unsettled."""
         self._steps, self._bytes = [], 0
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Transaction": "ChannelTransaction"})

@@ -16,7 +16,6 @@ from hopback.broker.server.outgoing import Envelopes
 from hopback.broker.server.users import MECHANISMS
 from hopback.errors import ProtocolError
 from hopback.message import Properties
-from hopback.renamed import OldNameLookup, old_names
 from hopback.wire.connection import WireConnection
 from hopback.wire.events import MethodReceived, Published
 from hopback.wire.frames import ConnectionState, Limits
@@ -492,8 +491,3 @@ class Client:
 
 
 _CLOSINGS = frozenset({"channel.close", "channel.close-ok"})
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"LineOwner": "SocketOwner", "ServerLine": "ClientSocket"}
-)

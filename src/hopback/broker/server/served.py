@@ -14,7 +14,6 @@ from hopback.broker.embedded.node import Node
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.timers import Timers
 from hopback.broker.server.users import EVERYTHING, Permissions, UserRights, Users
-from hopback.renamed import OldNameLookup, old_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -288,6 +287,3 @@ class ServedBroker:
         """Measure anew: called now and then, and by the alarm itself."""
         self._pressure.measure()
         self.weigh()
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"House": "ServedBroker"})

@@ -12,7 +12,6 @@ Use a virtual host that nobody else uses. Rows that set policies or restart node
 unless `Facilities` say how that is done.
 """
 
-from hopback.renamed import OldNameLookup, old_names
 from hopback.testing.conformance.exercise import Outcome, Result, exercise, play
 from hopback.testing.conformance.row import Mismatch, Row, Tag, rows
 from hopback.testing.conformance.subject import (
@@ -40,5 +39,3 @@ __all__ = [
     "play",
     "rows",
 ]
-
-__getattr__: OldNameLookup = old_names(__name__, {"Bench": "Subject"})

@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.errors import HopbackError
-from hopback.renamed import OldNameLookup, old_names
 from hopback.testing.conformance.row import Row, Tag, rows
 from hopback.testing.conformance.subject import Facilities, Lacking, Subject
 
@@ -130,6 +129,3 @@ def judge(result: Result, version: BrokerVersion) -> str | None:
     if result.outcome is Outcome.NOT_SHOWN:
         return f"the subject should have everything, but it {result.reason}"
     return None
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Difference": "BrokerDifference"})

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hopback.errors import BrokerError
 from hopback.message import Message, Properties
-from hopback.renamed import OldNameLookup, old_names
 from hopback.testing.conformance.row import Mismatch, equal, that
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType
 from hopback.version import BrokerVersion
@@ -333,6 +332,3 @@ class Subject:
         except BrokerError as error:
             return error
         raise Mismatch("expected the broker to refuse, and it did not")
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Bench": "Subject"})

@@ -15,7 +15,6 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.renamed import OldNameLookup, old_names
 from hopback.topology.definitions import RECORD
 from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
 from hopback.topology.model import ExchangeType, Policy, Queue, QueueType, Topology
@@ -421,6 +420,3 @@ def seems_resting(name: str) -> bool:
 def seems_waiting(name: str) -> bool:
     """Whether people call a retry queue so."""
     return bool(_WAITING_NAME.search(name))
-
-
-__getattr__: OldNameLookup = old_names(__name__, {"Scene": "Analysis"})

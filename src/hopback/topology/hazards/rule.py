@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.renamed import OldNameLookup, old_names
 from hopback.text import printable
 from hopback.version import BrokerVersion
 
@@ -153,11 +152,6 @@ def reported(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
         if analysis.version is None and not all(each.everywhere for each in severities):
             explanation += f" (RabbitMQ: {spelled(severities)}.)"
         yield Finding(rule.name, severity, hit.place, explanation, hit.fix)
-
-
-__getattr__: OldNameLookup = old_names(
-    __name__, {"Rule": "HazardRule", "Sighting": "Hit", "Verdict": "VersionedSeverity"}
-)
 
 
 HARDENED = "run the hardened form (`--hardened` for a documented design)"

@@ -1,6 +1,5 @@
 """The rows, by subject. Importing this package enters them all."""
 
-from hopback.renamed import OldNameLookup, old_names
 from hopback.testing.conformance.chapters import (
     arguments,
     consuming,
@@ -38,8 +37,3 @@ __all__ = [
     "returning",
     "routing",
 ]
-
-__getattr__: OldNameLookup = old_names(
-    __name__,
-    {"delayed_retry": f"{__name__}.quorum", "looking": f"{__name__}.returning"},
-)

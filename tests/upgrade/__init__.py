@@ -1,1 +1,0 @@
-"""What an earlier version has written is taken over: stores, jobs, exports, settings, waiting messages."""
