@@ -114,7 +114,7 @@ __all__ = [
     "recommended",
 ]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "hopback.broker.declare": ("Ownership",),
