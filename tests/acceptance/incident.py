@@ -3,7 +3,7 @@
 `orders` is consumed by a service that retries twice through a queue with a TTL and then rejects; the
 others stand as frameworks leave them. By hand:
 
-    python -m tests.acceptance.incident amqp://guest:guest@127.0.0.1:5672/ --orders 50000
+    python -m tests.acceptance.incident amqp://guest:guest@127.0.0.1:5672/ --orders 50000 --times 100
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 import pika  # type: ignore[import-untyped]
+
+from hopback.headers import failure_from_reason, failure_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,17 +61,26 @@ OTHERS = {
     "users.dlq": 3,
     "emails_failed": 2,
     "ledger.dlq": 2,
+    "events.dead": 4,
+    "reports_failed": 5,
+    "default.XQ": 4,
+    "mails-error": 4,
+    "tickets.dlq": 4,
+    "imports.dead": 3,
+    "payments.dlq": 6,
 }
-"""How many dead letters stand in the queues beside `orders.dlq`."""
+"""Number of dead letters in each queue beside `orders.dlq`, for `times=1`."""
 
 
 class Incident:
     """Makes it, and lets the broken consumer of `orders` run while the block lasts."""
 
-    def __init__(self, url: str, *, orders: int = 60, wait_ms: int = 200) -> None:
+    def __init__(self, url: str, *, orders: int = 60, wait_ms: int = 200, times: int = 1) -> None:
+        """`times` multiplies the dead letters of the other queues."""
         self._parameters = pika.URLParameters(url)
         self._orders = orders
         self._wait_ms = wait_ms
+        self._times = times
         self._ends = threading.Event()
         self._consumer = threading.Thread(target=self._consume, name="the orders service")
         self.repaired = threading.Event()
@@ -82,11 +93,18 @@ class Incident:
             channel = connection.channel()
             self._declare_orders(channel)
             self._publish_orders(channel)
-            _make_others(channel)
+            _make_others(channel, self._times)
             self._consumer.start()
             _until(lambda: _depth(channel, "orders.dlq") >= self._orders)
-            _until(lambda: all(_depth(channel, each) >= OTHERS[each] for each in OTHERS))
+            expected = {queue: count * self._times for queue, count in OTHERS.items()}
+            _until(lambda: all(_depth(channel, each) >= expected[each] for each in expected))
         return self
+
+    def depths(self) -> dict[str, int]:
+        """Return the number of dead letters of each queue as the broker counts them."""
+        with pika.BlockingConnection(self._parameters) as connection:
+            channel = connection.channel()
+            return {queue: _depth(channel, queue) for queue in ("orders.dlq", *OTHERS)}
 
     def __exit__(self, *_: object) -> None:
         self._ends.set()
@@ -135,28 +153,101 @@ class Incident:
 # --- what stands in the other queues
 
 
-def _make_others(channel: BlockingChannel) -> None:
+def _make_others(channel: BlockingChannel, times: int) -> None:
     """Each queue as its framework leaves it."""
-    _rejected(channel, "billing", 30, {"x-queue-type": "quorum"})
-    _rejected(channel, "images", 5, {}, body=b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    _rejected(channel, "billing", 30 * times, {"x-queue-type": "quorum"})
+    _rejected(channel, "images", 5 * times, {}, body=b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
     packed = gzip.compress(json.dumps({"document": "D-77", "customer": "C-00042"}).encode())
-    _rejected(channel, "documents", 3, {}, body=packed, content_encoding="gzip")
+    _rejected(channel, "documents", 3 * times, {}, body=packed, content_encoding="gzip")
     hostile = {
         "name": "<img src=x onerror=alert(1)>",
         "city": "\u202eegarots\x1b[31m",
         "crew": "👩‍🚀",
     }
-    _rejected(channel, "users", 3, {}, body=json.dumps(hostile, ensure_ascii=False).encode())
-    for main in ("shipping", "inventory", "emails", "sales"):
+    _rejected(
+        channel, "users", 3 * times, {}, body=json.dumps(hostile, ensure_ascii=False).encode()
+    )
+    for main in (
+        "shipping",
+        "inventory",
+        "emails",
+        "sales",
+        "reports",
+        "mails",
+        "tickets",
+        "payments",
+    ):
         _queue(channel, main)
-    _plain(channel, "shipping_error", _mass_transit())
-    _plain(channel, "shipping_skipped", [{"MT-Reason": "skipped"}] * 2)
-    _plain(channel, "error", [_nservicebus(number) for number in range(10)])
-    _plain(channel, "inventory.dlq", [_spring(number) for number in range(10)])
-    _plain(channel, "celery.dead", [{"task": "mail.send", "retries": 3}] * 8)
-    _plain(channel, "emails_failed", [_symfony()] * 2)
-    _expired_and_pushed_out(channel)
-    _ledger(channel)
+    _plain(channel, "shipping_error", _mass_transit() * times)
+    _plain(channel, "shipping_skipped", [{"MT-Reason": "skipped"}] * 2 * times)
+    _plain(channel, "error", [_nservicebus(number) for number in range(10)] * times)
+    _plain(channel, "inventory.dlq", [_spring(number) for number in range(10)] * times)
+    _plain(channel, "celery.dead", [{"task": "mail.send", "retries": 3}] * 8 * times)
+    _plain(channel, "emails_failed", [_symfony()] * 2 * times)
+    _plain(channel, "reports_failed", [_aio_pika()] * 5 * times)
+    _plain(channel, "mails-error", [_SIDEKIQ] * 4 * times)
+    _plain(channel, "tickets.dlq", [_NESTJS] * 4 * times)
+    _plain(channel, "payments.dlq", [_hopback()] * 6 * times)
+    _dramatiq(channel, 4 * times)
+    for exchange, work, dead in (("dlx", "events", "events.dead"), ("", "imports", "imports.dead")):
+        # FastStream and Broadway reject: RabbitMQ dead-letters the messages, and no header has an error.
+        _rejected(channel, work, OTHERS[dead] * times, {}, dead=dead, exchange=exchange)
+    _expired_and_pushed_out(channel, times)
+    _ledger(channel, times)
+
+
+_NESTJS = {
+    "x-error-message": "Request failed with status code 502",
+    "x-error-stack": "AxiosError: Request failed with status code 502\n"
+    "    at settle (/app/node_modules/axios/lib/core/settle.js:19:12)\n"
+    "    at TicketsService.sync (/app/dist/tickets.service.js:41:9)",
+}
+_SIDEKIQ = {
+    "error_class": "Net::SMTPServerBusy",
+    "error_message": "451 try again later",
+    "error_backtrace": "/app/workers/mail.rb:12:in `deliver'",
+    "retry_count": 25,
+}
+_DRAMATIQ_TRACE = """Traceback (most recent call last):
+  File "/srv/shop/tasks.py", line 12, in charge
+    raise ConnectionError("no answer: 10.0.0.7")
+ConnectionError: no answer: 10.0.0.7
+"""
+
+
+def _aio_pika() -> dict[str, Any]:
+    return {
+        "x-exception-type": "asyncpg.TooManyConnectionsError",
+        "x-exception-message": "too many",
+    }
+
+
+def _hopback() -> dict[str, Any]:
+    failure = failure_from_reason("the card was refused", kind="CardRefused")
+    return {
+        "hopback-attempts": 4,
+        "hopback-queue": "payments",
+        "hopback-failure": failure_json(failure) or "",
+    }
+
+
+def _dramatiq(channel: BlockingChannel, count: int) -> None:
+    """Dramatiq writes the error into the body."""
+    week = {"x-message-ttl": 604_800_000}
+    _queue(channel, "default.XQ", **week)
+    for work in ("default", "default.DQ"):
+        _queue(channel, work, **_dead_letters_to("default.XQ"))
+    for number in range(count):
+        body = {
+            "queue_name": "default",
+            "actor_name": "charge",
+            "args": [number],
+            "kwargs": {},
+            "options": {"retries": 20, "traceback": _DRAMATIQ_TRACE},
+            "message_id": f"dramatiq-{number}",
+            "message_timestamp": 1_700_000_000_000,
+        }
+        _put(channel, "default.XQ", body, {})
 
 
 def _mass_transit() -> list[dict[str, Any]]:
@@ -204,11 +295,19 @@ def _rejected(
     count: int,
     arguments: dict[str, Any],
     body: bytes | None = None,
+    dead: str = "",
+    exchange: str = "",
     **properties: Any,
 ) -> None:
     """Messages that a consumer of `name` rejected."""
-    _queue(channel, f"{name}.dlq", **arguments)
-    _queue(channel, name, **arguments, **_dead_letters_to(f"{name}.dlq"))
+    dead = dead or f"{name}.dlq"
+    _queue(channel, dead, **arguments)
+    if exchange:
+        channel.exchange_declare(exchange, "fanout", durable=True)
+        channel.queue_bind(dead, exchange)
+        _queue(channel, name, **arguments, **{"x-dead-letter-exchange": exchange})
+    else:
+        _queue(channel, name, **arguments, **_dead_letters_to(dead))
     for number in range(count):
         _put(channel, name, body or {"invoice": number}, {}, **properties)
     for _ in range(count):
@@ -225,26 +324,26 @@ def _plain(channel: BlockingChannel, queue: str, headers: list[dict[str, Any]]) 
         _put(channel, queue, {"number": number}, each, message_id=f"{queue}-{number}")
 
 
-def _expired_and_pushed_out(channel: BlockingChannel) -> None:
+def _expired_and_pushed_out(channel: BlockingChannel, times: int) -> None:
     _queue(channel, "webhooks.dlq")
     _queue(channel, "webhooks", **{"x-message-ttl": 1}, **_dead_letters_to("webhooks.dlq"))
     _queue(channel, "search.dlq")
     _queue(channel, "search", **{"x-max-length": 1}, **_dead_letters_to("search.dlq"))
-    for number in range(8):
+    for number in range(7 * times + 1):
         _put(channel, "search", {"page": number}, {})
-        if number < 6:
+        if number < 6 * times:
             _put(channel, "webhooks", {"hook": number}, {})
 
 
-def _ledger(channel: BlockingChannel) -> None:
+def _ledger(channel: BlockingChannel, times: int) -> None:
     """Delivered too often; its dead-letter queue has a limit itself."""
     limited = {"x-queue-type": "quorum", "x-delivery-limit": 1}
     _queue(channel, "ledger.dlq", **{**limited, "x-delivery-limit": 5})
     _queue(channel, "ledger", **limited, **_dead_letters_to("ledger.dlq"))
-    for number in range(2):
+    for number in range(2 * times):
         _put(channel, "ledger", {"entry": number}, {})
     deadline = time.monotonic() + _PATIENCE_S
-    while _depth(channel, "ledger.dlq") < 2 and time.monotonic() < deadline:
+    while _depth(channel, "ledger.dlq") < 2 * times and time.monotonic() < deadline:
         method, _, _ = channel.basic_get("ledger")
         if method is not None:
             channel.basic_nack(method.delivery_tag, requeue=True)
@@ -284,8 +383,10 @@ def _main() -> None:
     parser.add_argument("url")
     parser.add_argument("--orders", type=int, default=1000)
     parser.add_argument("--wait-ms", type=int, default=1500)
+    parser.add_argument("--times", type=int, default=1)
     asked = parser.parse_args()
-    with Incident(asked.url, orders=asked.orders, wait_ms=asked.wait_ms) as made:
+    sizes = {"orders": asked.orders, "wait_ms": asked.wait_ms, "times": asked.times}
+    with Incident(asked.url, **sizes) as made:
         input("The incident stands; Enter repairs the orders service. ")
         made.repaired.set()
         input("Enter ends it. ")

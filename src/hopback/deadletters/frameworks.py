@@ -85,7 +85,9 @@ def _nservicebus(headers: Headers) -> ForeignFailure | None:
 def _spring(headers: Headers) -> ForeignFailure | None:
     stack = _text(headers, "x-exception-stacktrace")
     message = _text(headers, "x-exception-message")
-    if not stack and not message:
+    if not stack and (
+        not message or _first_of(headers, _KINDS)
+    ):  # Spring never names the type alone
         return None
     kind = stack.partition("\n")[0].partition(":")[0].strip()
     return ForeignFailure("Spring", _failure(kind, message, stack, 0.0))
@@ -149,10 +151,14 @@ def _home_made(headers: Headers) -> ForeignFailure | None:
         return None
     kind = _first_of(headers, _KINDS)
     if not kind:
-        named = (message or stack).partition("\n")[0].partition(":")
         # `TimeoutError: no answer`, `app.errors.Refused: 3` name a type; `no answer from x: 3` does not.
-        if named[1] and named[0].isprintable() and " " not in named[0].strip():
-            kind, message = named[0].strip(), message.partition(":")[2].strip() or message
+        for text in filter(None, (message, stack)):
+            named = text.partition("\n")[0].partition(":")
+            if named[1] and named[0].isprintable() and " " not in named[0].strip():
+                kind = named[0].strip()
+                if text is message:
+                    message = message.partition(":")[2].strip() or message
+                break
     return ForeignFailure("its consumer", _failure(kind, message, stack, 0.0))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopback.deadletters.frameworks import root_cause
+from hopback.deadletters.frameworks import foreign_failure, root_cause
 from hopback.deadletters.message import read_dead_letter
 from hopback.message import Properties, Received
 
@@ -131,3 +131,16 @@ def test_home_made_headers_are_a_record(
 def test_no_stack_is_too_strange(kind: str, stack: str) -> None:
     """Whatever stands there, the answer is three texts."""
     assert len(root_cause(kind, "", stack)) == 3
+
+
+def test_the_type_of_an_error_is_read_from_its_own_header_or_its_stack() -> None:
+    typed = {"x-exception-type": "app.Refused", "x-exception-message": "too many"}
+    stacked = {
+        "x-error-message": "failed",
+        "x-error-stack": "AxiosError: failed\n    at sync (a.js:1)",
+    }
+    found = [foreign_failure(headers) for headers in (typed, stacked)]
+    assert [one and (one.failure.type, one.failure.message) for one in found] == [
+        ("app.Refused", "too many"),
+        ("AxiosError", "failed"),
+    ]
