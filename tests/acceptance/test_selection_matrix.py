@@ -26,7 +26,7 @@ from hopback.deadletters.requests import Settings
 from hopback.deadletters.service import Operations
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
-from hopback.topology.model import Queue
+from hopback.topology.model import Queue, QueueType
 from tests.acceptance.browsing import open_browser
 
 if TYPE_CHECKING:
@@ -58,25 +58,27 @@ class _Cell:
     messages: int
     moves: bool
     """Whether messages arrive and leave before the start."""
+    type: QueueType
 
     def __str__(self) -> str:
         moves = "moving" if self.moves else "quiet"
-        return f"{self.action}-{self.selection}-{self.messages}-{moves}"
+        return f"{self.action}-{self.selection}-{self.messages}-{moves}-{self.type}"
 
 
 def _cells() -> list[_Cell]:
-    every = product(_ACTIONS, _SELECTIONS, (_FEW, _MANY), (False, True))
+    types = (QueueType.CLASSIC, QueueType.QUORUM)
+    every = product(_ACTIONS, _SELECTIONS, (_FEW, _MANY), (False, True), types)
     cells = [_Cell(*cell) for cell in every]
     if os.environ.get("HOPBACK_ALL_CELLS"):
         return cells
     # Each action and each selection at least once, where the page went wrong before or most can go wrong.
     some = {
-        "re-drive-filter-40-moving",
-        "discard-filter-1300-moving",
-        "edit-whole-1300-moving",
-        "re-drive-group-1300-quiet",
-        "discard-chosen-40-quiet",
-        "export-head-40-quiet",
+        "re-drive-filter-40-moving-classic",
+        "discard-filter-1300-moving-quorum",
+        "edit-whole-1300-moving-classic",
+        "re-drive-group-1300-quiet-quorum",
+        "discard-chosen-40-quiet-classic",
+        "export-head-40-quiet-quorum",
     }
     return [cell for cell in cells if str(cell) in some]
 
@@ -184,7 +186,7 @@ async def _declare(broker: RabbitMQ) -> None:
     for cell in _cells():
         rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{cell}.dlq"}
         await channel.declare_queue(Queue(str(cell), arguments=rests))
-        await channel.declare_queue(Queue(f"{cell}.dlq"))
+        await channel.declare_queue(Queue(f"{cell}.dlq", cell.type))
     await connection.close()
 
 
