@@ -29,7 +29,7 @@ _PATIENCE_S = 30.0
 app = App("shop")
 
 
-@app.handler("orders", retry=["1s"], attempts=1)
+@app.handler("orders", retry=["1s"], attempts=1, concurrency=1)
 async def handle(order: dict[str, Any]) -> Park | None:
     """Takes orders that can be filled and were paid."""
     if order["item"] == "unicorn":

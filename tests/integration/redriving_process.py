@@ -1,4 +1,4 @@
-"""A process that begins or resumes a re-drive job and runs until it is done, or killed.
+"""A process that resumes a re-drive job, or starts one if the last has failed, and runs until it ends.
 
 ``python -m tests.integration.redriving_process URL DATABASE_URL SOURCE TARGET IN_FLIGHT [MANAGEMENT_URL]``
 """
@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
+from hopback.deadletters.contract import JobState
 from hopback.deadletters.discovery import Override
 from hopback.deadletters.journal_sql import open_journal
 from hopback.deadletters.requests import Pace, RedriveRequest, Selection, Settings
@@ -46,7 +47,7 @@ async def main(
                 known = await operations.jobs(queue=source)
             job = await (
                 operations.resume(known[0].id)
-                if known
+                if known and known[0].state is not JobState.FAILED
                 else operations.start(
                     RedriveRequest(
                         queue=source,

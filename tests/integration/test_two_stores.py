@@ -111,8 +111,8 @@ def _check_plan(
     finally:
         first.kill()
         first.wait()
-    assert f"job {job} of another store (connection 127.0.0.1:" in managed
-    assert "1 without a name" in plain
+    assert f"job {job} of another store" in managed
+    assert "without a name" in plain
 
 
 def _started_job(capsys: pytest.CaptureFixture[str]) -> str:

@@ -152,17 +152,34 @@ def job_tag(store: str, job: str) -> str:
     return f"hopback-{store}-{job}-"
 
 
+def job_connection_name(job: str, queue: str) -> str:
+    """Return the name of the connection by which a job takes messages."""
+    return f"hopback job {job} {queue}"
+
+
+def jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
+    """Return the ids of the jobs whose connections work on the queue."""
+    begin, end = "hopback job ", f" {queue}"
+    return sorted(
+        name[len(begin) : -len(end)]
+        for name in connection_names
+        if name.startswith(begin) and name.endswith(end) and " " not in name[len(begin) : -len(end)]
+    )
+
+
 def describe_consumer(reading: ConsumerReading, store: str) -> str:
     """Name a consumer by its job, if it has one, and by its connection; empty for a job of this store."""
     found = _JOB_TAG.fullmatch(reading.tag)
     if found is not None and found["store"] == store:
         return ""
-    where = f"connection {reading.connection}, user {reading.user!r}"
+    where = (
+        f" (connection {reading.connection}, user {reading.user!r})" if reading.connection else ""
+    )
     if found is not None:
-        return f"job {found['job']} of another store ({where})"
+        return f"job {found['job']} of another store{where}"
     if reading.tag.startswith(_LOOK_TAG):
-        return f"a browse session ({where})"
-    return f"consumer {one_line(reading.tag)!r} ({where})"
+        return f"a browse session{where}"
+    return f"consumer {one_line(reading.tag)!r}{where}"
 
 
 _WINDOWS = 3

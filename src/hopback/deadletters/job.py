@@ -29,7 +29,7 @@ from hopback.deadletters.classic_cursor import ClassicCursor, find_head, head_li
 from hopback.deadletters.contract import AuditEntry, Counts, JobState, Moment, Price
 from hopback.deadletters.cursor_driver import Taking, read_head
 from hopback.deadletters.engine import Engine
-from hopback.deadletters.head import Head, Held, held_ahead, job_tag
+from hopback.deadletters.head import Head, Held, held_ahead, job_connection_name, job_tag
 from hopback.deadletters.journal import PROCESS_ENDED, ControlRequest, JobRecord
 from hopback.deadletters.quorum_cursor import QuorumCursor, first_checkpoint
 from hopback.deadletters.requests import JobKind
@@ -714,4 +714,4 @@ def _next_run(job: JobRecord) -> JobRecord:
 
 
 def _connection_name(job: JobRecord) -> str:
-    return f"hopback job {job.id}"
+    return job_connection_name(job.id, job.queue)

@@ -201,6 +201,8 @@ class LiveQueues:
         self._clock = clock
         self._version: BrokerVersion | None = None
         self._recent: BrokerSnapshot | None = None
+        self._changes = 0
+        """Policies changed by this object: a snapshot that was begun before such a change is not recent."""
         self._discovered: (
             tuple[tuple[Topology, BrokerVersion, tuple[Override, ...]], tuple[DeadLetterQueue, ...]]
             | None
@@ -221,7 +223,7 @@ class LiveQueues:
 
         NoSuch if there is no such queue, UnsafeOperation if it is not known how many it has.
         """
-        version = self._version
+        version, changes = self._version, self._changes
         if version is None:
             async with self.connected() as connection:
                 version = connection.version
@@ -251,7 +253,8 @@ class LiveQueues:
             operators,
             found,
         )
-        self._recent = snapshot
+        if changes == self._changes:
+            self._recent = snapshot
         if not count:
             return snapshot
         snapshot.one(count)
@@ -389,8 +392,8 @@ class LiveQueues:
         policy = snapshot.lifting_policy(name)
         if isinstance(policy, str) or self._management is None:
             raise UnsafeOperation(f"the delivery limit of {name!r} cannot be lifted: {policy}")
-        self._recent = None
         await self._management.put_policy(self._vhost, policy)
+        self._forget_recent()
         return policy.name
 
     async def restore(self, name: str) -> None:
@@ -404,9 +407,13 @@ class LiveQueues:
                 f"the delivery limit of {name!r} cannot be restored: policies are changed by the"
                 " management API, and no address of it is known"
             )
-        self._recent = None
         async with self.connected() as connection:
             await restore_limits(connection, self._management, self._vhost, [name])
+        self._forget_recent()
+
+    def _forget_recent(self) -> None:
+        self._recent = None
+        self._changes += 1
 
 
 def _table(topology: Topology, version: BrokerVersion) -> RoutingTable:

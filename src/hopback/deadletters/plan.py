@@ -25,7 +25,7 @@ from hopback.deadletters.contract import (
     WayCheck,
 )
 from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter
-from hopback.deadletters.head import Turns, describe_consumer, held_size, walk
+from hopback.deadletters.head import Turns, describe_consumer, held_size, jobs_on, walk
 from hopback.deadletters.journal import JobSpec, SelectionSnapshot
 from hopback.deadletters.message import read_dead_letter
 from hopback.deadletters.patch import MOST_STEPS, change_sample, patch_problem
@@ -494,6 +494,12 @@ class Planner:
         store = await self._store_id()
         named = [describe_consumer(each, store) for each in await self._live.consumers_of(queue)]
         found = [each for each in named if each]
+        if active is None and snapshot.consumers > len(found):
+            # A quorum queue counts ended consumers that hold messages. Management does not list them.
+            names = await self._live.connection_names() or ()
+            others = [job for job in jobs_on(queue, names) if job not in "".join(found)]
+            if others:
+                return [*found, *(f"job {job} of another store" for job in others)][:_NAMED]
         # A quorum queue counts the ended consumers of a session that holds messages.
         held_here = any(each.source.name == queue for each in self._sessions.opened())
         if active is None and (snapshot.is_classic(queue) or not held_here):

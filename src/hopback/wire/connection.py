@@ -275,7 +275,7 @@ class WireConnection:
             raise Broken(
                 ReplyCode.FRAME_ERROR, f"expected AMQP 0.9.1, the peer speaks AMQP {version}"
             )
-        if size > self._accept_max:
+        if size > self._accept_max and (self.role is Side.SERVER or 1 <= kind <= 8):
             raise Broken(
                 ReplyCode.FRAME_ERROR,
                 f"expected a frame of at most {self._accept_max} bytes, got one of {size}",

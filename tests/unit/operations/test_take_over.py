@@ -98,7 +98,7 @@ async def _interrupted(shop: Shop, steps: Steps) -> Job:
 
 async def _holding(shop: Shop, job: Job) -> EmbeddedConnection:
     """The connection of its host, which is dead: the broker has not found out, and it holds some."""
-    connection = await shop.broker.connect(f"hopback job {job.id}")
+    connection = await shop.broker.connect(f"hopback job {job.id} {job.queue}")
     channel = await connection.open_channel()
     await channel.qos(_HELD)
     await channel.consume(DLQ, lambda _: None)
@@ -148,7 +148,7 @@ async def test_a_connection_that_never_ends_interrupts_the_job_again() -> None:
         await shop.operations.resume(job.id)
         ended = await shop.operations.wait(job.id)
         assert ended.state is JobState.INTERRUPTED
-        assert f"'hopback job {job.id}' may hold messages" in ended.reason
+        assert f"'hopback job {job.id} {job.queue}' may hold messages" in ended.reason
         assert (ended.counts.done, shop.bodies(MAIN)) == (job.counts.done, moved)
         await shop.operations.resume(job.id)
         await shop.operations.cancel(job.id)
