@@ -78,3 +78,23 @@ def test_a_header_at_the_greatest_depth_waits_beside_the_others() -> None:
     found = read_delayed(Received("due", "", "due", b"", waiting.properties))
     assert found is not None
     assert found.message.properties.headers == {"deep": deep, "n": 1}
+
+
+def test_a_repeated_header_comes_out_as_it_went_in() -> None:
+    """AMQP allows a name to occur twice in a table."""
+    twice = Properties(headers={"n": 1}, further_headers=((b"n", 2), (b"\xff", "x")))
+    waiting = delay(Message("", "q", b"", twice), 0, 0)
+    assert waiting.properties.further_headers == ()
+    found = read_delayed(Received("due", "", "due", b"", waiting.properties))
+    assert found is not None
+    assert found.message.properties.further_headers == ((b"n", 2), (b"\xff", "x"))
+
+
+def test_repeated_headers_that_are_not_pairs_of_a_name_and_a_value_are_ignored() -> None:
+    waiting = delay(_MESSAGE, 0, 0)
+    table = waiting.properties.headers["hopback-delay"]
+    assert isinstance(table, dict)
+    forged = Properties(headers={"hopback-delay": {**table, "further": "text"}})
+    found = read_delayed(Received("due", "", "due", b"", forged))
+    assert found is not None
+    assert found.message.properties.further_headers == ()
