@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ __all__ = [
     "Swept",
     "read_all",
 ]
+
+_LOG = logging.getLogger("hopback.admin")
 
 _FRESH_S = 1.0  # one sweep a second, however many ask
 # A trend of five minutes, with a sample at each tick in which RabbitMQ counts its queues anew.
@@ -217,6 +220,8 @@ class RecentReading(Generic[_T]):
             self._found = await read()
         except HopbackError:  # the page itself reports that the broker or the store does not answer
             self._found = None
+        except Exception as error:  # the page shows the last answer
+            _LOG.error("an expensive answer could not be computed", exc_info=error)
         finally:
             self._reading = None
 
