@@ -336,7 +336,7 @@ def _dead_letters() -> Any:
     """The operations by the name of today, or the one that they had."""
     import hopback.deadletters as home
 
-    if "DeadLetters" in home.__all__ and hasattr(home, "Service"):
+    if hasattr(home, "Service"):
         return home.Service
     from hopback.deadletters.service import Operations
 

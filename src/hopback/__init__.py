@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     from hopback.runtime.periodic import PeriodicMessage
     from hopback.runtime.relay import Relay
     from hopback.runtime.requests import RequestClient
-    from hopback.runtime.service import Report, Service, ServiceOptions
+    from hopback.runtime.service import Service, ServiceOptions
     from hopback.runtime.settling import Environment
+    from hopback.runtime.shutdown import Report
     from hopback.runtime.sync_publisher import SyncPublisher
-    from hopback.topology.check import Finding, Severity, check
+    from hopback.topology.check import check
     from hopback.topology.feed import Feed
+    from hopback.topology.hazards.rule import Finding, Severity
     from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
@@ -153,10 +155,12 @@ _HOMES = {
     "hopback.runtime.periodic": ("PeriodicMessage",),
     "hopback.runtime.relay": ("Relay",),
     "hopback.runtime.requests": ("RequestClient",),
-    "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
+    "hopback.runtime.service": ("Service", "ServiceOptions"),
+    "hopback.runtime.shutdown": ("Report",),
     "hopback.runtime.settling": ("Environment",),
     "hopback.runtime.sync_publisher": ("SyncPublisher",),
-    "hopback.topology.check": ("Finding", "Severity", "check"),
+    "hopback.topology.check": ("check",),
+    "hopback.topology.hazards.rule": ("Finding", "Severity"),
     "hopback.topology.feed": ("Feed",),
     "hopback.topology.model": ("Binding", "Exchange", "Queue", "QueueType", "Topology"),
     "hopback.topology.plan": ("Plan",),

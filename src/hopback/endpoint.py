@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-__all__ = ["Endpoint", "Request", "Respond", "Response", "is_loopback"]
-
 _MOST_BYTES = 16_384  # probes and commands are tiny: what is larger is none
 _MOST_AT_ONCE = 64
 """Connections at once. A new one takes the place of the oldest that waits for its client, so that silent

@@ -10,8 +10,6 @@ from hopback.errors import MissingExtra
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["needs"]
-
 
 @contextmanager
 def needs(extra: str, what: str) -> Iterator[None]:

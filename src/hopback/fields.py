@@ -32,35 +32,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-__all__ = [
-    "MAX_DEPTH",
-    "FieldValue",
-    "Float32",
-    "FurtherHeaders",
-    "Headers",
-    "Int8",
-    "Int16",
-    "Int32",
-    "LayeredHeaders",
-    "LongStr",
-    "RawValue",
-    "SharedHeaders",
-    "Timestamp",
-    "UInt8",
-    "UInt16",
-    "UInt32",
-    "UInt64",
-    "as_text",
-    "canonical",
-    "canonical_text",
-    "field_text",
-    "further_size",
-    "nests_deeper",
-    "table_size",
-    "text_bytes",
-    "value_end",
-]
-
 
 class Int8(int):
     """A signed integer of 8 bits."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from hopback.fields import FurtherHeaders, Headers
 
-__all__ = ["NO_HEADERS", "Delivery", "Message", "Properties", "Received"]
-
 NO_HEADERS: Headers = MappingProxyType({})
 """The headers of a message without a header table. An empty table is another value: clients of some
 languages give a handler `{}` for it and nothing at all for a message without."""

@@ -8,8 +8,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["create_private", "make_private", "private_folder", "write_private"]
-
 _FILE = 0o600  # for its owner alone
 _FOLDER = 0o700  # for its owner alone
 

@@ -22,22 +22,6 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue
 
-__all__ = [
-    "LARGEST_COUNT",
-    "clipped",
-    "count_in",
-    "escape_unsafe",
-    "json_in",
-    "one_line",
-    "printable",
-    "safe_lines",
-    "seconds_in",
-    "text_in",
-    "text_matches",
-    "timestamp",
-    "visible",
-]
-
 # C0 and C1 controls, DEL, and the marks that reorder or hide text.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
@@ -120,9 +104,6 @@ def text_matches(pattern: str, text: str) -> bool:
             return False
         position = found + len(part)
     return True
-
-
-# --- in a header ------------------------------------------------------------------------------
 
 
 LARGEST_COUNT = 2**31 - 1

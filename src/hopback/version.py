@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["BrokerVersion"]
-
 _FORM = re.compile(r"(\d{1,4})(?:\.(\d{1,4}|x))?(?:\.(\d{1,6}))?(?:[-+~.].*)?\Z", re.ASCII)
 
 

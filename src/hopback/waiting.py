@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["first_of", "is_time_virtual", "to_its_end"]
-
 T = TypeVar("T")
 
 

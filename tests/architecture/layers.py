@@ -67,6 +67,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.broker.embedded": (*_PURE, *_PORT, "hopback.broker", "hopback.wire"),
     "hopback.broker.server": (
         *_PURE,
+        *_PORT,
         "hopback.broker.embedded",
         "hopback.endpoint",
         "hopback.wire",

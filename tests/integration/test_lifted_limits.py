@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.apply import apply, live_plan, restore_limits
+from hopback.broker.apply import apply, live_plan
+from hopback.broker.limits import restore_limits
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.deadletters.contract import Price

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from hopback.broker.apply import apply, live_plan, restore_limits
-from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting
+from hopback.broker.apply import apply, live_plan
+from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting, restore_limits
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.live_broker import apply as apply_command

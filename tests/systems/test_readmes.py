@@ -154,8 +154,12 @@ def test_every_variable_and_every_part_is_listed(name: str) -> None:
     """Those that the settings read, and those that the system names."""
     text, asked = readme(name), _Asked()
     home = import_module(f"{HOMES[name]}.settings")
-    [settings] = (each for each in home.__all__ if each.endswith("Settings"))
-    getattr(home, settings).read(asked)
+    [settings] = (
+        each
+        for each in vars(home).values()
+        if isinstance(each, type) and each.__module__ == home.__name__ and hasattr(each, "read")
+    )
+    settings.read(asked)
     rows = re.findall(r"^\| (`[A-Z0-9_]+`(?:, `[A-Z0-9_]+`)*) \|", text, flags=re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"[A-Z0-9_]+", row)} == asked.names
     for part in load_system(name).parts:

@@ -41,23 +41,6 @@ if TYPE_CHECKING:
     from hopback.admin.roles import Principal
     from hopback.admin.services import Services
 
-__all__ = [
-    "ACCESS",
-    "ACCESS_PAGES",
-    "AuditRequest",
-    "GrantAnswer",
-    "KeyAnswer",
-    "KeyList",
-    "MadeKey",
-    "MeAnswer",
-    "NewKey",
-    "ReadyAnswer",
-    "key_answer",
-    "metrics_of",
-    "metrics_text",
-    "sign_in_routes",
-]
-
 _Name = Annotated[str, Meta(max_length=255)]
 _DAY_S = 86_400.0  # seconds
 
@@ -291,9 +274,6 @@ def _escaped(text: str) -> str:
 def _itself(entry: object) -> object:
     """An entry of the contract is its own answer."""
     return entry
-
-
-# --- the pages --------------------------------------------------------------------------------
 
 
 _OLDER = 100  # entries of the audit on one page

@@ -59,21 +59,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Job
     from hopback.deadletters.surveys import ErrorGroup
 
-__all__ = [
-    "ALERTS",
-    "ALERT_PAGES",
-    "AlertSender",
-    "AlertSource",
-    "AlertTestRequest",
-    "Alerting",
-    "NotTaken",
-    "mail_of",
-    "slack_body",
-    "summary_of_notice",
-    "visible_alerts",
-    "webhook_body",
-]
-
 _LOG = logging.getLogger("hopback.admin")
 
 _SAMPLES = 60  # of the time that the longest growth rule looks back: each is at most 2 % of it late
@@ -279,7 +264,6 @@ class Alerting:
         return AlertTestResult(target, delivered=True)
 
 
-# --- telling somebody ------------------------------------------------------------------------------
 #
 # A webhook, a chat, a mail. Who is told stands in the settings file alone, never in a request or a message,
 # and is asked as push targets are: redirects are not followed, proxies of the environment not used, no text
@@ -388,9 +372,6 @@ def _shortened(text: str) -> str:
     return line if len(line) <= _LONGEST_PROBLEM else f"{line[:_LONGEST_PROBLEM]}…"
 
 
-# --- what is said
-
-
 def summary_of_notice(notice: AlertNotice, address: str = "") -> str:
     """The notice in one line; `address` is that of a broker without a name."""
     if notice.is_test:
@@ -475,9 +456,6 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-# --- in the API -------------------------------------------------------------------------------
-
-
 ALERTS = ApiTable()
 """The rows of this part, each above what answers it."""
 
@@ -526,8 +504,6 @@ async def _test_alert(call: Call[Empty, AlertTestRequest]) -> AlertTestResult:
     await call.operations.note("alert.test", result=result, details=details)
     return found
 
-
-# --- the page of alerts ----------------------------------------------------------------------------
 
 ALERT_PAGES = Pages()
 """The rows of this part."""

@@ -46,22 +46,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import OnProgress
     from hopback.deadletters.service import Operations
 
-__all__ = [
-    "JSON",
-    "ApiAnswer",
-    "ApiEndpoint",
-    "ApiTable",
-    "Call",
-    "Empty",
-    "PathRoute",
-    "ProblemDocument",
-    "admit",
-    "answer_event",
-    "api_routes",
-    "openapi_document",
-    "sent_path",
-]
-
 JSON = "application/json"
 """The media type of most answers."""
 
@@ -387,9 +371,6 @@ def _decoded(value: str) -> str:
         return unquote(value, errors="strict")
     except UnicodeDecodeError:
         raise Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.") from None
-
-
-# --- the OpenAPI document ---------------------------------------------------------------------
 
 
 _REF = "#/components/schemas/{name}"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hopback.admin.overview import Swept
     from hopback.admin.roles import Principal
 
-__all__ = ["BROKERS", "AllQueues", "BrokerAnswer", "BrokerList", "BrokerQueue", "FindQuery"]
-
 BROKERS = ApiTable()
 """The rows of this part, each above what answers it."""
 

@@ -64,8 +64,6 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.search import SearchProgress
 
-__all__ = ["DEADLETTERS", "FailuresQuery", "GroupQuery", "JobsQuery", "MessagesQuery"]
-
 DEADLETTERS = ApiTable()
 """The rows of this part, each above what answers it."""
 

@@ -84,20 +84,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.service import Operations
     from hopback.topology.model import Topology
 
-__all__ = [
-    "CONTENT_SECURITY_POLICY",
-    "ENDPOINTS",
-    "LOOPBACK",
-    "PAGES",
-    "AdminBroker",
-    "BrokerPaths",
-    "Shell",
-    "create_app",
-    "host_of",
-    "page_routes",
-    "too_large",
-]
-
 ENDPOINTS: tuple[ApiEndpoint, ...] = (*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS)
 """The API of one broker."""
 PAGES = (

@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Job
     from hopback.deadletters.service import Operations
 
-__all__ = [
-    "ARCHIVES",
-    "ARCHIVE_PAGES",
-    "IMPORT_PATH",
-    "ExportRequest",
-    "FormUpload",
-    "ImportQuery",
-    "lines_in",
-]
-
 ARCHIVES = ApiTable()
 """The rows of this part, each above what answers it."""
 
@@ -145,9 +135,6 @@ async def _import(
     return await operations.import_lines(lines, queue=queue, reason=reason or "import")
 
 
-# --- pages
-
-
 @ARCHIVE_PAGES.get("/sessions/{session}/export", Role.OPERATOR, SESSION_QUEUE, is_heavy=True)
 async def _export_session_page(visit: Visit) -> Response:
     view = visit.operations.session(visit.path["session"])
@@ -189,7 +176,6 @@ async def _import_page(visit: Visit) -> Response:
     return visit.page("imported.html", queue=queue, found=found, way=way)
 
 
-# --- upload ---------------------------------------------------------------------------------------
 #
 # A file that somebody sends: read as it comes, never held whole.
 #

@@ -36,31 +36,6 @@ if TYPE_CHECKING:
     from hopback.admin.settings import GrantSettings, JwtSettings
     from hopback.clock import Clock
 
-__all__ = [
-    "CALLBACK",
-    "COOKIE",
-    "LOCAL",
-    "BadToken",
-    "EndedSessions",
-    "Gate",
-    "Jwks",
-    "KeySource",
-    "LoginLink",
-    "Person",
-    "SessionCookies",
-    "SharedSecret",
-    "TokenReader",
-    "TurnKeeper",
-    "address_of",
-    "claim_at",
-    "cookie_name",
-    "fetch_json",
-    "forbidden",
-    "is_same_origin",
-    "new_secret",
-    "unauthorized",
-]
-
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _EVERYTHING = (Grant(Role.ADMIN, broker="*"),)
 

@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.service import Operations
     from hopback.message import Delivery
 
-__all__ = [
-    "DOCUMENTED_PATHS",
-    "PARSED_BYTES",
-    "Authorize",
-    "ReadQueues",
-    "documented_routes",
-    "message_item",
-]
-
 # The document's own numbers.
 _PEEKED = 20
 _REDRIVEN = 10

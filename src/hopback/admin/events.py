@@ -36,21 +36,6 @@ if TYPE_CHECKING:
     from hopback.admin.settings import RequestLimits
     from hopback.deadletters.contract import Job, LookProgress, OnProgress
 
-__all__ = [
-    "AT_ONCE_S",
-    "EVENTS",
-    "EventStreams",
-    "LongWork",
-    "StreamedResponse",
-    "changes_of_board",
-    "changes_of_job",
-    "job_events",
-    "newest",
-    "page_search_events",
-    "page_work_events",
-    "search_events",
-]
-
 
 class StreamedResponse(StreamingResponse):
     """A stream whose content is cancelled once when its reader is gone, and waited for.
@@ -78,8 +63,6 @@ class StreamedResponse(StreamingResponse):
                 if not work.cancelled():
                     work.result()
 
-
-# --- events ----------------------------------------------------------------------------------------
 
 AT_ONCE_S = 1.0
 """What takes longer is told about while it goes on."""

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 
     from hopback.admin.settings import KeySettings
 
-__all__ = [
-    "PREFIX",
-    "ApiKey",
-    "BadKeyName",
-    "KeyRing",
-    "KeyStore",
-    "MemoryKeys",
-    "hash_of",
-    "is_key_name",
-    "new_key",
-]
-
 PREFIX = "hbk_"
 """What every key begins with, so that scanners for leaked secrets can find it."""
 

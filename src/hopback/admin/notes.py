@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from hopback.admin.pages import Visit
 
-__all__ = ["NOTES", "NOTE_PAGES", "NotesQuery", "may_remove"]
-
 NOTES = ApiTable()
 """The rows of this part, each above what answers it."""
 
@@ -131,7 +129,6 @@ async def _remove_filter(call: Call[Empty, None]) -> None:
     await call.operations.notes.remove_filter(await _queue_of(call), call.path["name"])
 
 
-# --- the page of a group ---------------------------------------------------------------------------
 #
 # Its notes and what was done to it. Its address can be shared.
 

@@ -43,13 +43,6 @@ if TYPE_CHECKING:
     from hopback.admin.settings import GrantSettings, OidcSettings
     from hopback.clock import Clock
 
-__all__ = [
-    "MemoryOidcSessions",
-    "OidcAttempt",
-    "OidcSessionStore",
-    "OidcSignIn",
-]
-
 _LOG = logging.getLogger("hopback.admin")
 _FRESH_S = 3600.0  # a discovery document changes once in years
 _ATTEMPT_S = 600  # seconds for somebody to type a password and find their phone
@@ -171,8 +164,6 @@ class OidcSignIn:
         )
         self._cache: dict[str, tuple[float, _KeptPerson]] = {}
 
-    # --- what the provider says of itself
-
     async def _provider(self) -> dict[str, Any]:
         """The discovery document; Refused if the provider does not answer, or answers oddly."""
         now = self._clock.now()
@@ -200,8 +191,6 @@ class OidcSignIn:
     def callback(self) -> str:
         """The address that the provider has to know."""
         return self.settings.page.rstrip("/") + CALLBACK
-
-    # --- signing in
 
     async def begin(self, onward: str) -> OidcAttempt:
         """Send somebody to the provider; `onward` is the page they want afterwards."""
@@ -367,8 +356,6 @@ class OidcSignIn:
         if not isinstance(more, dict) or more.get("sub") != claims["sub"]:
             raise BadToken("its userinfo is about somebody else")
         return {**more, **claims}
-
-    # --- who is here
 
     def _principal(self, kept: _KeptPerson) -> Principal:
         return self._reader.granted(

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Job, QueueSummary, SessionView
     from hopback.deadletters.service import Operations
 
-__all__ = [
-    "BETWEEN_SWEEPS_S",
-    "Insight",
-    "Insights",
-    "JobSpeeds",
-    "RecentReading",
-    "Sweep",
-    "Swept",
-    "read_all",
-]
-
 _LOG = logging.getLogger("hopback.admin")
 
 _FRESH_S = 1.0  # one sweep a second, however many ask

@@ -34,25 +34,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import OnProgress
     from hopback.deadletters.service import Operations
 
-__all__ = [
-    "NOTICE_READ",
-    "WORK_PAGES",
-    "BrokerSwitch",
-    "Page",
-    "PageRow",
-    "PageWork",
-    "Pages",
-    "Visit",
-    "broker_switch",
-    "form_fields",
-    "form_target",
-    "frame_values",
-    "in_time",
-    "own_page",
-    "problem_page",
-    "see_other",
-]
-
 _SECTIONS = ("/jobs", "/alerts", "/topology", "/checks", "/audit", "/you")
 _MOST_FIELDS = 11_000  # a whole session of 10,000 messages ticked, and the rest of the form
 _LONGEST_RATE = 20  # digits of a rate; float() reads thousands of them, and nobody types so many

@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.surveys import ErrorOverview
     from hopback.message import Delivery
 
-__all__ = ["DEADLETTER_PAGES", "BoardBroker", "BoardRow", "EditForm", "group_filter"]
-
 _LOG = logging.getLogger("hopback.admin")
 
 # As much as one page can show and a reader takes in; the API gives the rest.

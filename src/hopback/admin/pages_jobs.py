@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import Job, OnProgress
     from hopback.deadletters.requests import Request
 
-__all__ = ["JOB_PAGES"]
-
 _UNDER_WAY = (JobState.RUNNING, JobState.PAUSED)
 _AT_ONCE = 2000  # messages that a session holds within a second; more are searched, with progress
 _LOOKING_S = 300.0  # as long as a look from the queue's page lasts by default

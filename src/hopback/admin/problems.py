@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Scope
 
-__all__ = [
-    "MEDIA_TYPE",
-    "Refused",
-    "log_refusal",
-    "problem_body",
-    "problem_response",
-    "refusal_of",
-    "trouble_title",
-    "unexpected",
-]
-
 MEDIA_TYPE = "application/problem+json"
 
 _LOG = logging.getLogger("hopback.admin")

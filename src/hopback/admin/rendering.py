@@ -35,17 +35,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.surveys import TrendSample
     from hopback.message import Delivery
 
-__all__ = [
-    "Form",
-    "ShownPayload",
-    "clock_words",
-    "payload_of",
-    "renderer",
-    "size_words",
-    "span_words",
-    "visible",
-]
-
 # Of the small line, in the units of its viewBox.
 _SPARK_WIDTH = 100.0
 _SPARK_HEIGHT = 22.0

@@ -11,8 +11,6 @@ from hopback.text import text_matches
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["EVERYTHING", "Grant", "Principal", "Role"]
-
 EVERYTHING = ("*",)
 """The queue patterns of a grant that is not limited to some queues."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-__all__ = ["PublicWithoutAuth", "Timeouts", "refuse_public", "serve"]
-
 _GRACE_S = 5  # answers under way may end; event streams never would
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -57,17 +57,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
-__all__ = [
-    "NOBODY",
-    "Denial",
-    "Denials",
-    "LiveBroker",
-    "Services",
-    "placed",
-    "who",
-    "write_denial",
-]
-
 _FRESH_S = 2.0  # two readings of a large broker a few seconds apart are as good as one
 _MOMENT_S = 0.1  # seconds that a page waits for a newer snapshot before it shows the last one
 
@@ -183,8 +172,6 @@ class LiveBroker:
         await connection.close()
         return self._version
 
-
-# --- services --------------------------------------------------------------------------------------
 
 _LOG = logging.getLogger("hopback.admin")
 

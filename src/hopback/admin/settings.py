@@ -31,26 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = [
-    "AccessSettings",
-    "AdminSettings",
-    "AlertSettings",
-    "AlertTargetKind",
-    "AlertTargetSettings",
-    "BadSettings",
-    "DeadLetterSettings",
-    "GrantSettings",
-    "JobSettings",
-    "JwtSettings",
-    "KeySettings",
-    "OidcSettings",
-    "RequestLimits",
-    "RetentionSettings",
-    "is_safe_address",
-    "parse_settings",
-    "read_settings",
-]
-
 _ASYMMETRIC = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
@@ -226,8 +206,6 @@ class DeadLetterSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Survey all queues so often, where looking harms nothing; 0 surveys only when somebody asks."""
 
 
-# --- alerts: which there are, and who is told of them -----------------------------------------------
-
 _ADDRESS = re.compile(
     r"[^\s@<>,;\"]{1,64}@[^\s@<>,;\"]{1,255}"
 )  # what can stand in a header as it is
@@ -363,9 +341,6 @@ def _quiet_problems(where: str, times: tuple[str, ...]) -> Iterator[str]:
             parse_quiet(text)
         except ValueError as error:
             yield f"{where}: {error}"
-
-
-# --- the whole file --------------------------------------------------------------------------------
 
 
 class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):

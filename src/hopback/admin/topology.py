@@ -22,34 +22,15 @@ from hopback.admin.topology_drawing import delayed_messages, graph, role_of
 from hopback.deadletters.contract import Moment
 from hopback.errors import InvalidTopology
 from hopback.topology.asyncapi import write_asyncapi
-from hopback.topology.check import Severity  # noqa: TC001
 from hopback.topology.definitions import write_definitions
 from hopback.topology.diagram import draw_flow
 from hopback.topology.document import from_document, to_document
-from hopback.topology.hazards.rule import Finding  # noqa: TC001
+from hopback.topology.hazards.rule import Finding, Severity  # noqa: TC001  msgspec reads them at run time
 
 if TYPE_CHECKING:
     from hopback.admin.pages import Visit
     from hopback.deadletters.live import BrokerSnapshot
     from hopback.rehearse.scenario import Scenario
-
-__all__ = [
-    "TOPOLOGY",
-    "TOPOLOGY_PAGES",
-    "CheckAnswer",
-    "ConflictAnswer",
-    "DesiredTopology",
-    "DifferenceAnswer",
-    "FindingAnswer",
-    "Format",
-    "PlannedAnswer",
-    "RouteAnswer",
-    "RouteQuery",
-    "StepAnswer",
-    "TopologyAnswer",
-    "TopologyQuery",
-    "finding_answer",
-]
 
 _DEFINITIONS = "application/vnd.rabbitmq.definitions+json"
 _ASYNCAPI = "application/vnd.aai.asyncapi+json"
@@ -265,9 +246,6 @@ async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
 
 def _text(value: object) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
-
-
-# --- the pages --------------------------------------------------------------------------------
 
 
 TOPOLOGY_PAGES = Pages()

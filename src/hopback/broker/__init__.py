@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.broker.apply import ApplyPlan, live_plan, restore_limits
+    from hopback.broker.apply import ApplyPlan, live_plan
     from hopback.broker.declare import Ownership
     from hopback.broker.embedded import (
         EmbeddedBroker,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         VirtualTimeLoop,
         run_virtual,
     )
+    from hopback.broker.limits import restore_limits
     from hopback.broker.management import Management
     from hopback.broker.port import Broker, Channel, Connection, QueueState, count, count_now
     from hopback.broker.publisher import Publisher
@@ -49,7 +50,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hopback.broker.apply": ("ApplyPlan", "live_plan", "restore_limits"),
+    "hopback.broker.apply": ("ApplyPlan", "live_plan"),
+    "hopback.broker.limits": ("restore_limits",),
     "hopback.broker.declare": ("Ownership",),
     "hopback.broker.embedded": (
         "EmbeddedBroker",

@@ -18,7 +18,6 @@ from hopback.broker.limits import (
     MAIN_LIMIT_PREFIX,
     has_default_limit,
     lifting,
-    restore_limits,
 )
 from hopback.broker.migrate import immovable, migration, replace_queues
 from hopback.broker.port import QueueState, count_now
@@ -37,19 +36,6 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel, Connection
     from hopback.topology.diff import Conflict, DiffEntry
     from hopback.version import BrokerVersion
-
-__all__ = [
-    "Applied",
-    "ApplyPlan",
-    "AtRisk",
-    "Offer",
-    "Step",
-    "apply",
-    "live_plan",
-    "plan",
-    "plan_from_diff",
-    "restore_limits",
-]
 
 
 @dataclass(frozen=True, slots=True)

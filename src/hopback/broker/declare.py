@@ -54,25 +54,6 @@ if TYPE_CHECKING:
     from hopback.topology.diff import Diff
     from hopback.topology.model import Binding
 
-__all__ = [
-    "Inequivalent",
-    "Ownership",
-    "Restored",
-    "check",
-    "conflicts",
-    "declare",
-    "difference_of",
-    "is_complete",
-    "look_for",
-    "own_exchanges",
-    "prepare",
-    "probe",
-    "queues_in_migration",
-    "read_inequivalent",
-    "rebind",
-    "restore",
-]
-
 _MOST_QUESTIONS = (
     40  # more than any object has fields; a broker that answers oddly must not keep us
 )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.limits import lifted_limits
 from hopback.errors import ManagementError, ManagementRefused
-from hopback.topology.check import Finding, Severity, check
+from hopback.topology.check import check
 from hopback.topology.effective import effective_topology
+from hopback.topology.hazards.rule import Finding, Severity
 from hopback.topology.roles import QueueRole, queue_roles
 from hopback.version import BrokerVersion
 
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
     _Answer = TypeVar("_Answer")
-
-__all__ = [
-    "Examination",
-    "HeldBackWarning",
-    "Notice",
-    "Trouble",
-    "examine",
-    "flag_notices",
-    "version_notices",
-]
 
 
 @dataclass(frozen=True, slots=True)

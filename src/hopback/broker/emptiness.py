@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["PATIENCE_S", "WATCH_S", "Emptiness", "Ledger", "feeders"]
-
 WATCH_S = 15.0
 """For how long every reading must be 0.
 

@@ -30,21 +30,6 @@ if TYPE_CHECKING:
     from hopback.broker.port import Connection
     from hopback.message import Delivery
 
-__all__ = [
-    "DEFAULT_LIMIT_SINCE",
-    "DLQ_LIMIT_PREFIX",
-    "MAIN_LIMIT_PREFIX",
-    "LiftedLimit",
-    "PolicyLedger",
-    "exactly",
-    "has_default_limit",
-    "is_ours",
-    "lifted_limits",
-    "lifting",
-    "restore_limits",
-    "spent",
-]
-
 DEFAULT_LIMIT_SINCE = BrokerVersion(4, 0)
 """From here on a quorum queue that names no limit has one of 20, and -1 means none."""
 DLQ_LIMIT_PREFIX = "hopback-dlq-limit."

@@ -41,17 +41,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Binding
     from hopback.topology.plan import Plan
 
-__all__ = [
-    "SHADOW",
-    "Migration",
-    "Replacement",
-    "immovable",
-    "migrate",
-    "migration",
-    "move_all",
-    "replace_queues",
-]
-
 
 _IN_FLIGHT = 200  # enough to hide the confirm's round trip; so few copies if we die in between
 _LOOK_AGAIN_S = 0.05  # nothing tells that a queue has become empty: ask twenty times a second

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Binding, Exchange
     from hopback.version import BrokerVersion
 
-__all__ = [
-    "REPLY_TO",
-    "Broker",
-    "Channel",
-    "Connection",
-    "OnCancel",
-    "OnDelivery",
-    "QueueState",
-    "count",
-    "count_now",
-]
-
 REPLY_TO = "amq.rabbitmq.reply-to"
 """Direct reply-to: who consumes from this, without acks, and publishes requests with this `reply_to` on the
 same channel gets the replies there; no queue of that name exists."""

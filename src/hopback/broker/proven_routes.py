@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from hopback.message import Message
 
-__all__ = ["ProvenRoutes", "Route"]
-
 Route: TypeAlias = str | tuple[str, str]
 """Exchange and routing key, or the exchange alone where rights do not depend on the key."""
 

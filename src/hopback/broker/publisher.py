@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from hopback.broker.supervise import Backoff, OnFailure, OnState, SupervisedState
     from hopback.message import Message
 
-__all__ = ["Publisher"]
-
 _NACKS_IN_A_ROW = 10
 """A channel that first met a quorum queue without a leader is nacked forever on RabbitMQ ≤ 3.12.0,
 though the queue has a new leader: only a new channel helps."""
@@ -202,8 +200,6 @@ class Publisher:
         if not self._current.done():
             self._current.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
             self._current.exception()  # nobody may be waiting; that is no news
-
-    # --- publishing
 
     async def publish(
         self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None

@@ -19,8 +19,6 @@ from hopback.errors import InvalidMessage
 if TYPE_CHECKING:
     from hopback.message import Message
 
-__all__ = ["DIRECT_REPLY", "ReplyPublisher", "is_direct_reply", "is_reply_address"]
-
 DIRECT_REPLY = f"{REPLY_TO}."
 """The beginning of the routing key of a direct reply."""
 

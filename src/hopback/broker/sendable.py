@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Message, Properties
 
-__all__ = ["check_message", "is_plain"]
-
 _LONGEST_MS = 315_360_000_000
 """The longest `expiration` that RabbitMQ takes: ten years, in milliseconds."""
 _COPIES = ("CC", "BCC")

@@ -20,16 +20,6 @@ from hopback.waiting import first_of
 if TYPE_CHECKING:
     from hopback.broker.port import Broker, Connection
 
-__all__ = [
-    "Backoff",
-    "OnFailure",
-    "OnState",
-    "Session",
-    "Supervised",
-    "SupervisedState",
-    "WatchesBlocking",
-]
-
 _LOG = logging.getLogger("hopback.broker")
 _FATAL = (TopologyError, UnsafeOperation)
 """What a new connection cannot repair: these end the loop."""

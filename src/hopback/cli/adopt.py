@@ -12,7 +12,8 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import Access, broker_options, format_option, reach
-from hopback.cli.terminal import ask, details, document, json_text, on_terminal, safe, wrapped
+from hopback.cli.terminal import ask, details, document, json_text, on_terminal, wrapped
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from hopback.broker.management import Management, QueueReading
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.adoption import Adoption, AdoptionChoice
     from hopback.deadletters.contract import Survey
     from hopback.fields import Headers
-
-__all__ = ["adopt"]
 
 _LOOKED_AT = 100  # dead letters: enough to see what they are, and little to hold for a moment
 _WAYS = ("as-it-is", "beside", "migrated")
@@ -107,9 +106,6 @@ def _management(broker: Reached) -> Management:
     return broker.management
 
 
-# --- setting the policy, and taking it back
-
-
 async def _change(access: Access, queue: str, *, revert: bool, yes: bool) -> int:
     from hopback.deadletters.adoption import policy_name, revert_beside, set_beside
 
@@ -138,9 +134,6 @@ async def _change(access: Access, queue: str, *, revert: bool, yes: bool) -> int
     click.echo(safe(f"set policy {done.policy.name}: {_definition(done.policy.definition)}"))
     click.echo(safe(f"`hopback adopt {queue} beside --revert` takes it back."))
     return Exit.OK
-
-
-# --- showing
 
 
 async def _show(access: Access, asked: _AdoptRequest, form: str) -> int:

@@ -11,14 +11,13 @@ import click
 
 from hopback.cli.dlq_print import ago, form_option, output
 from hopback.cli.exits import Exit
-from hopback.cli.terminal import safe, table
+from hopback.cli.terminal import table
 from hopback.cli.where import where_options, with_dead_letters
 from hopback.deadletters.alerts import AlertState
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from hopback.cli.where import Where
-
-__all__ = ["alerts", "ls", "test"]
 
 
 @click.group(short_help="Alerts of `hopback serve`: list them, try who is told.")

@@ -17,13 +17,11 @@ from click.shell_completion import CompletionItem
 
 from hopback import __version__
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.cli.terminal import safe_lines
 from hopback.errors import HopbackError
+from hopback.text import safe_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["LazyCommand", "LazyGroup", "dlq", "root", "run", "topology"]
 
 
 @dataclass(frozen=True, slots=True)

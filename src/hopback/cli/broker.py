@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.terminal import safe
+from hopback.text import one_line as safe
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from hopback.broker.server import ServerSettings
-
-__all__ = ["broker"]
 
 _MIB = 1024 * 1024
 """Bytes; the options are in mebibytes."""

@@ -17,8 +17,6 @@ from hopback.extras import needs
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["celery", "check"]
-
 
 @click.group(short_help="Check an application of Celery for what it can lose.")
 def celery() -> None:
@@ -38,7 +36,7 @@ def check(application: str, form: str, detailed_exit_code: bool) -> int:
 
     Leaves with 1 if there is an error among the findings, with 0 otherwise.
     """
-    from hopback.topology.check import Severity
+    from hopback.topology.hazards.rule import Severity
 
     with needs("celery", "hopback celery check"):
         from hopback.integrations.celery_settings import check_settings

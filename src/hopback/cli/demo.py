@@ -11,15 +11,13 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import EMBEDDED, HttpAddress, did_you_mean
-from hopback.cli.terminal import safe
 from hopback.extras import needs
 from hopback.systems import HOMES
+from hopback.text import one_line as safe
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from hopback.cli.demo_run import DemoSettings
-
-__all__ = ["demo"]
 
 
 @click.command(short_help="Run the documented systems with a little traffic.")

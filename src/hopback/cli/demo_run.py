@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from hopback.runtime.service import Service
     from hopback.systems.host import Running, System
 
-__all__ = ["Demo", "DemoSettings", "Guide", "ShortLog"]
-
 _PORTS = ((5673, 15673), (0, 0))
 """For AMQP and management: beside RabbitMQ's own, so that both can run; else any that are free."""
 _RECONNECT_S = 1  # the broker of a demo is on this machine: back within seconds or stopped
@@ -126,8 +124,6 @@ class Demo:
         web.show(shown, "\n".join(guide.lines()))
         return guide
 
-    # --- one after the other
-
     async def _open_broker(self) -> None:
         """The broker that was named, or one of our own on a socket of this machine."""
         if self._settings.broker is not None:
@@ -181,8 +177,6 @@ class Demo:
         if started.web is not None:
             web.add(system.name, started.web)
 
-    # --- beside the systems
-
     async def _open_page(self, web: DemoWeb) -> None:
         """The admin page, over the operations on the systems' dead letters."""
         broker, vhost = RabbitMQ(self._amqp), virtual_host(self._amqp)
@@ -230,8 +224,6 @@ class Demo:
             await asyncio.gather(task, return_exceptions=True)
 
         self._stack.push_async_callback(end)
-
-    # --- what is logged
 
     def _count(self, name: str, _fields: Mapping[str, Any]) -> None:
         self._warnings += name == "topology.warning"

@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from hopback.runtime.service import Service
     from hopback.topology.model import Topology
 
-__all__ = [
-    "Counters",
-    "DemoWeb",
-    "ShownSystem",
-    "counters_of",
-    "front_page",
-    "lifespan",
-    "open_socket",
-    "serve_on",
-]
-
 _SAMPLE = re.compile(r"^hopback_(deliveries_total|queue_depth)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -259,8 +248,6 @@ if (incident) {
   });
 }
 """
-
-# --- demo web --------------------------------------------------------------------------------------
 
 _GRACE_S = 1  # who ends the demo does not wait for a browser that keeps a stream open
 _BACKLOG = 128  # what Linux long took at most; a browser opens six connections

@@ -27,13 +27,15 @@ from hopback.cli.dlq_print import (
     told_search,
 )
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.terminal import on_terminal, safe, safe_lines, table
+from hopback.cli.terminal import on_terminal, table
 from hopback.cli.where import complete_queue, where_options, with_dead_letters
 from hopback.deadletters.contract import Price
 from hopback.deadletters.requests import MOST_HELD, SMALL_WINDOW, Window
 from hopback.deadletters.search import MOST_WALKED, SearchRequest, survey_of
 from hopback.errors import UnsafeOperation
 from hopback.private_files import write_private
+from hopback.text import one_line as safe
+from hopback.text import safe_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -44,36 +46,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.requests import GroupBy
     from hopback.deadletters.search import SearchHit, SearchProgress
     from hopback.deadletters.surveys import ErrorOverview
-
-__all__ = [
-    "Look",
-    "chosen_message",
-    "errors",
-    "filter_option",
-    "get",
-    "groups",
-    "hold",
-    "hold_for",
-    "lift_if_needed",
-    "list_errors",
-    "list_groups",
-    "list_messages",
-    "list_queues",
-    "look_options",
-    "ls",
-    "message_named",
-    "peek",
-    "queue_argument",
-    "refusals_explained",
-    "search",
-    "search_messages",
-    "show",
-    "show_message",
-    "show_queue",
-    "watch",
-    "watch_queues",
-    "within_option",
-]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
@@ -165,9 +137,6 @@ async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterato
         await dead_letters.release(session.id)
 
 
-# --- queues
-
-
 @click.command(short_help="List dead-letter queues with their depths.")
 @where_options
 @form_option
@@ -246,9 +215,6 @@ async def watch_queues(
         if times is not None and count >= times:
             return
         await asyncio.sleep(interval)
-
-
-# --- messages
 
 
 @click.command(short_help="Count messages by what they have in common.")
@@ -471,9 +437,6 @@ def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> Dea
     )
 
 
-# --- errors of all queues
-
-
 @click.command(short_help="List the errors of all queues.")
 @click.option(
     "--survey", is_flag=True, help="Look through all queues first, where that harms nothing."
@@ -531,9 +494,6 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
             click.echo(safe(f"Not surveyed: {one.queue}: {one.why_not}"))
         elif one.is_stream:
             click.echo(safe(f"Read without cost: {one.queue}, which is a stream"))
-
-
-# --- search
 
 
 @click.command(short_help="Find messages by what they hold, in one queue or in all.")

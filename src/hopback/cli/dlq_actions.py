@@ -37,15 +37,7 @@ from hopback.cli.dlq_print import (
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.jobs import see_through
 from hopback.cli.options import header_pairs
-from hopback.cli.terminal import (
-    ask,
-    ask_for_name,
-    ask_for_reason,
-    details,
-    json_line,
-    on_terminal,
-    safe,
-)
+from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, details, json_line, on_terminal
 from hopback.cli.where import resume_command, where_options, with_dead_letters
 from hopback.deadletters.contract import EditedCopy, Price
 from hopback.deadletters.requests import (
@@ -63,6 +55,7 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
+from hopback.text import one_line as safe
 from hopback.topology.plan import MAX_REDRIVES
 
 if TYPE_CHECKING:
@@ -74,26 +67,10 @@ if TYPE_CHECKING:
     from hopback.deadletters.patch import PatchOperation
     from hopback.deadletters.requests import Request
 
-__all__ = [
-    "ActionChoices",
-    "Ramp",
-    "carry_out",
-    "discard",
-    "edit",
-    "redrive",
-    "restore_limit",
-    "send_edited",
-    "target_of",
-    "target_options",
-]
-
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 _PLANNED = "to see the plan"
 _MOST_EDITED_BYTES = 128 * 1024 * 1024  # no RabbitMQ takes a larger message by default
 _BY_NAME = tuple(kind for kind in TargetKind if kind not in (TargetKind.QUEUE, TargetKind.EXCHANGE))
-
-
-# --- what is said
 
 
 class Ramp(click.ParamType[tuple[int, ...]]):
@@ -212,9 +189,6 @@ def _action_options(command: _Command) -> _Command:
     ):
         found = option(found)
     return found
-
-
-# --- re-drive and discard
 
 
 @click.command(short_help="Send messages back to where they failed, safely.")
@@ -475,9 +449,6 @@ async def carry_out(
     return await see_through(dead_letters, job, form, how_to_resume(job.id))
 
 
-# --- edit
-
-
 @click.command(short_help="Send a changed copy of one message back.")
 @queue_argument
 @click.argument("message", metavar="ID")
@@ -613,9 +584,6 @@ async def send_edited(
             session, dead_letter.id, change, target=target, reason=reason
         )
     return EditedCopy(sent)
-
-
-# --- the delivery limit
 
 
 @click.command(name="restore-limit", short_help="Take back a delivery limit that was lifted.")

@@ -23,9 +23,10 @@ from hopback.cli.dlq import (
 )
 from hopback.cli.dlq_print import count_of, form_option, output
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.terminal import ask, details, on_terminal, safe
+from hopback.cli.terminal import ask, details, on_terminal
 from hopback.cli.where import where_options, with_dead_letters
 from hopback.deadletters.requests import HIGHEST_RATE, Pace, Selection
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from hopback.cli.where import Where
     from hopback.deadletters.contract import Imported
     from hopback.deadletters.interface import DeadLetters
-
-__all__ = ["export", "export_messages", "import_", "import_messages"]
 
 _AT_ONCE = 1 << 20  # bytes for one write: few calls, and little to lose when it fails
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.dlq_print import ago, count_of, form_option, output
-from hopback.cli.terminal import safe, table
+from hopback.cli.terminal import table
 from hopback.cli.where import complete_job, complete_queue, where_options, with_dead_letters
 from hopback.deadletters.codec import convert
 from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer
 from hopback.deadletters.notes import NewFilter, NewNote
 from hopback.deadletters.requests import AuditQuery
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,20 +27,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import AuditEntry
     from hopback.deadletters.interface import DeadLetters
     from hopback.deadletters.notes import GroupNote, SavedFilter
-
-__all__ = [
-    "add",
-    "answer",
-    "audit",
-    "candidates",
-    "filters",
-    "forget",
-    "history",
-    "ignore",
-    "list_candidates",
-    "notes",
-    "print_audit",
-]
 
 _queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 
@@ -137,9 +124,6 @@ def _print(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
         click.echo("Nothing is written down.")
 
 
-# --- which queues hold dead letters
-
-
 @click.command(short_help="List queues that may hold dead letters.")
 @where_options
 @form_option
@@ -223,9 +207,6 @@ async def answer(dead_letters: DeadLetters, said: QueueAnswer) -> None:
         CandidateAnswer.FORGET: "is what the broker shows, again",
     }
     click.echo(safe(f"{said.queue} {words[said.answer]}."))
-
-
-# --- the audit
 
 
 @click.command(short_help="Who did what to dead letters, when and why.")

@@ -16,8 +16,6 @@ from hopback.cli.terminal import (
     json_line,
     json_text,
     on_terminal,
-    safe,
-    safe_lines,
     table,
 )
 from hopback.deadletters.body import packing, unpack
@@ -25,6 +23,8 @@ from hopback.deadletters.contract import HELD_BACK
 from hopback.deadletters.message import pretty_json
 from hopback.deadletters.requests import GroupBy, JobKind, TargetKind
 from hopback.headers import timestamp
+from hopback.text import one_line as safe
+from hopback.text import safe_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
@@ -46,29 +46,6 @@ if TYPE_CHECKING:
         TargetChoice,
     )
     from hopback.deadletters.search import SearchProgress
-
-__all__ = [
-    "ago",
-    "came_back_text",
-    "count_of",
-    "form_option",
-    "output",
-    "payload_text",
-    "place_text",
-    "plan_lines",
-    "print_groups",
-    "print_job",
-    "print_jobs",
-    "print_message",
-    "print_messages",
-    "print_not_looked_into",
-    "print_plan",
-    "print_queue",
-    "print_queues",
-    "progress_told",
-    "size_text",
-    "told_search",
-]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
@@ -109,9 +86,6 @@ def output(form: str, found: object, in_words: Callable[[], None]) -> None:
     else:
         for each in found if isinstance(found, list | tuple) else (found,):
             click.echo(json_line(to_json(each)))
-
-
-# --- numbers and times
 
 
 def count_of(number: int, what: str = "message") -> str:
@@ -164,9 +138,6 @@ def _filled(
         right=right,
         keep=keep,
     )
-
-
-# --- queues
 
 
 def print_queues(queues: Sequence[QueueSummary]) -> None:
@@ -260,9 +231,6 @@ def _target_name(queue: QueueDetail, choice: TargetChoice) -> str:
     if choice.kind is TargetKind.DESIGN and queue.known_by != "plan":
         return TargetKind.FAILED_QUEUE.value
     return choice.kind.value
-
-
-# --- messages
 
 
 def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
@@ -494,9 +462,6 @@ def _hex(body: bytes) -> tuple[str, str]:
         "\n".join(rows),
         f"the first {size_text(_HEX_BYTES)}; --save FILE has it all" if cut else "",
     )
-
-
-# --- jobs
 
 
 def print_plan(plan: JobPlan, *, err: bool) -> None:

@@ -9,8 +9,6 @@ from enum import IntEnum
 
 from hopback import errors
 
-__all__ = ["CommandFailed", "Exit", "exit_of"]
-
 
 class Exit(IntEnum):
     """How the command ended."""

@@ -22,15 +22,7 @@ from hopback.cli.dlq_print import (
     print_jobs,
 )
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.terminal import (
-    ask_for_reason,
-    clock_text,
-    json_line,
-    on_terminal,
-    safe,
-    safe_lines,
-    table,
-)
+from hopback.cli.terminal import ask_for_reason, clock_text, json_line, on_terminal, table
 from hopback.cli.where import (
     complete_job,
     complete_queue,
@@ -40,6 +32,8 @@ from hopback.cli.where import (
 )
 from hopback.deadletters.contract import JobState
 from hopback.deadletters.requests import JobKind
+from hopback.text import one_line as safe
+from hopback.text import safe_lines
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -48,34 +42,6 @@ if TYPE_CHECKING:
     from hopback.cli.where import Where
     from hopback.deadletters.contract import FailedMessage, Job
     from hopback.deadletters.interface import DeadLetters
-
-__all__ = [
-    "Bar",
-    "Meter",
-    "Progress",
-    "Records",
-    "Signals",
-    "TextLines",
-    "bar_line",
-    "came_back",
-    "cancel",
-    "exit_code",
-    "failures",
-    "follow",
-    "jobs",
-    "ls",
-    "pause",
-    "rate",
-    "resume",
-    "resume_job",
-    "retry_failures",
-    "see_through",
-    "show",
-    "signals_heard",
-    "time_left",
-    "watch",
-    "watch_job",
-]
 
 _job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
 
@@ -300,7 +266,6 @@ def retry_failures(job: str, reason: str, form: str, where: Where) -> int:
     return with_dead_letters(where, retry)
 
 
-# --- how a job is followed to its end
 #
 # A bar on a terminal, a record every few seconds elsewhere. The first Ctrl-C lets it finish what is in
 # flight, a second one leaves.
@@ -315,9 +280,6 @@ _NARROW_CELLS = 10
 _WIDE_COLUMNS = 100  # from here on the wide bar leaves room for a long queue name
 _LOG_COLUMNS = 200  # a line of a log is as long as it needs to be
 _DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
-
-
-# --- progress
 
 
 class Meter:
@@ -477,9 +439,6 @@ class TextLines(_EveryFewSeconds):
         return bar_line(job, rate, _LOG_COLUMNS)
 
 
-# --- signals
-
-
 class Signals:
     """Hears SIGINT and SIGTERM: the first is an event, the second cancels, the third ends."""
 
@@ -517,9 +476,6 @@ def signals_heard() -> Iterator[Signals]:
         with suppress(NotImplementedError, RuntimeError, ValueError):
             for number in numbers:
                 loop.remove_signal_handler(number)
-
-
-# --- to the end
 
 
 async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: str) -> int:

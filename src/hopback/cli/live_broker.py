@@ -19,16 +19,9 @@ from hopback.cli.options import (
     reach,
     topology_source,
 )
-from hopback.cli.terminal import (
-    ask,
-    document,
-    json_text,
-    on_terminal,
-    safe,
-    safe_lines,
-    table,
-    wrapped,
-)
+from hopback.cli.terminal import ask, document, json_text, on_terminal, table, wrapped
+from hopback.text import one_line as safe
+from hopback.text import safe_lines
 
 if TYPE_CHECKING:
     from hopback.broker.apply import ApplyPlan
@@ -37,8 +30,6 @@ if TYPE_CHECKING:
     from hopback.broker.management import Management
     from hopback.broker.migrate import Migration
     from hopback.topology.model import Topology
-
-__all__ = ["apply", "doctor", "migrate", "plan", "revert"]
 
 _Params = tuple[tuple[str, str], ...]
 
@@ -192,7 +183,7 @@ def revert(
     """
     if not yes:
         ask("Put the former delivery limits back in force?")
-    from hopback.broker.apply import restore_limits
+    from hopback.broker.limits import restore_limits
 
     async def restore() -> tuple[LiftedLimit, ...]:
         async with reach(Access(broker, management, amqp_only)) as live:

@@ -25,40 +25,11 @@ if TYPE_CHECKING:
     from hopback.runtime.app import App
     from hopback.topology.model import Topology
 
-__all__ = [
-    "EMBEDDED",
-    "LOCAL_BROKER",
-    "Access",
-    "HttpAddress",
-    "Reached",
-    "TopologySource",
-    "broker_options",
-    "broker_version_option",
-    "cannot_listen",
-    "config_option",
-    "did_you_mean",
-    "format_option",
-    "header_pairs",
-    "is_broker_name",
-    "log_format_option",
-    "named_broker",
-    "rabbitmq",
-    "reach",
-    "reach_management",
-    "topology_source",
-    "topology_source_as",
-    "url_host",
-    "vhost_option",
-]
-
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 # Definitions of the largest brokers known have some 20 MiB; a file that was named by mistake, a disk
 # image for example, must not fill the memory.
 _MOST_BYTES = 64 * 1024 * 1024
-
-
-# --- a topology: a documented design by its name, a file, or an application
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +190,6 @@ def vhost_option(command: _Command) -> _Command:
     )(command)
 
 
-# --- a live broker
-
 EMBEDDED = "embedded"
 """The broker URL that stands for the broker inside the process."""
 
@@ -376,9 +345,6 @@ async def reach_management(
     return client
 
 
-# --- an address to listen on
-
-
 class HttpAddress(click.ParamType[tuple[str, int]]):
     """`PORT` (on loopback) or `HOST:PORT`."""
 
@@ -419,9 +385,6 @@ def cannot_listen(address: tuple[str, int], reason: str) -> CommandFailed:
         do="Take another port with --http, or end what listens there.",
         code=Exit.CONFLICT,
     )
-
-
-# --- what is printed
 
 
 def format_option(*choices: str) -> Callable[[_Command], _Command]:

@@ -11,15 +11,13 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import LOCAL_BROKER, header_pairs, rabbitmq
-from hopback.cli.terminal import safe
 from hopback.errors import ConnectionLost, PublishFailed
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hopback.message import Message
-
-__all__ = ["publish"]
 
 _LONGEST_LINE = 128 * 1024 * 1024
 """The largest body that RabbitMQ takes by default up to 3.12; a line without end must not fill the memory."""

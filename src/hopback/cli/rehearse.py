@@ -22,7 +22,7 @@ from hopback.cli.options import (
     reach_management,
     topology_source_as,
 )
-from hopback.cli.terminal import document, gap, json_text, on_terminal, safe, safe_lines, table
+from hopback.cli.terminal import document, gap, json_text, on_terminal, table
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.findings import findings_of
@@ -49,6 +49,8 @@ from hopback.rehearse.scenario import (
     read_scenario,
 )
 from hopback.rehearse.station import time_for
+from hopback.text import one_line as safe
+from hopback.text import safe_lines
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -59,13 +61,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.forecast import Forecast
     from hopback.runtime.app import App
     from hopback.topology.model import Topology
-
-__all__ = [
-    "RehearseOptions",
-    "print_advice",
-    "print_forecast",
-    "rehearse",
-]
 
 _T = TypeVar("_T")
 
@@ -335,9 +330,6 @@ def _with_traffic(load: Load, options: RehearseOptions) -> Load:
     return replace(load, rates=(RateStep(0.0, rate),), processes=processes)
 
 
-# --- a live broker -------------------------------------------------------------------------------
-
-
 def _live_reading(queue: str, options: RehearseOptions) -> tuple[float, int]:
     """The rate and the number of consumers of a queue, as the statistics of --broker have them."""
     from hopback.broker.management import virtual_host
@@ -385,9 +377,6 @@ def _progress(engine: str) -> Iterator[Callable[[float], object] | None]:
         return
     with click.progressbar(length=1000, label="rehearsing", file=sys.stderr) as bar:
         yield lambda share: bar.update(max(0, round(share * 1000) - bar.pos))
-
-
-# --- what is printed
 
 
 _CHART_HEIGHT = 3

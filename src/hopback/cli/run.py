@@ -22,10 +22,10 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.cli.options import EMBEDDED, HttpAddress, log_format_option, url_host
-from hopback.cli.terminal import safe
 from hopback.cli.where import quick_loop
 from hopback.errors import HopbackError, MissingExtra, TopologyConflict, UnsafeOperation
 from hopback.extras import needs
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 
     from hopback.runtime.app import App
     from hopback.runtime.processes import Supervisor
-
-__all__ = [
-    "RunSettings",
-    "discover",
-    "left_out",
-    "load_app",
-    "load_module",
-    "pause",
-    "resume",
-    "run",
-]
 
 
 @click.command(short_help="Run an application's handlers.")
@@ -203,9 +192,6 @@ def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
         click.echo(safe(f"{one['queue']}: {', '.join(parts)}; the broker delivers them again."))
 
 
-# --- several processes
-
-
 async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
     from hopback.cli.run_service import Stopper, listen_to_signals, log_of
     from hopback.runtime.processes import Changes, Supervisor
@@ -221,9 +207,6 @@ async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
     listen_to_signals(stopper)
     await supervisor.run()
     return supervisor, stopper.forced
-
-
-# --- what was said, and how it is passed on to processes of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +266,6 @@ class RunSettings:
             own["HOPBACK_MANAGEMENT"] = self.management
         return {**os.environ, **own}
 
-
-# --- the application
 
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 """Where our own modules are: a line in there is never the one that a user has to correct."""
@@ -401,8 +382,6 @@ def _declaring(package: ModuleType) -> Iterator[str]:
         if found.ispkg and spec.submodule_search_locations is not None:
             yield from _declaring(import_module(found.name))
 
-
-# --- pause and resume
 
 _TIMEOUT_S = 10.0  # the service answers from memory; one that takes longer is not well
 _MOST_ANSWER_BYTES = (

@@ -16,7 +16,6 @@ import click
 from hopback.broker.declare import Ownership
 from hopback.broker.management import Management, ManagementAddress, virtual_host
 from hopback.cli.options import LOCAL_BROKER, cannot_listen, rabbitmq, url_host
-from hopback.cli.terminal import safe
 from hopback.clock import SystemClock
 from hopback.endpoint import Endpoint
 from hopback.observe.events import Bus
@@ -35,6 +34,7 @@ from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.runtime.watchdog import ThreadEndpoint, Watchdog
+from hopback.text import one_line as safe
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from hopback.observe.metrics import Metrics
     from hopback.runtime.app import App
     from hopback.runtime.shutdown import Report
-
-__all__ = ["Stopper", "listen_to_signals", "log_of", "open_log", "serve"]
 
 _LOG = logging.getLogger("hopback.run")
 

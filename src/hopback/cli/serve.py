@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hopback.cli.where import Where
     from hopback.deadletters.journal import Journal
 
-__all__ = ["serve"]
-
 
 @dataclass(frozen=True, slots=True)
 class _ServeChoices:
@@ -206,7 +204,7 @@ def _print_key(name: str, role: str) -> int:
     """A new key on stdout; what to write into the settings file, too: the hash, never the key."""
     from hopback.admin.keys import new_key
     from hopback.admin.roles import Grant, Role
-    from hopback.cli.terminal import safe
+    from hopback.text import one_line as safe
 
     secret, key = new_key(name, Grant(Role(role)), expires=None, made_by="", now=0.0)
     click.echo("This is the key. It is shown this once:", err=True)

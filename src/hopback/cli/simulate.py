@@ -13,15 +13,14 @@ from hopback.cli.options import (
     format_option,
     topology_source,
 )
-from hopback.cli.terminal import document, json_text, safe
+from hopback.cli.terminal import document, json_text
 from hopback.testing.simulate import Script, TimelineStep
+from hopback.text import one_line as safe
 from hopback.topology.durations import format_duration, parse_duration_ms
 
 if TYPE_CHECKING:
     from hopback.testing.simulate import Timeline
     from hopback.version import BrokerVersion
-
-__all__ = ["simulate"]
 
 
 def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:

@@ -35,23 +35,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import Journal
     from hopback.runtime.relay import Relay
 
-__all__ = [
-    "IN_MEMORY",
-    "alert_book",
-    "database",
-    "database_errors",
-    "database_option",
-    "journal",
-    "light_journal",
-    "migrate",
-    "relay",
-    "sql_journal",
-    "state_folder",
-    "status",
-    "store",
-    "unreachable",
-]
-
 IN_MEMORY = "memory"
 """The store that ends with the process: nothing can be resumed, nothing is audited."""
 
@@ -205,9 +188,6 @@ def state_folder() -> Path:
     return root / "hopback"
 
 
-# --- `hopback store`
-
-
 _LOG = logging.getLogger("hopback.relay")
 
 
@@ -265,9 +245,6 @@ async def _version(url: str) -> int:
 def _is_missing(url: URL) -> bool:
     is_file = url.get_backend_name() == "sqlite" and bool(url.database)
     return is_file and not Path(str(url.database)).exists()
-
-
-# --- the relay
 
 
 @store.command(short_help="Publish what transactions left in the outbox, until stopped.")

@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 
-__all__ = [
-    "ask",
-    "ask_for_name",
-    "ask_for_reason",
-    "clock_text",
-    "details",
-    "document",
-    "gap",
-    "json_line",
-    "json_text",
-    "on_terminal",
-    "safe",
-    "safe_lines",
-    "table",
-    "wrapped",
-]
-
 _READABLE_COLUMNS = 96  # fits a terminal of 100 columns with room for a prompt or a quote mark
 _NARROWEST_TEXT = 14  # columns for a text beside names: two words a line can still be read
 _BETWEEN_COLUMNS = 3  # as the drawn table has them

@@ -21,24 +21,16 @@ from hopback.cli.options import (
     topology_source,
     vhost_option,
 )
-from hopback.cli.terminal import document, json_text, on_terminal, safe, table, wrapped
+from hopback.cli.terminal import document, json_text, on_terminal, table, wrapped
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopback.designs import Design
-    from hopback.topology.check import Finding
+    from hopback.topology.hazards.rule import Finding
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
-
-__all__ = [
-    "check",
-    "diagram",
-    "export",
-    "print_findings",
-    "show",
-    "systems",
-]
 
 _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and said."
 
@@ -175,9 +167,6 @@ def _draw(topology: Topology, kind: str, queue: str | None) -> str:
     return draw(topology, queue)
 
 
-# --- check
-
-
 @click.command(short_help="Report hazards, each with its fix.")
 @topology_source
 @broker_version_option("Judge for this RabbitMQ, for example 3.10 or 4.0; without it, for all.")
@@ -202,8 +191,8 @@ def check(
     Definitions that a broker exported are judged for its version unless --broker-version is given.
     Leaves with 1 if there is an error among them, with 0 otherwise.
     """
-    from hopback.topology.check import Severity
     from hopback.topology.check import check as find_hazards
+    from hopback.topology.hazards.rule import Severity
     from hopback.version import BrokerVersion
 
     topology = TopologySource(name, hardened, params, vhost).topology()
@@ -251,9 +240,6 @@ def print_findings(found: Sequence[Finding]) -> None:
         for severity, number in counts.items()
     ]
     click.echo(f"Found {', '.join(parts)}." if parts else "No findings.")
-
-
-# --- the documented designs
 
 
 @click.command(short_help="List the documented designs, or describe one.")

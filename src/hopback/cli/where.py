@@ -29,10 +29,10 @@ from hopback.cli.options import (
     reach_management,
 )
 from hopback.cli.store import alert_book, journal, light_journal, state_folder
-from hopback.cli.terminal import safe
 from hopback.clock import SystemClock
 from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, NoSuch
+from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -50,26 +50,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.requests import Settings, Who
     from hopback.deadletters.service import Operations
     from hopback.topology.model import Topology
-
-__all__ = [
-    "InProcess",
-    "Where",
-    "broker_where_options",
-    "complete_job",
-    "complete_queue",
-    "count_text",
-    "file_brokers",
-    "journal_names",
-    "open_dead_letters",
-    "open_in_process",
-    "open_operations",
-    "operating",
-    "quick_loop",
-    "resume_command",
-    "said_of",
-    "where_options",
-    "with_dead_letters",
-]
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 _T = TypeVar("_T")
@@ -173,9 +153,6 @@ def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> 
     for option in reversed(options):
         found = option(found)
     return found
-
-
-# --- getting there
 
 
 def with_dead_letters(
@@ -449,9 +426,6 @@ def _user() -> Who:
     return Who(f"{name}@{socket.gethostname()}", name)
 
 
-# --- saying it again
-
-
 def resume_command(job: str) -> str:
     """The command that goes on with a job, with the options that were said; never a password."""
     ctx = click.get_current_context()
@@ -474,8 +448,6 @@ def _option_words(option: str, value: object) -> list[str]:
             return [word for each in value for word in (option, str(each))]
     return [option, _PASSWORD.sub(r"\1:…@", str(value))]
 
-
-# --- names for the shell's tab key: silent and quick, whatever happens
 
 _COMPLETION_S = 3.0  # a shell that hangs at the tab key is worse than one that knows no names
 _COMPLETED_JOBS = 100  # more names than anybody reads

@@ -66,24 +66,6 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
 
-__all__ = [
-    "COPY_OF",
-    "Action",
-    "AfterFailure",
-    "ChangingAction",
-    "Control",
-    "DiscardAction",
-    "Import",
-    "LeftOut",
-    "Pacer",
-    "RedriveAction",
-    "after_failure",
-    "changed_delivery",
-    "edited_copy",
-    "may_pass",
-    "send_copy",
-]
-
 _CATCH_UP_S = 0.05
 """Late by less is made up for, as the clock of an event loop is coarse; after a stall there is no burst."""
 
@@ -547,7 +529,6 @@ class Import:
                 self.published += 1
 
 
-# --- changing -------------------------------------------------------------------------------------
 #
 # Re-driving messages with changed bodies: each original is on the disk before its change is sent.
 
@@ -637,7 +618,6 @@ def _pass_on(done: Future[None], *, told: Future[None]) -> None:
         told.set_result(None)
 
 
-# --- edited copies --------------------------------------------------------------------------------
 #
 # Sending a changed copy of one message back.
 
@@ -673,7 +653,6 @@ async def send_copy(
     return copy
 
 
-# --- what a failed publish means -------------------------------------------------------------------
 #
 # For the message alone, for all of them, or for now only. Pure.
 

@@ -47,21 +47,10 @@ if TYPE_CHECKING:
 
     from hopback.broker.limits import PolicyLedger
     from hopback.broker.port import Connection
-    from hopback.topology.check import Finding
+    from hopback.topology.hazards.rule import Finding
     from hopback.topology.model import Binding
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
-
-__all__ = [
-    "Adoption",
-    "AdoptionChoice",
-    "AdoptionWay",
-    "BesideSet",
-    "adoption",
-    "policy_name",
-    "revert_beside",
-    "set_beside",
-]
 
 _PREFIX = "hopback-adopt."
 _TIERS_MS = (
@@ -219,8 +208,6 @@ class _Reader:
                 found[each.name] = int(ttl)
         return dict(sorted(found.items(), key=lambda one: one[1]))
 
-    # --- as it is
-
     def _as_it_is(self) -> AdoptionChoice:
         name, parked = self.queue.name, self.parked
         names = dict(zip(self.waiting.values(), self.waiting, strict=True))
@@ -277,8 +264,6 @@ class _Reader:
                 f"{conflict.kind} {conflict.name} is there in another form:"
                 f" {conflict.differences[0].sides}"
             )
-
-    # --- beside it
 
     def _beside(self, as_it_is: Topology) -> AdoptionChoice:
         target = f"{self.queue.name}.dlq"
@@ -361,8 +346,6 @@ class _Reader:
         if why := _leaving(rests, self.others, self.version):
             yield f"queue {target} would not keep what comes to it: {why}"
 
-    # --- migrated
-
     def _migrated(self) -> AdoptionChoice:
         limit = self.queue.arguments.get("x-delivery-limit")
         limit = int(limit) if isinstance(limit, int) and limit > 0 else DELIVERY_LIMIT
@@ -400,8 +383,6 @@ class _Reader:
             notes=tuple(notes),
             refused=(f"it {why}",) if why else (),
         )
-
-    # --- what they have in common
 
     def _topology(self, *queues: Queue, plans: tuple[Plan, ...]) -> Topology:
         """The queues with what feeds the adopted one, and with the way of its dead letters."""

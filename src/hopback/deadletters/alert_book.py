@@ -14,8 +14,6 @@ from hopback.deadletters.contract import Moment
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["AlertBook", "MemoryAlertBook", "WaitingNotice", "list_alerts", "read_alerts"]
-
 WaitingNotice: TypeAlias = "tuple[int, str, str, float, int]"
 """A notice that is to be sent: its number, target, document, when it was made, attempts so far."""
 

@@ -29,26 +29,6 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.contract import Job
 
-__all__ = [
-    "Alert",
-    "AlertDecision",
-    "AlertKind",
-    "AlertList",
-    "AlertManners",
-    "AlertNotice",
-    "AlertRule",
-    "AlertState",
-    "AlertTargetView",
-    "AlertTestResult",
-    "BrokerSeen",
-    "FingerprintSeen",
-    "QueueSeen",
-    "QuietTime",
-    "ToldState",
-    "decide_alerts",
-    "parse_quiet",
-]
-
 _LONGEST_TEXT = 300  # of an error in a line that somebody reads on a phone
 _MOST_IN_NOTICE = 50  # nobody reads more in one message; the page has them all
 _KEPT_S = 7 * 86_400.0  # resolved alerts are shown for a week: long enough for the review on Monday
@@ -104,8 +84,6 @@ class AlertRule(Struct, frozen=True, forbid_unknown_fields=True):
         return any(text_matches(pattern, queue) for pattern in self.queues)
 
 
-# --- quiet times
-
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _QUIET = re.compile(
     r"(?P<days>[a-z]{3}(?:[ ,]+[a-z]{3})*)?"
@@ -148,9 +126,6 @@ def parse_quiet(text: str) -> QuietTime:
     return QuietTime(frozenset(map(_DAYS.index, wanted)), start, end)
 
 
-# --- what is seen
-
-
 @dataclass(frozen=True, slots=True)
 class FingerprintSeen:
     """One kind of failure in a queue, and since when it is known."""
@@ -184,9 +159,6 @@ class BrokerSeen:
     broker: str
     queues: tuple[QueueSeen, ...] = ()
     jobs: tuple[Job, ...] = ()
-
-
-# --- alerts
 
 
 class AlertState(StrEnum):
@@ -471,9 +443,6 @@ def _notice(
         max(len(firing) - _MOST_IN_NOTICE, 0) + max(len(resolved) - _MOST_IN_NOTICE, 0),
     )
     return updated, notice
-
-
-# --- where a rule holds
 
 
 def _look(

@@ -32,22 +32,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery, Properties
 
 
-__all__ = [
-    "VERSION",
-    "Archived",
-    "FileSink",
-    "check_writable",
-    "discarded_files",
-    "forget_exports",
-    "job_and_run",
-    "lines_from",
-    "read_line",
-    "read_lines",
-    "run_file",
-    "write_line",
-]
-
-
 VERSION = 1
 """The version of the format; a reader refuses a newer one."""
 

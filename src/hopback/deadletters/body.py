@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery
 
-__all__ = [
-    "BODY_BYTES",
-    "UnpackedBody",
-    "is_msgpack",
-    "kombu_message",
-    "packing",
-    "parsed_as",
-    "parsed_body",
-    "parsed_content",
-    "unpack",
-    "unpacked",
-]
-
 BODY_BYTES = 64 * 1024
 """The largest body that is read to find out what a message is."""
 
@@ -47,9 +34,6 @@ _LZMA_BYTES = 16 * 1024 * 1024
 _DEEPEST = 100  # levels of YAML: arguments of tasks have a few
 _YAML = frozenset({"application/x-yaml", "application/yaml", "text/yaml", "text/x-yaml"})
 _MSGPACK = frozenset({"application/x-msgpack", "application/msgpack", "application/vnd.msgpack"})
-
-
-# --- compressed
 
 
 class UnpackedBody(NamedTuple):
@@ -137,9 +121,6 @@ _UNPACK: dict[str, Callable[[bytes, int], bytes | None]] = {
     "zstd": _from_zstd, "base64": _from_base64,
 }  # fmt: skip
 _STARTS = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
-
-
-# --- parsed
 
 
 def is_msgpack(content_type: str | None) -> bool:

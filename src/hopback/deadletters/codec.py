@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from hopback.deadletters.patch import PatchOperation
 
-__all__ = ["convert", "decode", "encode", "from_json", "read_patch", "schemas", "to_json"]
-
 ValueT = TypeVar("ValueT")
 
 _PATH = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)

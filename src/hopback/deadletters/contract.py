@@ -26,48 +26,6 @@ from hopback.topology.model import QueueType  # noqa: TC001  msgspec reads it at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "ACTIVE",
-    "HELD_BACK",
-    "AuditEntry",
-    "AuditList",
-    "Cost",
-    "Counts",
-    "DeadLetter",
-    "Depth",
-    "EditedCopy",
-    "FailedMessage",
-    "FailureList",
-    "FailureRecord",
-    "Group",
-    "Groups",
-    "HeaderView",
-    "HeldBack",
-    "HeldMessages",
-    "Imported",
-    "Job",
-    "JobList",
-    "JobPlan",
-    "JobState",
-    "LeftOutCount",
-    "LimitPolicy",
-    "LookProgress",
-    "MessageView",
-    "Moment",
-    "OnProgress",
-    "Overview",
-    "Page",
-    "Price",
-    "QueueDetail",
-    "QueueSummary",
-    "ReachedQueue",
-    "SessionView",
-    "Survey",
-    "TargetChoice",
-    "TimelineEntry",
-    "WayCheck",
-]
-
 
 HELD_BACK = (
     "Held back: the next queue did not take these messages, because it is missing or full or the broker"
@@ -89,12 +47,6 @@ class Moment(float):
 
 class _AnswerStruct(Struct, frozen=True, rename="camel"):
     """What is answered: fields that are not known are passed over, so that newer servers are understood."""
-
-
-# --- people
-
-
-# --- queues
 
 
 class Price(StrEnum):
@@ -250,9 +202,6 @@ class Overview(_AnswerStruct, frozen=True):
     total: int
     read_at: Moment
     age_s: float = field(name="ageSeconds")
-
-
-# --- dead letters
 
 
 class DeadLetter(_AnswerStruct, frozen=True):
@@ -431,9 +380,6 @@ class MessageView(_AnswerStruct, frozen=True, kw_only=True):
     body_url: str = ""
 
 
-# --- browse sessions
-
-
 class SessionView(_AnswerStruct, frozen=True, kw_only=True):
     """A browse session as it is now. `complete`: it holds everything that was ready.
 
@@ -463,9 +409,6 @@ class SessionView(_AnswerStruct, frozen=True, kw_only=True):
             force_setattr(self, "url", f"/admin/dlq/sessions/{self.id}")
 
 
-# --- requests
-
-
 class LimitPolicy(_AnswerStruct, frozen=True):
     """The policy that lifts a delivery limit."""
 
@@ -476,9 +419,6 @@ class EditedCopy(_AnswerStruct, frozen=True):
     """The copy that was sent: its new message id."""
 
     message_id: str
-
-
-# --- jobs
 
 
 class JobState(StrEnum):
@@ -670,9 +610,6 @@ class Imported(_AnswerStruct, frozen=True):
     lines: int
     published: int
     problem: str = ""
-
-
-# --- audit
 
 
 class AuditEntry(_AnswerStruct, frozen=True):

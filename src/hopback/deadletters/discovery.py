@@ -46,24 +46,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
     from hopback.topology.model import Queue, Topology
 
-__all__ = [
-    "MANY_LOOKS",
-    "CandidateAnswer",
-    "CandidateList",
-    "DeadLetterQueue",
-    "Override",
-    "QueueAnswer",
-    "QueueCandidate",
-    "Recognition",
-    "RetryWait",
-    "candidates_of",
-    "cost_of_looking",
-    "dead_letter_queues",
-    "override_of",
-    "spent_too_much",
-    "stand_in_plan",
-]
-
 MANY_LOOKS = 1000
 """A limit from here on is no danger: nobody looks that often before it is noticed."""
 
@@ -406,7 +388,6 @@ def _describe(
     )
 
 
-# --- what people say of queues ---------------------------------------------------------------------
 #
 # A queue that has messages and no consumer may hold dead letters though nothing says so. Only people know:
 # they are asked once, and the answer is kept.
@@ -484,7 +465,6 @@ def candidates_of(
     return tuple(sorted(found, key=lambda one: (not one.is_likely, -one.messages, one.queue)))
 
 
-# --- recognition ----------------------------------------------------------------------------------
 #
 # What people said of queues, kept in the journal, and the queues they are still to be asked about.
 

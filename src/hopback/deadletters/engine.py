@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-__all__ = ["Engine"]
-
-
 _log = logging.getLogger("hopback.deadletters")
 
 _PROGRESS_S = 1.0
@@ -355,8 +352,6 @@ class Engine:
         if control.is_cancelled:
             raise _CancelAsked
 
-    # --- taking
-
     async def _take_batch(self) -> list[SelectedMessage]:
         """What is at hand and wanted; waits for the first one, and for more if there are but a few.
 
@@ -424,8 +419,6 @@ class Engine:
                 f"a message that stays has come back {delivery_count(delivery)} times, and"
                 f" {self._queue.name!r} removes it after {self._limit}: lift the limit first"
             )
-
-    # --- sending
 
     async def _send_all(self, batch: list[SelectedMessage]) -> None:
         """Send one after the other as the window has room, so that the broker never waits for us."""
@@ -526,8 +519,6 @@ class Engine:
         while self._in_flight:
             await self._wait_for_fate()
 
-    # --- trouble
-
     async def _send_again(self, item: SelectedMessage) -> None:
         """Send one message that failed; a fault of its own counts for it alone."""
         tries = self._pace.tries
@@ -568,8 +559,6 @@ class Engine:
                 dead_letter.id, dead_letter.digest, dead_letter.message_id, reason, Moment(now)
             )
         )
-
-    # --- watching
 
     async def _measure_arrivals(self) -> None:
         """Count the messages that arrive before the first message is sent."""
@@ -678,8 +667,6 @@ class Engine:
                 came_back_at_least=found.looked_at < found.count,
             )
         return found
-
-    # --- telling
 
     def _count(self, *, done: int = 0, skipped: int = 0, failed: int = 0) -> None:
         now = self._counts

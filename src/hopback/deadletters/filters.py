@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.contract import DeadLetter
     from hopback.message import Delivery
 
-__all__ = [
-    "EVERYTHING",
-    "PAYLOAD_BYTES",
-    "Filter",
-    "Judgement",
-    "Term",
-    "parse_filter",
-    "text_matches",
-    "value_in",
-]
-
 _LONGEST = 4096  # characters: a page of terms; longer ones are made by mistake
 _MOST_TERMS = 32  # each is tried on every message that is looked at
 _UNREAD = object()

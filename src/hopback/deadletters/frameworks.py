@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from hopback.fields import Headers
 
-__all__ = ["ForeignFailure", "RootCause", "TaskCall", "foreign_failure", "root_cause", "task_call"]
-
 _TEXT_BYTES = 1024  # of a message of an error: as much as our own records keep
 _LONGEST = 64 * 1024  # of a text in a header: a stack is longer only where something repeats
 _MOST_WRAPPED = 10  # exceptions within exceptions; a chain of more is a mistake, or hostile
@@ -234,7 +232,6 @@ def _nservicebus_moment(text: str) -> float:
         return 0.0
 
 
-# --- causes ---------------------------------------------------------------------------------------
 #
 # What a stack trace of another language says went wrong at the bottom of it. Pure, total, in linear
 # time.
@@ -338,7 +335,6 @@ def _frame(lines: list[str]) -> str:
     return (frames[-1] if is_python else frames[0]) if frames else first
 
 
-# --- tasks ----------------------------------------------------------------------------------------
 #
 # Tasks of Celery and Dramatiq in dead letters: what was called, with what, and what it raised.
 # Pure.

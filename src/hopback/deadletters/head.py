@@ -46,24 +46,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-__all__ = [
-    "ROOM_BYTES",
-    "Head",
-    "Held",
-    "Source",
-    "StreamHead",
-    "Turns",
-    "check_spent",
-    "describe_consumer",
-    "held_ahead",
-    "held_size",
-    "job_tag",
-    "offset_of",
-    "rough_size",
-    "walk",
-]
-
-
 # Measured with CPython 3.11 on 64 bits, rounded up.
 _MESSAGE = 2048
 _TABLE = 250

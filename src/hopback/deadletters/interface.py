@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.search import SearchProgress, SearchRequest
     from hopback.deadletters.surveys import ErrorOverview, QueueTrend
 
-__all__ = ["DeadLetters"]
-
 
 class DeadLetters(Protocol):
     """The operations on dead letters.
@@ -78,8 +76,6 @@ class DeadLetters(Protocol):
     async def close(self) -> None:
         """Release every session and interrupt every job of this process. Safe to repeat."""
 
-    # --- queues
-
     async def queues(self) -> tuple[QueueSummary, ...]:
         """Every dead-letter queue by name, with its depth; never looks into one."""
 
@@ -97,8 +93,6 @@ class DeadLetters(Protocol):
 
     async def restore_limit(self, queue: str, *, reason: str = "") -> None:
         """Take that policy away again; none there is no error."""
-
-    # --- looking
 
     async def open_session(
         self,
@@ -154,8 +148,6 @@ class DeadLetters(Protocol):
 
     def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
         """Look through whole queues; close the generator to cancel."""
-
-    # --- jobs
 
     async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
         """What a job would do, without doing it."""
@@ -215,8 +207,6 @@ class DeadLetters(Protocol):
     ) -> str:
         """Send a changed copy back; its new message id. The original stays where it is."""
 
-    # --- archives
-
     def export(
         self,
         queue: str,
@@ -240,15 +230,11 @@ class DeadLetters(Protocol):
     def notes(self) -> GroupNotes:
         """Notes on groups, saved filters and what was done to a group."""
 
-    # --- alerts
-
     async def alerts(self) -> AlertList:
         """Alerts that fire, are about to, or were resolved within a week."""
 
     async def test_alert(self, target: str, /) -> AlertTestResult:
         """Send a target a message that says it is a test, and tell whether it was taken."""
-
-    # --- audit
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
         """What was done, the newest first."""

@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.session import ChosenMessages, Holding
     from hopback.designs.design import Design
 
-__all__ = ["JobRun", "JobRunner", "completion_event", "new_job_id"]
-
 
 class JobRun:
     """A job while it runs in this process: as it is now, what people want of it, and who has its lease."""
@@ -100,9 +98,6 @@ class JobRun:
         """It is like this now, whether or not that could be written down."""
         self.job = job
         self.changed.set()
-
-
-# --- the jobs of this process ---------------------------------------------------------------------
 
 
 def completion_event(
@@ -210,8 +205,6 @@ class JobRunner:
         self._runs: dict[str, JobRun] = {}
         self._beginning: set[asyncio.Task[Job]] = set()
 
-    # --- beginning
-
     async def to_the_end(self, beginning: Coroutine[Any, Any, Job]) -> Job:
         """Begin a job; what is written down goes on, whoever has stopped waiting for the answer."""
         task = asyncio.create_task(beginning)
@@ -286,8 +279,6 @@ class JobRunner:
         self._runs[job.id] = run
         run.task = asyncio.create_task(self._run(run, snapshot, holding), name=f"job {job.id}")
         return job
-
-    # --- running
 
     async def _run(self, run: JobRun, snapshot: BrokerSnapshot, holding: Holding | None) -> None:
         beat = asyncio.create_task(self._beat(run), name=f"heartbeat {run.job.id}")
@@ -632,8 +623,6 @@ class JobRunner:
                 await connection.close()
         except BrokerError as failed:
             _log.warning("the end of job %s was not announced: %s", job.id, failed)
-
-    # --- from outside
 
     async def current(self, job_id: str) -> JobRecord | None:
         """A job as it is now, by what is known here first."""

@@ -34,26 +34,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.requests import AuditQuery, Pace, Target, Who
 
 
-__all__ = [
-    "AUDIT_DAYS",
-    "JOB_DAYS",
-    "NOTHING_DONE",
-    "PROCESS_ENDED",
-    "PROCESS_LOST",
-    "Checkpoint",
-    "ControlRequest",
-    "Forgotten",
-    "JobRecord",
-    "JobSpec",
-    "Journal",
-    "JournalShare",
-    "MemoryJournal",
-    "Retention",
-    "SelectionSnapshot",
-    "forget_old",
-]
-
-
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.RUNNING: frozenset(JobState) - {JobState.RUNNING},
     JobState.PAUSED: frozenset(

@@ -41,17 +41,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.requests import AuditQuery
     from hopback.sql.database import Execute, Row
 
-__all__ = [
-    "SqlJournal",
-    "open_journal",
-    "read_control",
-    "read_failure",
-    "read_job",
-    "write_control",
-    "write_failure",
-    "write_job",
-]
-
 
 def _one_of(states: Iterable[JobState]) -> str:
     names = ", ".join(f"'{state}'" for state in sorted(states))
@@ -161,8 +150,6 @@ class SqlJournal:
     def engine(self) -> AsyncEngine | None:
         """What SQLAlchemy speaks to the database by; None where it does not."""
         return getattr(self._database, "engine", None)
-
-    # --- jobs
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
@@ -298,8 +285,6 @@ class SqlJournal:
         )
         return tuple(read_failure(document) for (document,) in rows)
 
-    # --- the audit
-
     async def write(self, entry: AuditEntry, broker: str = "") -> None:
         """Append to the audit, for that broker."""
         values: dict[str, object] = structs.asdict(entry)
@@ -338,8 +323,6 @@ class SqlJournal:
             for at, by, action, queue, job, reason, result, details, number in rows
         )
 
-    # --- what is too old
-
     async def forget(
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
     ) -> Forgotten:
@@ -352,8 +335,6 @@ class SqlJournal:
             partial(_forget_entries, before=audit_before, now=now, limit=limit)
         )
         return Forgotten(entries, finished, rows + entries)
-
-    # --- documents
 
     async def remember(
         self, broker: str, kind: str, documents: Mapping[str, str], now: float
@@ -416,8 +397,6 @@ class SqlJournal:
 
             self._store_id = await self._database.write(choose)
         return self._store_id
-
-    # --- rows
 
     async def _rows(self, statement: str, named: Mapping[str, object]) -> list[Row]:
         return await self._database.read(lambda execute: execute(statement, named))

@@ -49,11 +49,8 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.deadletters.contract import Cost
     from hopback.deadletters.discovery import DeadLetterQueue, Override
-    from hopback.topology.check import Finding
+    from hopback.topology.hazards.rule import Finding
     from hopback.topology.model import Topology
-
-
-__all__ = ["BrokerSnapshot", "LiveQueues", "LiveView", "held_back_for", "queues_that_hold_back"]
 
 
 _CONNECTION_NAME = "hopback dead letters"
@@ -308,8 +305,6 @@ class LiveQueues:
                 if each.operator_policy and each.effective_policy
             )
 
-    # --- how deep
-
     async def readings(self) -> dict[str, QueueReading] | None:
         """Every queue as the management API tells of it; None where there is none."""
         if self._management is None:
@@ -380,8 +375,6 @@ class LiveQueues:
             return Depth(None, None, None, "refused", Moment(now))
         await channel.close()
         return Depth(state.messages, None, state.consumers, "amqp", Moment(now))
-
-    # --- what looking costs, and making it cheap
 
     def is_lifted(self, snapshot: BrokerSnapshot, name: str) -> bool:
         """Whether a policy of ours lifts the queue's limit."""

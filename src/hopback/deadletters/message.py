@@ -50,28 +50,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-__all__ = [
-    "SHOWN_HEADERS",
-    "Envelope",
-    "amqp_type",
-    "content_digest",
-    "delivery_count",
-    "envelope_of",
-    "last_failure",
-    "origin_queue",
-    "plain_headers",
-    "plain_payload",
-    "plain_properties",
-    "plain_text",
-    "plain_value",
-    "pretty_json",
-    "read_dead_letter",
-    "recorded_failure",
-    "timeline",
-    "what_happened",
-]
-
-
 SHOWN_HEADERS = 500
 """People send some tens; a frame has room for 25,000."""
 

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = [
-    "BadBrokers",
-    "BrokerSettings",
-    "NamedBroker",
-    "broker_names",
-    "broker_path",
-    "name_brokers",
-    "read_brokers",
-]
-
 _EMBEDDED = "embedded"
 """The address of a broker inside the process."""
 

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import Journal
     from hopback.deadletters.requests import Who
 
-__all__ = [
-    "FilterList",
-    "GroupNote",
-    "GroupNotes",
-    "JournalNotes",
-    "NewFilter",
-    "NewNote",
-    "NoteList",
-    "SavedFilter",
-]
-
 _MOST_NOTES = 200  # of one queue: more than a page shows, and than anybody reads
 _MOST_FILTERS = 100  # of one queue
 _LOOKED_THROUGH = 500  # entries of the audit of a queue in which a group's history is looked for

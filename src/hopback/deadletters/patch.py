@@ -18,17 +18,6 @@ from hopback.deadletters.diff import diff_lines
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "MOST_STEPS",
-    "ChangeSample",
-    "Patch",
-    "PatchFailed",
-    "PatchOperation",
-    "change_sample",
-    "patch_problem",
-    "patched",
-]
-
 _LARGEST = 1024 * 1024  # bytes of a body: reading and writing it takes some tens of milliseconds
 _DEEPEST = 50  # names in a path; deeper ones are mistakes
 MOST_STEPS = 50  # of a change: each is made to every message, and shown to the people who review it

@@ -66,19 +66,6 @@ if TYPE_CHECKING:
     from hopback.topology.routing import RoutingTable
 
 
-__all__ = [
-    "DryRun",
-    "Planner",
-    "check_request",
-    "chosen_messages",
-    "export_file",
-    "frozen_head",
-    "frozen_messages",
-    "order_kept",
-    "spec_of",
-]
-
-
 _LONGEST = 1000  # characters of a reason: one line of the audit; more is a report
 
 
@@ -335,8 +322,6 @@ class Planner:
         self._settings = settings
         self._clock = clock
 
-    # --- jobs
-
     async def spec(
         self,
         request: Request,
@@ -507,8 +492,6 @@ class Planner:
             why = "that management does not name yet" if self._live.is_managed else "without a name"
             found += [f"{unnamed} {why}"] if unnamed > 0 else []
         return found[:_NAMED]
-
-    # --- plans
 
     async def plan(
         self,

@@ -102,8 +102,6 @@ if TYPE_CHECKING:
         Window,
     )
 
-__all__ = ["RemoteDeadLetters", "RemoteNotes"]
-
 ValueT = TypeVar("ValueT")
 
 _QUEUES = "/admin/dlq/queues"
@@ -185,8 +183,6 @@ class RemoteDeadLetters:
         del who
         return self
 
-    # --- queues
-
     async def queues(self) -> tuple[QueueSummary, ...]:
         """Every dead-letter queue that the caller may see, by name."""
         return (await self.get(Overview, "/admin/dlq/overview")).items
@@ -211,8 +207,6 @@ class RemoteDeadLetters:
     async def restore_limit(self, queue: str, *, reason: str = "") -> None:
         """Take that policy away again; none there is no error."""
         await self.ask("POST", _path(_QUEUES, queue, "restore-limit"), LimitReason(reason))
-
-    # --- looking
 
     async def open_session(
         self,
@@ -300,8 +294,6 @@ class RemoteDeadLetters:
                 if kind == "search":
                     yield from_json(SearchProgress, data)
 
-    # --- jobs
-
     async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
         """What a job would do, without doing it."""
         _check_export(request)
@@ -383,8 +375,6 @@ class RemoteDeadLetters:
         path = _path(_SESSIONS, session, "messages", message, "edit")
         return (await self.post(EditedCopy, path, asked)).message_id
 
-    # --- archives
-
     async def export(
         self,
         queue: str,
@@ -450,8 +440,6 @@ class RemoteDeadLetters:
         """Notes on groups, saved filters and what was done to a group."""
         return RemoteNotes(self)
 
-    # --- alerts
-
     async def alerts(self) -> AlertList:
         """Alerts that fire, are about to, or were resolved within a week."""
         return await self.get(AlertList, "/admin/alerts")
@@ -460,15 +448,11 @@ class RemoteDeadLetters:
         """Send a target a message that says it is a test, and tell whether it was taken."""
         return await self.post(AlertTestResult, "/admin/alerts/test", {"target": target})
 
-    # --- audit
-
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
         """What was done, the newest first."""
         asked = structs.asdict(query)
         asked["cursor"] = asked.pop("before")
         return (await self.get(AuditList, "/admin/audit", **asked)).items
-
-    # --- HTTP
 
     async def get(self, kind: type[ValueT], path: str, **query: Any) -> ValueT:
         """What the server answers, as a value of that kind."""

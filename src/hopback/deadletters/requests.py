@@ -22,45 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = [
-    "BY_DESIGN",
-    "HIGHEST_RATE",
-    "LONGEST_FOUND_WATCH_S",
-    "LONGEST_WATCH_S",
-    "MOST_HELD",
-    "MOST_IN_FLIGHT",
-    "MOST_REDRIVES",
-    "NEWEST",
-    "NOBODY",
-    "RAMP",
-    "SMALL_WINDOW",
-    "UNHURRIED",
-    "WHOLE_QUEUE",
-    "AuditQuery",
-    "DiscardRequest",
-    "Edit",
-    "EditRequest",
-    "GroupBy",
-    "JobKind",
-    "JobRequest",
-    "LimitReason",
-    "NewRate",
-    "Pace",
-    "Rate",
-    "RedriveRequest",
-    "Renewal",
-    "Request",
-    "RetryRequest",
-    "Selection",
-    "SessionRequest",
-    "Settings",
-    "Target",
-    "TargetKind",
-    "Who",
-    "Window",
-]
-
-
 HIGHEST_RATE = 1_000_000
 """Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
 

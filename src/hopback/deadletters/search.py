@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.session import BrowseSession, Sessions
     from hopback.message import Delivery
 
-__all__ = [
-    "MOST_WALKED",
-    "Search",
-    "SearchHit",
-    "SearchProgress",
-    "SearchRequest",
-    "SkippedQueue",
-    "excerpt",
-    "survey_of",
-]
-
 MOST_WALKED = 5_000_000
 """Messages that are read at a time: at some thousands a second a broker would soon take them back."""
 

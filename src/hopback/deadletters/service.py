@@ -83,9 +83,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 
-__all__ = ["Operations", "journal_name"]
-
-
 def journal_name(broker: Broker, vhost: str) -> str:
     """By what the jobs and entries of a broker's virtual host are told apart in a journal."""
     return f"{broker.address} {vhost}"
@@ -186,8 +183,6 @@ class Operations:
         await self._runner.close()
         await self._sessions.close()
 
-    # --- queues
-
     async def queues(self) -> tuple[QueueSummary, ...]:
         """Every dead-letter queue by name, with its depth; never looks into one."""
         snapshot = await self._live.snapshot()
@@ -255,8 +250,6 @@ class Operations:
             snapshot.one(queue)
         await self._live.restore(queue)
         await self.note("limit.restore", by=by, queue=queue, reason=reason)
-
-    # --- looking
 
     async def open_session(
         self,
@@ -407,8 +400,6 @@ class Operations:
             details = {"filter": request.where, "seen": last.seen, "found": last.matching}
             queue = asked.queues[0] if len(asked.queues) == 1 else ""
             await self.note(action, by=by, queue=queue, job=request.job, details=details)
-
-    # --- jobs
 
     async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
         """What a job would do, without doing it."""
@@ -589,8 +580,6 @@ class Operations:
             found = progress.matching
         return found
 
-    # --- archives
-
     def export(
         self,
         queue: str,
@@ -698,8 +687,6 @@ class Operations:
         share = (self.journal, self._name, self.clock, self._who)
         return JournalNotes(*share, self.note, self.audit)
 
-    # --- alerts
-
     async def remember_consumed(self, queues: Iterable[str]) -> frozenset[str]:
         """Remember that these queues have consumers; all queues of which that was ever remembered."""
         known = frozenset(await self.journal.remembered(self._name, _CONSUMED))
@@ -714,8 +701,6 @@ class Operations:
     async def test_alert(self, target: str) -> AlertTestResult:
         """Not here: who is told stands in the settings of a service."""
         raise BadRequest("target", f"a service that knows {target!r} by its settings (--server)")
-
-    # --- audit
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
         """What was done, the newest first."""

@@ -55,18 +55,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-__all__ = [
-    "BrowseSession",
-    "ChosenMessages",
-    "Grouping",
-    "Holding",
-    "Sessions",
-    "check_cost",
-    "groups_of",
-    "view_of",
-]
-
-
 _PASSING_BYTES = 16 * 1024 * 1024  # of messages that wait to be passed over
 _PREFETCH = 1000  # enough that the broker never waits for us between two deliveries
 _TELL_EVERY = 1000  # messages between two words on how far it is: some tens of milliseconds
@@ -145,8 +133,6 @@ class BrowseSession:
         self._closing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    # --- holding
-
     async def fill(self, longest_s: float, on_progress: OnProgress | None = None) -> None:
         """Take messages until the window is full or the queue is empty; then let time run.
 
@@ -204,8 +190,6 @@ class BrowseSession:
         if not self._over:
             self._end(f"the broker took everything back: {error}")
             await self._connection.close()
-
-    # --- looking
 
     @property
     def is_open(self) -> bool:
@@ -297,8 +281,6 @@ class BrowseSession:
         if found is None:
             raise NoSuch("message", message)
         return found
-
-    # --- ending
 
     def renew(self, seconds: float | None = None) -> float:
         """Hold on for as long again from now; the new end."""

@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.journal import Journal
     from hopback.deadletters.live import BrokerSnapshot, LiveQueues
 
-__all__ = [
-    "ErrorGroup",
-    "ErrorInQueue",
-    "ErrorOverview",
-    "QueueTrend",
-    "SurveyProgress",
-    "SurveyedArchive",
-    "SurveyedQueue",
-    "Surveys",
-    "TrendSample",
-]
-
 _log = logging.getLogger("hopback.deadletters")
 _SURVEY, _TREND, _ARCHIVE = "survey", "trend", "archive-survey"
 _MOST_HELD_S = 300.0
@@ -219,8 +207,6 @@ class Surveys:
         self._turn = asyncio.Lock()
         self.recent: dict[str, QueueTrend] = {}
         """The last day of each queue, as drawn in a list; read from the store with each sample."""
-
-    # --- surveys
 
     async def errors(self) -> ErrorOverview:
         """The errors of all queues that have messages, by the last survey of each."""
@@ -452,8 +438,6 @@ class Surveys:
             except BadRequest:
                 _log.warning("what was kept as %s of %r cannot be read", kind, key)
         return found
-
-    # --- trends
 
     async def trend(self, queue: str) -> QueueTrend:
         """How the depth of one queue went."""

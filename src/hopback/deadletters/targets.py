@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.topology.routing import RoutingTable
 
-__all__ = [
-    "Aim",
-    "aim_at",
-    "known_ways",
-    "queues_reached",
-    "target_flaw",
-    "target_text",
-]
-
 _NO_MESSAGE = Received("", "", "")
 _NOT_TOLD = "nothing tells which queue it failed in; name a target queue"
 # Without the name that the message gives: these are counted, and each could give another.

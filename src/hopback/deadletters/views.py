@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from hopback.deadletters.session import BrowseSession, Sessions
 
 
-__all__ = ["Views", "summary_of"]
-
-
 _CHOICES = (
     TargetKind.DESIGN,
     TargetKind.FAILED_QUEUE,
@@ -187,8 +184,6 @@ class Views:
             payload_bytes=len(delivery.body),
             body_url=f"/admin/dlq/sessions/{session.id}/messages/{dead_letter.id}/body",
         )
-
-    # --- through a whole queue
 
     async def lines_of_queue(
         self, queue: str, selection: Selection, *, forced: bool

@@ -16,22 +16,6 @@ if TYPE_CHECKING:
 
     from hopback.topology.model import Topology
 
-__all__ = [
-    "NO_COMPLETION",
-    "CompletionEvent",
-    "Design",
-    "DesignParameter",
-    "count_problems",
-    "delay_problems",
-    "delays_ms",
-    "duration_ms",
-    "name_problems",
-    "names",
-    "queue_type",
-    "refuse",
-    "whole_number",
-]
-
 _LONGEST_NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 

@@ -23,8 +23,6 @@ from hopback.topology.plan import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["SERVICES", "event_bus", "prefix_of"]
-
 SERVICES = ("wms-cincout", "wms-orders")
 """The services of the documented event bus when none are named."""
 

@@ -7,8 +7,6 @@ from hopback.topology.expand import dead_lettering, harden, hardened_queues, one
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
 
-__all__ = ["REDRIVE_COMPLETED", "file_pipeline"]
-
 _EVENTS = "domain.events"
 _COMMANDS = "domain.commands"
 

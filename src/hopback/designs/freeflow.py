@@ -33,8 +33,6 @@ from hopback.topology.routing import topic_matches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["AUDIT_KEYS", "QUEUES", "TIERS_MS", "freeflow", "queues_of", "tiers_of"]
-
 _MAIN = "freeflow.events"
 _RETRY = "freeflow.events.retry"
 _DLX = "freeflow.events.dlx"

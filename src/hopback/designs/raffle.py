@@ -7,8 +7,6 @@ from hopback.topology.expand import dead_lettering, harden, hardened_queues, one
 from hopback.topology.model import Binding, Exchange, Queue, Topology
 from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
 
-__all__ = ["raffle"]
-
 _EXCHANGE, _QUEUE = "raffle_exchange", "raffle_queue"
 _RETRY_EXCHANGE, _RETRY_QUEUE = "raffle_retry_exchange", "raffle_retry_10s"
 _DLX, _DLQ = "raffle_dlx", "raffle_dlq"

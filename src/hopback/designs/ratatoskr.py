@@ -14,8 +14,6 @@ from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Re
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ratatoskr"]
-
 _COUNTER = "x-retry-count"
 
 

@@ -11,8 +11,6 @@ from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TIERS_MS", "recommended"]
-
 TIERS_MS = (30_000, 300_000, 1_800_000)
 """How long a failed message waits when nothing else is said: 30 s, 5 min, 30 min."""
 

@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue
 
-__all__ = [
-    "FAILURE_BYTES",
-    "Failure",
-    "failure_from_exception",
-    "failure_from_reason",
-    "failure_from_status",
-    "failure_from_traceback",
-    "failure_in",
-    "failure_json",
-    "failure_text_in",
-    "type_and_message",
-]
-
 FAILURE_BYTES = 8 * 1024
 """The largest failure record."""
 

@@ -25,22 +25,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.headers.failure import Failure
 
-__all__ = [
-    "REMEMBERED_DEATHS",
-    "Death",
-    "History",
-    "broker_failures",
-    "counter_in",
-    "deaths",
-    "deaths_json",
-    "entered_by",
-    "last_death_queue",
-    "marked_queue",
-    "read_history",
-    "remembered_deaths",
-    "well_formed_deaths",
-]
-
 REMEMBERED_DEATHS = 10
 """How many deaths `hopback-deaths` remembers."""
 
@@ -202,8 +186,6 @@ def _well_formed(entry: object) -> bool:
         and all(isinstance(key, _KEY_TYPES) for key in keys)
     )
 
-
-# --- our headers -------------------------------------------------------------------------------------
 
 _COUNTED = frozenset({"rejected", "delivery_limit"})
 

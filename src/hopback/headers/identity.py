@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.message import Delivery, Properties
 
-__all__ = ["identity"]
-
 # What the documented designs write on the way; a message stays itself whatever they add.
 _DESIGNS = ("x-original-", "x-retry-", "x-parked-", "x-final-", "x-redriven-", "x-redrive-")
 

@@ -2,30 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ATTEMPTS",
-    "DEATHS",
-    "DELAY",
-    "FAILURE",
-    "LINEAGE",
-    "ORIGIN_EXCHANGE",
-    "ORIGIN_ROUTING_KEY",
-    "ORIGIN_USER",
-    "OURS",
-    "QUEUE",
-    "REDRIVES",
-    "REDRIVE_JOB",
-    "SNOOZES",
-    "UNREAD",
-    "UNREAD_BYTES",
-    "X_DEATH",
-    "is_broker_count",
-    "is_death",
-    "is_protected",
-    "is_routing",
-    "may_stand_twice",
-]
-
 ATTEMPTS = "hopback-attempts"
 QUEUE = "hopback-queue"
 SNOOZES = "hopback-snoozes"

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from hopback.fields import value_end
 
-__all__ = ["CutProperties", "cut_properties", "message_id_in", "text_header_in"]
-
 _EARLY = (1 << 15, 1 << 14)
 """The flags of content type and content encoding, which stand before the headers."""
 _HEADERS, _MODE = 1 << 13, 1 << 12

@@ -32,24 +32,6 @@ if TYPE_CHECKING:
     from hopback.headers.history import Death
     from hopback.message import Properties
 
-__all__ = [
-    "ADDED_BYTES",
-    "DEATHS_BYTES",
-    "FRAME_BYTES",
-    "Mark",
-    "bare_properties",
-    "can_park",
-    "can_retry",
-    "frame_size",
-    "is_harmful",
-    "moved_properties",
-    "park_properties",
-    "redrive_properties",
-    "retry_properties",
-    "unread_headers",
-    "without_unread",
-]
-
 FRAME_BYTES = 131_072
 """Bytes that RabbitMQ accepts in a header frame at its usual frame_max, of which it does not deduct the
 8 bytes of the envelope. One byte more ends the connection."""

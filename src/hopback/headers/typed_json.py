@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue, Headers
 
-__all__ = ["as_base64", "properties_from_json", "properties_to_json"]
-
 _INTEGERS: dict[type, str] = {
     Int8: "b", UInt8: "B", Int16: "s", UInt16: "u", Int32: "I", UInt32: "i", int: "l", UInt64: "L",
     Timestamp: "T",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hopback.topology.check import Finding, Severity
+from hopback.topology.hazards.rule import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -246,8 +246,6 @@ class Metrics:
             value = float("nan")
         self._gauges[gauge].labels(*labels).set(value)
 
-    # --- one method per kind of event --------------------------------------------------------------
-
     def _count(self, counter: str, fields: Mapping[str, Any]) -> None:
         self._counters[counter].labels(fields["queue"]).inc()
 

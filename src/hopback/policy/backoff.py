@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from hopback.topology.durations import format_duration
 
-__all__ = ["BackoffWaits", "delay", "schedule", "show_schedule"]
-
 
 @dataclass(frozen=True, slots=True)
 class BackoffWaits:

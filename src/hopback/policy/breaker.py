@@ -13,8 +13,6 @@ from enum import StrEnum
 
 from hopback.errors import InvalidTopology, Problem
 
-__all__ = ["Breaker", "BreakerPolicy", "BreakerState", "after_run", "at"]
-
 
 class BreakerState(StrEnum):
     """Whether messages may be handled."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.policy.reading import Reading
 
-__all__ = ["EndedRuns", "may_be_copy", "token_of"]
-
 _NAME = names.LINEAGE.encode()
 
 

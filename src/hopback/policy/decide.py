@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from hopback.policy.outcome import Outcome
     from hopback.topology.plan import LocalWait, Plan
 
-__all__ = ["decide"]
-
 _V4_0 = BrokerVersion(4, 0)
 _UNREAD = "its headers cannot be read, so its attempts cannot be counted"
 _NO_ROOM = "its headers leave no room for the count of attempts"

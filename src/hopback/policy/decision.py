@@ -10,20 +10,6 @@ if TYPE_CHECKING:
     from hopback.message import Message
     from hopback.topology.plan import Leave, Route, Tier
 
-__all__ = [
-    "Ack",
-    "Decision",
-    "Effect",
-    "Hold",
-    "Keep",
-    "Park",
-    "Publish",
-    "Requeue",
-    "Retry",
-    "Settle",
-    "Settlement",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Ack:

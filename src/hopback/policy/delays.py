@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, FurtherHeaders, Headers
     from hopback.message import Delivery
 
-__all__ = [
-    "Delayed",
-    "delay",
-    "delay_until_due",
-    "is_shortened",
-    "pause",
-    "read_delayed",
-    "remaining_wait_ms",
-    "wait_again",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Delayed:

@@ -39,16 +39,6 @@ if TYPE_CHECKING:
     from hopback.policy.decision import Decision, Effect, Park, Retry
     from hopback.topology.plan import Plan, Stamp
 
-__all__ = [
-    "Occasion",
-    "count_mark",
-    "effects",
-    "failure_said",
-    "park_mark",
-    "park_raw",
-    "retry_mark",
-]
-
 
 _TEXT_BYTES = 1024  # a reason is for people: more than a screenful helps nobody
 _NAME_BYTES = 255  # the longest name that DNS knows

@@ -22,26 +22,6 @@ if TYPE_CHECKING:
     from hopback.policy.decision import Decision
     from hopback.topology.durations import Duration
 
-__all__ = [
-    "MENU",
-    "TOO_EARLY",
-    "ConsumerStatus",
-    "Done",
-    "Outcome",
-    "Park",
-    "Retry",
-    "Rule",
-    "Snooze",
-    "Verdict",
-    "check_rules",
-    "classify",
-    "consumer_status",
-    "is_outcome",
-    "outcome_for_status",
-    "outcome_of",
-    "reason_of",
-]
-
 
 def _read(duration: Duration) -> float:
     """Seconds; a text that is no duration stays, so that the outcome is refused with the menu."""

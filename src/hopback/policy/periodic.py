@@ -15,8 +15,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Cron", "Every", "Missed", "Schedule", "due_id", "due_now", "parse_cron"]
-
 _SKIP_AFTER_MS = 60_000
 """How late a periodic message may be and still be sent where missed ones are skipped: longer than another
 process takes to notice that the one before it has died."""

@@ -29,16 +29,6 @@ if TYPE_CHECKING:
     from hopback.policy.reading import Reading
     from hopback.topology.plan import Plan
 
-__all__ = [
-    "DEADLY",
-    "can_suspect",
-    "deadly",
-    "is_suspected",
-    "ordinary_returns",
-    "returns_of",
-    "suspect_token",
-]
-
 _ORDINARY_RETURNS = 3
 """See rule 1. Each more lets a deadly message take its neighbours along once more. One less makes a queue
 whose process was killed three times serial."""

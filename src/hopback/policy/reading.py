@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.topology.plan import Plan
 
-__all__ = ["Reading", "attempt_of", "failures_so_far", "origin_of", "original_routing_key"]
-
 
 class Reading:
     """What the headers of one delivery say, for the plan of its queue.

@@ -55,18 +55,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.topology.plan import Plan, Redrive
 
-__all__ = [
-    "MAX_REDRIVES",
-    "RawMessage",
-    "RawRedriver",
-    "RedriveOccasion",
-    "Redriver",
-    "loop_guard",
-    "plan_of",
-    "redrive_message",
-    "redrive_refusal",
-]
-
 _NAME_BYTES = 255  # what every name in AMQP 0-9-1 is held to
 _SMALL_BYTES = 64 * 1024
 """With so little in its header frame a message has room for everything that is added."""
@@ -265,8 +253,6 @@ def _stamps(
         stamps["x-original-routing-key"] = field_text(routing_key)
     return stamps
 
-
-# --- from the bytes it came as ---------------------------------------------------------------------
 
 _JUDGED_NAMES, _KNOWN_DEATHS, _KNOWN_ORIGINS, _KNOWN_RECORDS, _SHAPES = 1024, 256, 256, 256, 64
 """What strangers write must not fill the memory: beyond that it is judged anew for each message."""

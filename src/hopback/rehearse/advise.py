@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
-__all__ = [
-    "Goal",
-    "GoalKind",
-    "Proposal",
-    "advise",
-    "decorator_line",
-    "jitter_note",
-    "parse_goal",
-    "plan_text",
-    "table_rows",
-    "toml_lines",
-]
-
 _FORMS = (
     (re.compile(r"no dead letters(?: up to (\S+)(?: outage)?)?"), "dead-letters"),
     (re.compile(r"recovered within (\S+)"), "recovery"),
@@ -225,9 +212,6 @@ def _variants(
 
 def _text(seconds: float) -> str:
     return format_duration(round(seconds * 1000))
-
-
-# --- how it is written down ----------------------------------------------------------------------
 
 
 def plan_text(proposal: Proposal) -> str:

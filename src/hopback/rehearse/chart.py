@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Outage
 
-__all__ = [
-    "Chart",
-    "ChartLine",
-    "braille_chart",
-    "chart_css",
-    "charts_of",
-    "page_css",
-    "svg_chart",
-    "svg_document",
-]
-
 # Units of the drawing; a page scales it to the room that there is.
 _WIDTH, _HEIGHT = 640, 168
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 38, 22

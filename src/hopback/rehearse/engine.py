@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
-__all__ = ["EngineKind", "forecast_stations", "rehearse", "rehearse_fluid"]
-
 
 class EngineKind(StrEnum):
     """How a scenario is calculated."""

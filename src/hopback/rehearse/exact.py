@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
-__all__ = ["rehearse_exact"]
-
 _FAILED = Retry("rehearsed failure")
 _POISON = b"poison"
 _PLAIN = b"plain"
@@ -225,8 +223,6 @@ class _Run:
         self._services: dict[int, asyncio.Task[object]] = {}
         self._random = random.Random(scenario.seed)
 
-    # --- the course of it --------------------------------------------------------------------------
-
     async def run_to_the_end(self) -> None:
         """Declare, start the consumers, let the traffic begin, and go on to the end."""
         loop = asyncio.get_running_loop()
@@ -283,8 +279,6 @@ class _Run:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    # --- consumers ---------------------------------------------------------------------------------
 
     async def _start(self, number: int) -> None:
         """Start process `number` with the handlers of all queues that have so many."""
@@ -381,8 +375,6 @@ class _Run:
         for number in numbers:
             await self._start(number)
 
-    # --- traffic -----------------------------------------------------------------------------------
-
     async def _feed(self, counter: _Counter, begin: float) -> None:
         """Publish what the load says, each message at its moment."""
         station, scenario = counter.station, self._scenario
@@ -412,8 +404,6 @@ class _Run:
                     other.born(body, moment)
             if count > 1:
                 counter.look(station.queue, moment)
-
-    # --- re-drives ---------------------------------------------------------------------------------
 
     async def _send_back(self, counter: _Counter, wave: RedriveWave, begin: float) -> None:
         """Move the dead letters of a station back, as `hopback dlq redrive` does, by the ramp."""

@@ -12,8 +12,8 @@ from hopback.policy.breaker import BreakerPolicy
 from hopback.rehearse.engine import forecast_stations
 from hopback.rehearse.quantities import show_bytes, show_count, show_rate, show_seconds
 from hopback.rehearse.station import Wait
-from hopback.topology.check import Finding, Severity
 from hopback.topology.durations import format_duration
+from hopback.topology.hazards.rule import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.forecast import Forecast, StationCourse
     from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
-
-__all__ = ["TimedFinding", "demand_of", "findings_of", "load_while_down", "with_tier"]
 
 _FURTHER_TIERS_S = (600, 1800, 3600, 7200, 14_400, 28_800, 86_400)
 """Waits that people choose; the shortest that helps is named."""
@@ -93,9 +91,6 @@ def with_tier(station: Station, seconds: float) -> Station:
     return replace(station, waits=(*station.waits, wait), wait_after=places)
 
 
-# --- attempts ------------------------------------------------------------------------------------
-
-
 def _attempts(
     topology: Topology, forecast: Forecast, course: StationCourse
 ) -> Iterator[TimedFinding]:
@@ -158,9 +153,6 @@ def _hopeless(course: StationCourse) -> Iterator[TimedFinding]:
             "Count on them: `hopback dlq` shows and re-drives them.",
             course.first_dead_letter_s,
         )
-
-
-# --- capacity ------------------------------------------------------------------------------------
 
 
 def _overload(
@@ -250,9 +242,6 @@ def _recovery(
     )
 
 
-# --- the dependency ------------------------------------------------------------------------------
-
-
 def _dependency(
     topology: Topology, forecast: Forecast, course: StationCourse
 ) -> Iterator[TimedFinding]:
@@ -291,9 +280,6 @@ def load_while_down(forecast: Forecast, course: StationCourse) -> tuple[float, f
             total += course.failures[place] * (now - before)
             peak = max(peak, course.failures[place])
     return total, peak
-
-
-# --- limits --------------------------------------------------------------------------------------
 
 
 def _limits(

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.scenario import RedriveWave, Scenario
     from hopback.rehearse.station import Station
 
-__all__ = [
-    "SAME",
-    "TINY",
-    "Backlog",
-    "Breakers",
-    "Flow",
-    "Stream",
-    "Stretch",
-    "Totals",
-    "alike",
-    "flows_of",
-]
-
 _FINEST = 50_000
 """The shortest step is the horizon divided by this; what is shorter is averaged, no message is lost."""
 _SHORTEST_S = 0.005
@@ -134,8 +121,6 @@ class Flow:
             stream = self._copies.setdefault(source, Stream(self.grain))
             stream.push(max(begin, self.now), end, rates, self.now)
 
-    # --- one step --------------------------------------------------------------------------------
-
     def advance(self, until: float) -> None:
         """Go on until then."""
         while self.now < until - TINY:
@@ -190,8 +175,6 @@ class Flow:
                 rates[one] += rate
         return total, nearest
 
-    # --- consumers -------------------------------------------------------------------------------
-
     def _capacity(self, conditions: _Conditions, nearest: float) -> tuple[float, float]:
         """Runs per second that the consumers could start now, and until when that holds."""
         full = conditions.slots / conditions.run_s
@@ -228,8 +211,6 @@ class Flow:
         processes = self.station.load.processes
         wanted = self._breakers.runs_to_open(conditions.fail)
         return wanted * processes + min(rate * conditions.run_s, conditions.slots)
-
-    # --- the queue -------------------------------------------------------------------------------
 
     @property
     def _limit(self) -> float:
@@ -322,8 +303,6 @@ class Flow:
             dropped = [0.0] * self.classes
             self.totals.dropped += backlog.take_out(backlog.amount - self._limit, dropped)
         return [amount / span for amount in out]
-
-    # --- what becomes of the runs ------------------------------------------------------------------
 
     def _to_waits(self, out: list[float], fail: float) -> list[list[float]]:
         """Rates into each retry queue, by the class that a message has when it comes back."""

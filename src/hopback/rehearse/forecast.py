@@ -18,24 +18,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
-__all__ = [
-    "BYTES_EACH",
-    "LOG_BYTES",
-    "Cumulative",
-    "Forecast",
-    "QueueCourse",
-    "StationCourse",
-    "Storage",
-    "Track",
-    "csv_rows",
-    "differences",
-    "forecast_document",
-    "forecast_of",
-    "sample_times",
-    "storage_of",
-    "usual_retrying",
-]
-
 
 class Cumulative:
     """Corners of a curve, in the order of time; it begins at 0, 0 and ends as it last was."""
@@ -451,9 +433,6 @@ def _recovered(
             break
         recovered = times[place]
     return recovered
-
-
-# --- the one form in which others read it ------------------------------------------------------------
 
 
 def forecast_document(forecast: Forecast) -> dict[str, Any]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.findings import TimedFinding
     from hopback.rehearse.forecast import Forecast
 
-__all__ = ["facts_of", "html_page", "title_of"]
-
 _MOST_NAMED = 3
 """Queues in a title; the tables have them all."""
 

@@ -7,19 +7,6 @@ import re
 
 from hopback.topology.durations import format_duration, parse_duration_ms
 
-__all__ = [
-    "parse_consumers",
-    "parse_rate",
-    "parse_seconds",
-    "parse_share",
-    "parse_size",
-    "parse_spread",
-    "show_bytes",
-    "show_count",
-    "show_rate",
-    "show_seconds",
-]
-
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kM]?)(?:/(s|min|m|h|d))?", re.ASCII)
 _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6}
 _PERIODS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}

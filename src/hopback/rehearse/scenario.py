@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 
     from hopback.topology.located import Table
 
-__all__ = [
-    "ArrivalKind",
-    "Crash",
-    "Load",
-    "Outage",
-    "RateStep",
-    "RedriveWave",
-    "Scenario",
-    "Slowdown",
-    "read_profile",
-    "read_scenario",
-]
-
 _MOST_SAMPLES = 10_000
 """Of a curve: more than a screen, a page or a spreadsheet shows."""
 
@@ -266,8 +253,6 @@ class Scenario:
         ends += [one.start_s + one.restart_s for one in self.crashes]
         return max(ends, default=0.0)
 
-
-# --- files ----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.topology.routing import Entrance
 
-__all__ = ["Station", "Wait", "stations_of", "time_for"]
-
 _AFTERWARDS_S = 1800.0
 """A rehearsal goes on for half an hour after the last retry of an outage: queues need time to empty."""
 _STEP_S = 300.0

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from hopback.runtime.health import Health
     from hopback.runtime.push import PushTarget
     from hopback.runtime.relay import OutboxStore, Relay
-    from hopback.runtime.service import Report, Service, ServiceOptions
+    from hopback.runtime.service import Service, ServiceOptions
     from hopback.runtime.settling import Environment
+    from hopback.runtime.shutdown import Report
     from hopback.runtime.tracing import traced, traced_batch
 
 __all__ = [
@@ -43,7 +44,8 @@ _HOMES = {
     "hopback.runtime.health": ("Health",),
     "hopback.runtime.push": ("PushTarget",),
     "hopback.runtime.relay": ("OutboxStore", "Relay"),
-    "hopback.runtime.service": ("Report", "Service", "ServiceOptions"),
+    "hopback.runtime.service": ("Service", "ServiceOptions"),
+    "hopback.runtime.shutdown": ("Report",),
     "hopback.runtime.settling": ("Environment",),
     "hopback.runtime.tracing": ("traced", "traced_batch"),
 }

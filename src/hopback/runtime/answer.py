@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = ["DONE", "Answer", "AroundBatch", "ConsumeSession", "HeldDelivery", "Run"]
-
 
 class Answer(NamedTuple):
     """The outcome of a run, with the exception or HTTP status behind it."""

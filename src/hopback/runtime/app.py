@@ -72,8 +72,6 @@ if TYPE_CHECKING:
     from hopback.topology.feed import Bind, Feed
     from hopback.topology.plan import Plan
 
-__all__ = ["AnyHandler", "App", "Router", "Waits"]
-
 AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler | TypedHandlers
 H = TypeVar("H", bound="Callable[..., Outcome | Awaitable[Outcome | None] | None]")
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -163,8 +161,6 @@ class Router:
     @property
     def _where(self) -> str:
         return f"router {self.prefix!r}"
-
-    # --- declaring -------------------------------------------------------------------------------
 
     def queue(
         self,
@@ -546,8 +542,6 @@ class App(Router):
             yield
         finally:
             self.overrides = before
-
-    # --- what runs it asks for ---------------------------------------------------------------------
 
     @property
     def topology(self) -> Topology:

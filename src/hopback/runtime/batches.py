@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from hopback.runtime.worker import FunctionRunner
     from hopback.topology.plan import Plan
 
-__all__ = ["Batches", "Isolating"]
-
 _ENTERING = 10
 """How many messages at once are on their way through middleware into a batch without `prepare`: as
 many as handlers run at once unless told otherwise."""
@@ -396,8 +394,6 @@ class Batches:
         await ended(self._runs)
         return left
 
-    # --- from delivered to gathered ----------------------------------------------------------------
-
     async def _process(self, taken: HeldDelivery) -> None:
         """Bring one message into the open batch; an outcome concludes it alone."""
         if taken.session.ended.is_set():
@@ -465,8 +461,6 @@ class Batches:
     def _cancel_due(self) -> None:
         if self._due is not None:
             self._due.cancel()
-
-    # --- from gathered to handled ------------------------------------------------------------------
 
     def _close_open(self) -> None:
         self._cancel_due()

@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.runtime.payload import Decoder
 
-__all__ = [
-    "MAX_DECOMPRESSED",
-    "Codec",
-    "Codecs",
-    "Compression",
-    "JsonCodec",
-    "MsgpackCodec",
-    "ProtobufCodec",
-    "compressed",
-    "decompressed",
-]
-
 Compression: TypeAlias = Literal["gzip", "deflate", "zstd"]
 """How a body can be compressed; `zstd` needs the extra of that name."""
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from hopback.runtime.slow_runs import SlowRuns
     from hopback.runtime.worker import Work
 
-__all__ = ["Brake", "Consumer", "ConsumerLimits", "ConsumerState", "Intake", "Leftover", "Tell"]
-
 _LOG = logging.getLogger("hopback.runtime")
 
 
@@ -408,8 +406,6 @@ class Consumer:
         """Whether the queue is paused because everything failed."""
         return self._brake.state
 
-    # --- sessions --------------------------------------------------------------------------------
-
     async def serve(
         self, connection: Connection, usable: Callable[[str, Connection, float], Awaitable[str]]
     ) -> None:
@@ -544,8 +540,6 @@ class Consumer:
     def _tell(self, name: str, reason: str, **more: Any) -> None:
         self._world.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
 
-    # --- pausing ---------------------------------------------------------------------------------
-
     def pause(self, reason: str) -> None:
         """Take no more deliveries; what runs finishes, what waits goes back to the queue."""
         if self._wanted.is_set() and not self._closing:
@@ -563,8 +557,6 @@ class Consumer:
         if not self._wanted.is_set():
             self._wanted.set()
             self._tell("consumer.resumed", reason)
-
-    # --- the end ---------------------------------------------------------------------------------
 
     async def stop_intake(self) -> int:
         """No new deliveries, nothing more is started; how many had not been started."""

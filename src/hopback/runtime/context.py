@@ -28,23 +28,6 @@ if TYPE_CHECKING:
     from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
 
-__all__ = [
-    "TRACE_HEADERS",
-    "BatchRun",
-    "Context",
-    "Outlet",
-    "PublishOptions",
-    "Send",
-    "check_options",
-    "compose",
-    "context_with",
-    "current_batch",
-    "current_context",
-    "end_of_session",
-    "publish_from_thread",
-    "trace_source",
-]
-
 current_context: ContextVar[Context] = ContextVar("hopback_current_context")
 """The context of the delivery that is being handled; what is published meanwhile belongs to it."""
 

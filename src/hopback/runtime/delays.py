@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from hopback.runtime.service import Service
     from hopback.topology.model import Topology
 
-__all__ = ["Cancellations", "DelayQueues", "DueMessages"]
-
 _SHORTEST_LEVEL_MS = 1000
 """Milliseconds of the shortest level. A shorter rest is the difference between two clocks, and the message
 waits for it in hand."""

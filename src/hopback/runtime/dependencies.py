@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
-__all__ = [
-    "Depends",
-    "Injector",
-    "Need",
-    "Opened",
-    "Overrides",
-    "Provider",
-    "Scope",
-    "hints_of",
-    "needs_of",
-]
-
 Provider: TypeAlias = "Callable[..., Any]"
 """A function, an async one, or a generator of either kind that yields once."""
 

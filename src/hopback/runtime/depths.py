@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from hopback.observe.events import Bus
     from hopback.topology.model import Queue, Topology
 
-__all__ = [
-    "ConsumerTimeoutReader",
-    "Depths",
-    "HeldBackReader",
-    "PolicyWatch",
-    "Watched",
-    "watched_queues",
-]
-
 
 class Watched(NamedTuple):
     """A queue and its part in a failure plan: main, retry or dead-letter."""

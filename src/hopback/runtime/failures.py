@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.observe.events import Bus
     from hopback.runtime.context import Context
 
-__all__ = ["FailedRuns", "OnError", "own_traceback"]
-
 _LOG = logging.getLogger("hopback.runtime")
 
 OnError: TypeAlias = "Callable[[BaseException, Context], object]"

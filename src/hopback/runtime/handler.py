@@ -38,21 +38,6 @@ if TYPE_CHECKING:
     from hopback.runtime.payload import Decoder
     from hopback.topology.durations import Duration
 
-__all__ = [
-    "BatchHandler",
-    "BatchOptions",
-    "Handler",
-    "HandlerOptions",
-    "blames_rows",
-    "deadline_seconds",
-    "inspect_batch_handler",
-    "inspect_handler",
-    "require",
-    "require_queue_name",
-    "wait_ms",
-    "waits_ms",
-]
-
 
 def blames_rows(error: Exception) -> bool:
     """Whether a failure may be due to single rows: a lost connection or a timeout never is."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from hopback.endpoint import Request
     from hopback.runtime.service import Service
 
-__all__ = ["Condition", "ControlEndpoint", "Health"]
-
 _LOOK_EVERY = 1.0  # a client that asks each second hears of a change at once
 
 

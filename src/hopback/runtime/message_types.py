@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from hopback.runtime.handler import HandlerOptions
     from hopback.runtime.worker import FunctionRunner
 
-__all__ = [
-    "TypeOf",
-    "TypedHandlers",
-    "TypedRunner",
-    "by_cloudevents",
-    "by_header",
-    "by_property",
-    "payload_schemas",
-]
-
 TypeOf: TypeAlias = "Callable[[Delivery], str | None]"
 """Tells the type of a message; None if it has none."""
 

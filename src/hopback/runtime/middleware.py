@@ -18,8 +18,6 @@ from hopback.runtime.context import Context
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Middleware", "NextRun", "check_middleware", "run_through"]
-
 NextRun: TypeAlias = Callable[[], Awaitable[object]]
 """Runs what is inside, and gives back what the handler returned."""
 

@@ -34,17 +34,6 @@ from hopback.errors import HopbackError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "Decoder",
-    "Misfit",
-    "Undecodable",
-    "decoder_for",
-    "encode_payload",
-    "fitter",
-    "guarded",
-    "is_model",
-]
-
 _Fit: TypeAlias = "Callable[[Any, str], Any]"
 
 

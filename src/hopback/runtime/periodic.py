@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from hopback.runtime.settling import Environment
     from hopback.topology.durations import Duration
 
-__all__ = ["Periodic", "PeriodicMessage", "PeriodicSender", "SentSoFar", "read_schedule"]
-
 _RENEW_S = 300.0
 """How long the message is held at most: far less than the 30 minutes after which RabbitMQ takes a delivery
 that is not acknowledged for that of a dead consumer."""

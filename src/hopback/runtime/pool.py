@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
 
-__all__ = ["KeyedItems", "Pool", "ended"]
-
 T = TypeVar("T")
 
 

@@ -27,17 +27,6 @@ from hopback.waiting import first_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-__all__ = [
-    "Changes",
-    "Child",
-    "Ended",
-    "ParentConnection",
-    "Supervisor",
-    "changed",
-    "deaths_in",
-    "python_files",
-]
-
 _LOG = logging.getLogger("hopback.run")
 _DEATHS = "HOPBACK_DEATHS"
 _MOST_BLAMED = 100

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from hopback.runtime.handler import HandlerOptions
     from hopback.topology.plan import Plan
 
-__all__ = ["SIGNATURE", "PushHandler", "PushRunner", "PushTarget", "push_client"]
-
 _HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")
 _LONGEST_WAIT = 86_400.0
 """Seconds. A `processAfterDelayMs` of more than a day is asked about once a day."""

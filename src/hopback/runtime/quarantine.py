@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hopback.runtime.worker import Work
     from hopback.topology.plan import Plan
 
-__all__ = ["Quarantine", "Solitude", "Survivor"]
-
 _PATIENCE_S = 30.0
 """How long others may take to finish: after that the suspected message runs beside them, and a death says
 nothing about it. Runs that are slow already are not waited for. Also how long a suspected message may run

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.message import Message
     from hopback.store.transaction import Pending
 
-__all__ = ["OutboxStore", "Relay"]
-
 _QUIET_S = 60.0
 """Virtual seconds after a write during which the outbox is looked at as often as in real time, because its
 transaction may still be open. Afterwards one look in this time finds the messages of other writers."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from hopback.runtime.context import PublishOptions
     from hopback.topology.durations import Duration
 
-__all__ = ["REQUEST_TIMEOUT", "RequestClient"]
-
 T = TypeVar("T")
 
 REQUEST_TIMEOUT: Duration = "10s"

@@ -58,10 +58,11 @@ from hopback.runtime.settling import Environment, Settling
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
 from hopback.runtime.slow_runs import SlowRuns
 from hopback.runtime.worker import FunctionRunner, OneByOne, Work, inside_middleware
-from hopback.topology.check import Severity, check
+from hopback.topology.check import check
 from hopback.topology.delays import longest_delay_ms
 from hopback.topology.effective import effective_arguments
 from hopback.topology.expand import dead_letters_park
+from hopback.topology.hazards.rule import Severity
 from hopback.topology.model import ExchangeType
 from hopback.waiting import first_of
 
@@ -79,12 +80,10 @@ if TYPE_CHECKING:
     from hopback.runtime.dependencies import Need, Overrides, Provider
     from hopback.runtime.handler import Handler, HandlerOptions
     from hopback.runtime.middleware import Middleware
-    from hopback.topology.check import Finding
+    from hopback.topology.hazards.rule import Finding
     from hopback.topology.model import Queue, Topology
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
-
-__all__ = ["Assembly", "Report", "Service", "ServiceOptions", "Upkeep", "vet"]
 
 
 _LOOK_AGAIN_S = 1.0
@@ -580,8 +579,6 @@ class Service:
         """A service of another application on the same broker, heard by the same listeners; not run yet."""
         options = replace(self.options, queues=None)
         return Service(app, self.broker, options=options, world=self.world)
-
-    # --- running ---------------------------------------------------------------------------------
 
     async def publish(self, message: Message, ended: asyncio.Event | None = None) -> None:
         """Publish on the publishing connection and wait for the confirm.

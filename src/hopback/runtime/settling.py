@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from hopback.runtime.quarantine import Survivor
     from hopback.topology.plan import Plan
 
-__all__ = ["Environment", "Settling"]
-
 
 @dataclass(frozen=True, slots=True)
 class Environment:

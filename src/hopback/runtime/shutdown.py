@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.observe.events import Bus
     from hopback.runtime.consumer import Consumer, Leftover
 
-__all__ = ["Report", "Shutdown", "Stopping"]
-
 _FLUSH_S = 5.0
 """A flush has this long even if running handlers have used up the grace time."""
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from hopback.runtime.worker import Work
     from hopback.topology.plan import Plan
 
-__all__ = ["CurrentRun", "SlowRuns", "consumer_timeout_in", "in_thread", "threads_in_use"]
-
 _SLOW_S = 20.0
 """See rule 1. Handlers that usually take longer cost a new channel about every 20 s."""
 _SHORTEST_SLOW_S = 1.0  # for consumer timeouts of a few seconds, which only tests use
@@ -213,8 +211,6 @@ class SlowRuns:
             "duration": seconds,
         }
         self._world.bus.emit(name, fields | more)
-
-    # --- deliveries that were taken back -----------------------------------------------------------
 
     def on_timeout(self, session: ConsumeSession, timeout: float) -> None:
         """The broker closed the session's channel because of a consumer timeout (0: of unknown length)."""

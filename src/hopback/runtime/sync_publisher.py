@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hopback.message import Message
     from hopback.runtime.context import PublishOptions
 
-__all__ = ["SyncPublisher"]
-
 _IN_FLIGHT = 500
 """Messages of one call of `send_all` on their way at once: enough to fill a line, bounded in memory."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hopback.runtime.answer import Answer, Run
     from hopback.topology.plan import Plan
 
-__all__ = ["current_trace", "traced", "traced_batch"]
-
 
 def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
     """The same run inside a span of the trace that the delivery carries."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from hopback.endpoint import Request, Respond
 
-__all__ = ["ThreadEndpoint", "Watchdog"]
-
 _LOG = logging.getLogger("hopback.runtime")
 
 _NOTICED_S = 1.0

@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from hopback.runtime.settling import Settling
     from hopback.topology.plan import Plan
 
-__all__ = [
-    "NOT_PUBLISHED",
-    "FunctionRunner",
-    "OneByOne",
-    "Work",
-    "answer_for",
-    "inside_middleware",
-    "is_being_cancelled",
-    "undecodable",
-]
-
 
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
     """The answer of a run that raised: a retry or a park by the rules, with the failure's record."""

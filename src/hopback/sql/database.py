@@ -10,17 +10,6 @@ from hopback.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = [
-    "NOTHING",
-    "Execute",
-    "Row",
-    "RowRefused",
-    "SqlDatabase",
-    "Values",
-    "is_damage",
-    "placeholders",
-]
-
 T = TypeVar("T")
 
 Row: TypeAlias = "tuple[Any, ...]"

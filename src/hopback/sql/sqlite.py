@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.sql.database import Execute, Row, Values
 
-__all__ = [
-    "SqliteDatabase",
-    "create_database_file",
-    "damage_text",
-    "make_database_private",
-    "set_up",
-    "sqlite_file",
-    "sqlite_url",
-]
-
 T = TypeVar("T")
 
 _CREATING = threading.Lock()
@@ -134,8 +124,6 @@ class SqliteDatabase:
             raise StoreUnavailable(f"the database cannot be used: {self._file} was closed")
         with _store_errors(self._file):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    # --- in the thread
 
     def _read(self, work: Callable[[Execute], T]) -> T:
         if self._connection is None and not self._file.exists() and self._file.parent.is_dir():

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hopback.sql.database import Execute
 
-__all__ = ["LATEST", "SLOTS", "apply_missing", "version_of"]
-
 SLOTS = 64
 """Outbox messages are spread over so many slots by their key; a relay leases whole slots, so that
 messages of one key are only ever published by one relay, in order."""

@@ -11,13 +11,8 @@ from hopback.extras import needs
 from hopback.front_door import front_door
 
 with needs("store", "hopback.store"):
-    from hopback.store.database import (
-        LATEST,
-        DatabaseUrlError,
-        current_version,
-        migrate,
-        open_database,
-    )
+    from hopback.sql.versions import LATEST
+    from hopback.store.database import DatabaseUrlError, current_version, migrate, open_database
     from hopback.store.transaction import (
         Cursor,
         CursorTransaction,

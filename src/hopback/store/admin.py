@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-__all__ = ["AlertTable", "EndedSessionTable", "KeyTable", "OidcSessionTable"]
-
 
 class KeyTable:
     """The keys."""
@@ -106,9 +104,6 @@ class OidcSessionTable:
         """Forget it; none there is no error."""
         async with writing(self._engine) as connection:
             await connection.execute(delete(oidc_sessions).where(oidc_sessions.c.id == session))
-
-
-# --- alerts -----------------------------------------------------------------------------------
 
 
 _LEASE = "alerts"

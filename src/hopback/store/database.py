@@ -42,7 +42,7 @@ from hopback.sql.sqlite import (
     set_up,
     sqlite_file,
 )
-from hopback.sql.versions import LATEST, SLOTS, apply_missing, version_of
+from hopback.sql.versions import apply_missing, version_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -54,36 +54,6 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.sql.database import Execute, Row, Values
-
-
-__all__ = [
-    "LATEST",
-    "SLOTS",
-    "DatabaseUrlError",
-    "EngineDatabase",
-    "alert_notices",
-    "alerts",
-    "api_keys",
-    "audit",
-    "audit_retention",
-    "current_version",
-    "documents",
-    "ended_sessions",
-    "inbox",
-    "job_failures",
-    "jobs",
-    "leases",
-    "metadata",
-    "migrate",
-    "oidc_sessions",
-    "open_database",
-    "outbox",
-    "outbox_slots",
-    "reading",
-    "store_errors",
-    "versions",
-    "writing",
-]
 
 
 T = TypeVar("T")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from psycopg import AsyncConnection
 
-__all__ = ["copy_rows"]
-
 
 async def copy_rows(
     connection: AsyncConnection[Any],

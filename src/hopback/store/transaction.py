@@ -30,7 +30,8 @@ from hopback.message import Message, Properties
 from hopback.observe.events import reporter
 from hopback.policy.delays import delay, delay_until_due
 from hopback.policy.reading import origin_of
-from hopback.store.database import SLOTS, inbox, outbox, outbox_slots
+from hopback.sql.versions import SLOTS
+from hopback.store.database import inbox, outbox, outbox_slots
 from hopback.text import one_line
 
 if TYPE_CHECKING:
@@ -42,24 +43,6 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.message import Delivery
-
-__all__ = [
-    "Cursor",
-    "CursorTransaction",
-    "DelayedMessages",
-    "NoInboxKey",
-    "Outbox",
-    "Pending",
-    "Transaction",
-    "forget_processed",
-    "inbox_key",
-    "known_by",
-    "outbox_row",
-    "read_properties",
-    "slot_of",
-    "transaction",
-    "write_properties",
-]
 
 _LOG = logging.getLogger("hopback.store")
 _written = 0
@@ -280,7 +263,6 @@ def slot_of(key: str) -> int:
     return zlib.crc32(key.encode()) % SLOTS
 
 
-# --- on a DB-API cursor ----------------------------------------------------------------------------
 #
 # For Django, psycopg and sqlite3, in the transaction they have open.
 
@@ -341,9 +323,6 @@ class CursorTransaction:
         values = ", ".join([self._placeholder] * len(row))
         sql = f"INSERT INTO {table} ({names}) VALUES ({values}){then}"  # noqa: S608 - names of our own schema
         self._cursor.execute(sql, tuple(row.values()))
-
-
-# --- the outbox -------------------------------------------------------------------------------
 
 
 def write_properties(properties: Properties) -> str:

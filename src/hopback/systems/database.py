@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback import Clock
     from hopback.store import Transaction
 
-__all__ = ["Database"]
-
 _LOCK = 0x73797374656D73
 """The advisory lock that lets one process at a time make tables on PostgreSQL."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from hopback import App, Broker
 
-__all__ = ["ASGI", "Host", "Part", "Running", "System", "Try", "running"]
-
 ASGI: TypeAlias = "Callable[[Any, Any, Any], Awaitable[None]]"
 """A web application as every Python web server understands it."""
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from hopback import Broker
 
-__all__ = ["SettingsError", "Variables", "broker_named"]
-
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
 

@@ -50,18 +50,6 @@ if TYPE_CHECKING:
     from hopback import Broker, Message, Topology
     from hopback.broker.supervise import OnState
 
-__all__ = [
-    "RequestRefused",
-    "TopologyPublisher",
-    "field",
-    "idempotency_key",
-    "json_body",
-    "opened",
-    "publish",
-    "short_text",
-    "web_application",
-]
-
 _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000
 """The largest body of a request in JSON: an event, never a file."""

@@ -11,8 +11,6 @@ from hopback.text import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["EventRecord", "Happening", "Tally", "tally_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Happening:

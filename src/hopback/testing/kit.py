@@ -52,19 +52,9 @@ if TYPE_CHECKING:
     from hopback.runtime.app import App
     from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Overrides
-    from hopback.runtime.service import Report
+    from hopback.runtime.shutdown import Report
     from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
-
-__all__ = [
-    "AppTest",
-    "Producer",
-    "QueuesUnderTest",
-    "assert_no_dead_letters",
-    "assert_recovered_within",
-    "in_virtual_time",
-    "rehearse",
-]
 
 P = ParamSpec("P")
 
@@ -150,8 +140,6 @@ class AppTest(EventRecord):
         self._running: asyncio.Task[Report] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # --- from start to end -------------------------------------------------------------------------
-
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         if self._live is not None:
@@ -215,8 +203,6 @@ class AppTest(EventRecord):
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:
         self.events.append(Happening(name, fields, self._clock.now()))
         self._stirred.set()
-
-    # --- what a test does --------------------------------------------------------------------------
 
     async def publish(
         self,
@@ -348,8 +334,6 @@ class AppTest(EventRecord):
             raise LookupError(f"expected a queue with a failure plan ({known}), got {queue!r}")
         return plan
 
-    # --- what a test looks at ----------------------------------------------------------------------
-
     @property
     def broker(self) -> EmbeddedBroker:
         """The embedded broker, with snapshots and faults; RuntimeError where a real one is used."""
@@ -385,7 +369,6 @@ class AppTest(EventRecord):
             )
 
 
-# --- live -----------------------------------------------------------------------------------------
 #
 # The queues of a real broker as a test of an application sees them: publish, count, look.
 
@@ -454,7 +437,6 @@ class QueuesUnderTest:
         self.parked[queue] = tuple(seen)
 
 
-# --- producing ------------------------------------------------------------------------------------
 #
 # A producer at the broker's own side: its messages arrive whatever faults are switched on.
 

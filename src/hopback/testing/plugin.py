@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hopback.runtime.dependencies import Overrides
     from hopback.testing.threads import AppThread, BrokerThread
 
-__all__ = ["StartsApp", "hopback_app", "hopback_broker", "pytest_configure"]
-
 _MARKER = "hopback_broker"
 
 

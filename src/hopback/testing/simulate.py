@@ -56,18 +56,6 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
     from hopback.topology.routing import Entrance
 
-__all__ = [
-    "DEFAULT_VERSION",
-    "Script",
-    "Timeline",
-    "TimelineEvent",
-    "TimelineStep",
-    "play",
-    "sequence_of",
-    "simulate",
-    "telling_headers",
-]
-
 _MOST_PLANNED_RUNS = 10_000  # a plan of more attempts is a slip; the simulation must end
 _DONE = Done()
 _OUTCOMES: dict[str, Outcome] = {

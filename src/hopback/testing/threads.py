@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hopback.runtime.shutdown import Report
     from hopback.topology.model import Policy
 
-__all__ = ["AppThread", "BrokerThread"]
-
 T = TypeVar("T")
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.topology.check import Finding, Severity
     from hopback.topology.definitions import read_definitions, write_definitions
     from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
     from hopback.topology.diff import Conflict, Diff, DiffEntry, Difference, Kind
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from hopback.topology.durations import format_duration, parse_duration_ms
     from hopback.topology.expand import hardened_queues, recommended_plan
     from hopback.topology.feed import Feed
+    from hopback.topology.hazards.rule import Finding, Severity
     from hopback.topology.model import (
         Binding,
         Exchange,
@@ -95,7 +95,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hopback.topology.check": ("Finding", "Severity"),
+    "hopback.topology.hazards.rule": ("Finding", "Severity"),
     "hopback.topology.definitions": ("read_definitions", "write_definitions"),
     "hopback.topology.diagram": ("draw_flow", "draw_sequence", "draw_states"),
     "hopback.topology.diff": ("Conflict", "Diff", "DiffEntry", "Difference", "Kind"),

@@ -39,17 +39,6 @@ if TYPE_CHECKING:
     from hopback.topology.located import Located
     from hopback.topology.model import Topology
 
-__all__ = [
-    "DEEPEST",
-    "INTEGER_RANGES",
-    "decode",
-    "decode_table",
-    "encode",
-    "encode_table",
-    "fits_decimal",
-    "without_what_json_lacks",
-]
-
 DEEPEST = 32
 """How deep arrays and tables may be nested."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.topology.model import Exchange, Queue, Topology
 
-__all__ = ["PayloadSchemas", "write_asyncapi"]
-
 _AMQP = "0.3.0"
 _KNOWN_TYPES = frozenset({*ExchangeType, "default"})
 

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from hopback.topology.hazards import RULES
 from hopback.topology.hazards.analysis import Analysis
-from hopback.topology.hazards.rule import Finding, Severity, reported
+from hopback.topology.hazards.rule import Finding, reported
 
 if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
-
-__all__ = ["Finding", "Severity", "check"]
 
 
 def check(topology: Topology, version: BrokerVersion | None = None) -> tuple[Finding, ...]:

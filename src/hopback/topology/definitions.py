@@ -33,24 +33,6 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue
 
-__all__ = [
-    "RECORD",
-    "SECTIONS",
-    "Definable",
-    "canonical",
-    "choose_vhost",
-    "identity",
-    "importable",
-    "load",
-    "parse",
-    "read_definitions",
-    "same_json",
-    "thaw",
-    "without_queues",
-    "without_secrets",
-    "write_definitions",
-]
-
 
 def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
     """The data in JSON text, or what was given if it is data already."""
@@ -457,9 +439,6 @@ class _Writer:
 
 def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
-
-
-# --- without secrets --------------------------------------------------------------------------
 
 
 _CREDENTIALS = re.compile(r"://[^/@\s]*:[^/@\s]*@")

@@ -29,23 +29,6 @@ from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Queue
 if TYPE_CHECKING:
     from hopback.topology.durations import Duration
 
-__all__ = [
-    "DUE",
-    "LONGEST_DELAY",
-    "asked_levels",
-    "came_by_ladder",
-    "delay_level_names",
-    "delay_topology",
-    "is_delay_level",
-    "level_count",
-    "longest_delay_ms",
-    "schedule_queue",
-    "schedule_queue_name",
-    "scheduled_queue",
-    "way_in",
-    "without_delay_levels",
-]
-
 DUE = "hopback.delay.due"
 """The queue of what is due: applications with delays send it on from there."""
 

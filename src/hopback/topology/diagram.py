@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Exchange, Queue, Topology
     from hopback.topology.plan import Plan, Tier
 
-__all__ = ["Ids", "draw_flow", "draw_sequence", "draw_states", "label", "subject"]
-
 # It was a package: without a path, Python would not look for the old names below it.
 __path__: list[str] = []
 

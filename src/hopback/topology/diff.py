@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.topology.definitions import Definable
 
-__all__ = [
-    "Advice",
-    "Conflict",
-    "Diff",
-    "DiffEntry",
-    "Difference",
-    "Kind",
-    "advise_exchange",
-    "advise_policy",
-    "advise_queue",
-    "diff",
-]
-
 
 _MIGRATE = (
     "it cannot change in place: declare it as the broker has it, or migrate"

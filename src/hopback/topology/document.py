@@ -41,24 +41,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.topology.located import Table
 
-__all__ = [
-    "Pattern",
-    "from_document",
-    "read_document",
-    "read_plan",
-    "read_recommended",
-    "read_toml",
-    "to_document",
-    "write_binding",
-    "write_exchange",
-    "write_explicit",
-    "write_plan",
-    "write_queue",
-    "write_recommended",
-    "write_short",
-    "write_toml",
-]
-
 
 def from_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
     """The topology that a document describes; InvalidTopology lists everything wrong with it."""
@@ -603,9 +585,6 @@ def _write_tier(tier: Tier, terse: bool) -> dict[str, object]:
             None,
         ),
     )
-
-
-# --- as TOML ----------------------------------------------------------------------------------
 
 
 _POSITION = re.compile(r"(.*) \(at (.*)\)", re.DOTALL)

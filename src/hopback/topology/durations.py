@@ -7,15 +7,6 @@ import re
 from datetime import timedelta
 from typing import TypeAlias
 
-__all__ = [
-    "LONGEST_MS",
-    "Duration",
-    "duration_seconds",
-    "format_duration",
-    "parse_duration_ms",
-    "parse_wait_ms",
-]
-
 Duration: TypeAlias = str | float | timedelta
 """A time as code says it: `"2h"`, a number of seconds, or a timedelta."""
 

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.topology.model import Policy, Topology
 
-__all__ = [
-    "DEFAULT_DELIVERY_LIMIT",
-    "applied_policy",
-    "delivery_limit",
-    "effective_arguments",
-    "effective_topology",
-    "matching_policies",
-]
-
 DEFAULT_DELIVERY_LIMIT = 20
 """What a quorum queue without any limit of its own gets from RabbitMQ 4.0 on."""
 

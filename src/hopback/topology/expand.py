@@ -32,21 +32,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.topology.model import Topology
 
-__all__ = [
-    "DELIVERY_LIMIT",
-    "NO_DELIVERY_LIMIT",
-    "SHADOW",
-    "at_least_once",
-    "dead_lettering",
-    "dead_letters_park",
-    "harden",
-    "hardened_queues",
-    "one_tier",
-    "recommended_plan",
-    "retry_queues",
-    "unique_queues",
-]
-
 DELIVERY_LIMIT = 200
 """How often a message may come back to a hardened main queue: at its 201st delivery it is parked.
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue, Headers
 
-__all__ = ["Bind", "Feed", "feeds_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Feed:

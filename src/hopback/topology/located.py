@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Option = TypeVar("Option", bound=StrEnum)
 
-__all__ = ["Located", "Table"]
-
 T = TypeVar("T")
 
 

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.topology.plan import Plan
 
-__all__ = [
-    "Binding",
-    "Exchange",
-    "ExchangeType",
-    "Policy",
-    "Queue",
-    "QueueType",
-    "Topology",
-    "freeze",
-    "joined",
-]
-
 _EMPTY: Headers = MappingProxyType({})
 
 

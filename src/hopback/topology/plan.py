@@ -10,21 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = [
-    "MAX_REDRIVES",
-    "Count",
-    "Fact",
-    "Leave",
-    "LocalWait",
-    "Parking",
-    "Plan",
-    "Redrive",
-    "Return",
-    "Route",
-    "Stamp",
-    "Tier",
-]
-
 
 class Leave(StrEnum):
     """How a message leaves its queue."""

@@ -22,8 +22,6 @@ from functools import lru_cache
 from math import prod
 from typing import Protocol
 
-__all__ = ["PatternFlaw", "pattern_flaw", "pattern_matches"]
-
 _LONGEST = 4096  # far beyond any pattern that people write
 _DEEPEST = 40  # each group costs a level of Python's own stack
 _MOST_STEPS = 5000
@@ -98,9 +96,6 @@ def _read(pattern: str) -> _CompiledPattern | PatternFlaw:
 
 def _may_be_absent(part: _PatternPart) -> bool:
     return isinstance(part, _Repeat) and part.least == 0
-
-
-# --- sets of places
 
 
 class _TooManySteps(Exception):
@@ -329,9 +324,6 @@ class _Anchor:
         return borders if self.kind == "b" else name.every & ~borders
 
 
-# --- sets of bytes
-
-
 def _bytes_of(text: str) -> int:
     return sum(1 << ord(one) for one in set(text))
 
@@ -376,9 +368,6 @@ def _either_case(accepted: int) -> int:
             if len(other) == 1 and ord(other) < 256:
                 found |= 1 << ord(other)
     return found
-
-
-# --- reading
 
 
 class _PatternReader:

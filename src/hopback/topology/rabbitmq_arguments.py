@@ -25,20 +25,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.topology.model import Queue
 
-__all__ = [
-    "APPLY_TO",
-    "ARGUMENTS_OF",
-    "POLICY_KEYS",
-    "QUEUE_ARGUMENTS",
-    "QUEUE_TYPES",
-    "Argument",
-    "Gap",
-    "Prevails",
-    "Span",
-    "Value",
-    "policy_key",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Value:

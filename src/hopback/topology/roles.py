@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from hopback.topology.model import Binding, Topology
 
-__all__ = ["QueueRole", "dead_letter_owners", "queue_roles", "speaks_of_failures"]
-
 _MARKS = (
     "dlq", "dlx", "xq", "dead", "parking", "parked", "parking-lot", "parking_lot", "parkinglot",
     "dead-letter", "dead-letters", "dead_letter", "dead_letters", "deadletter", "deadletters",

@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.topology.model import Binding, Topology
 
-__all__ = [
-    "PREDECLARED",
-    "CannotSimulate",
-    "Entrance",
-    "RoutingTable",
-    "find_entrance",
-    "headers_match",
-    "topic_matches",
-]
-
 PREDECLARED: tuple[Exchange, ...] = (
     Exchange("amq.direct", ExchangeType.DIRECT),
     Exchange("amq.fanout", ExchangeType.FANOUT),

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
 
-__all__ = ["write_table"]
-
 
 def write_table(topology: Topology) -> str:
     """Everything a topology holds, as text without any control character of its names."""

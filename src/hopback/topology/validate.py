@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
     from hopback.topology.plan import Plan, Stamp, Tier
 
-__all__ = ["LONGEST_NAME_BYTES", "broker_problems", "plan_problems", "problems"]
-
 
 _LONGEST_HEADER_BYTES = 255  # the longest key of an AMQP 0-9-1 table
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from hopback.topology.plan import Plan, Tier
 
-__all__ = ["did_you_mean", "either", "path_to", "plan_in_words", "quoted", "shown", "waits"]
-
 
 def waits(plan: Plan) -> tuple[tuple[Tier, int], ...]:
     """The tiers a message that always fails goes through, and how often each in a row."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hopback.wire.events import Content
     from hopback.wire.frames import Limits
 
-__all__ = ["Assembler", "ChannelCore"]
-
 
 class ChannelCore:
     """What the protocol knows of one channel. Pure data with a few rules; no I/O."""

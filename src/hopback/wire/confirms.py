@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from hopback.wire.events import ReturnedMessage
 
-__all__ = ["Confirms", "InFlight"]
-
 _Ticket = TypeVar("_Ticket")
 
 

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from hopback.wire.events import Content, Event
     from hopback.wire.methods import MethodSpec
 
-__all__ = ["WireConnection"]
-
 _envelope = struct.Struct(">BHI").unpack_from
 _method_id = struct.Struct(">I").unpack_from
 _settlement = struct.Struct(">QB").unpack_from
@@ -139,8 +137,6 @@ class WireConnection:
         """Take what both sides agreed on."""
         self.frame_max = frame_max
         self.channel_max = channel_max
-
-    # --- bytes in
 
     def receive(self, data: bytes) -> list[Event]:
         """The events that these bytes complete. A violation is the last event there will ever be."""
@@ -464,8 +460,6 @@ class WireConnection:
             expected = " or ".join(owed[0]) if owed else "no reply"
             raise Broken(ReplyCode.COMMAND_INVALID, f"expected {expected}, got {name}")
         owed.popleft()
-
-    # --- commands in, bytes out
 
     def send(self, number: int, name: str, **arguments: Any) -> None:
         """Queue a control method; ProtocolError if it may not be sent now."""

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-__all__ = [
-    "Content",
-    "Delivered",
-    "Event",
-    "Got",
-    "HeaderReceived",
-    "MethodReceived",
-    "Published",
-    "ReturnedMessage",
-    "SettlementReceived",
-    "Violation",
-    "read_content",
-]
-
 
 _tag_and_bit = struct.Struct(">QB").unpack_from
 _unpack_u32 = struct.Struct(">I").unpack_from

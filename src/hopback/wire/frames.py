@@ -11,29 +11,6 @@ from enum import IntEnum, StrEnum
 from hopback.errors import ProtocolError
 from hopback.wire.methods import Side
 
-__all__ = [
-    "BODY",
-    "CHANNEL",
-    "CONNECTION",
-    "END",
-    "HEADER",
-    "HEARTBEAT",
-    "HEARTBEAT_FRAME",
-    "METHOD",
-    "MIN_FRAME",
-    "PROTOCOL_HEADER",
-    "Broken",
-    "ChannelState",
-    "ConnectionState",
-    "Limits",
-    "ReplyCode",
-    "as_erlang",
-    "content_frames",
-    "frame",
-    "undecodable",
-    "unknown_frame",
-]
-
 
 class ConnectionState(StrEnum):
     """Where a connection stands: what has to come next, or who wants to end it."""

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from hopback.wire.connection import WireConnection
     from hopback.wire.events import Event
 
-__all__ = [
-    "CLIENT_CAPABILITIES",
-    "Authenticate",
-    "ClientHandshake",
-    "Credentials",
-    "Secret",
-    "ServerHandshake",
-    "Tuning",
-    "secret_from_environment",
-    "secret_from_file",
-]
-
 
 Secret: TypeAlias = Callable[[], str]
 """Asked anew for each connection, so that a rotated password is picked up."""

@@ -19,8 +19,6 @@ from hopback.wire.tables import decode_table, encode_table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BY_ID", "METHODS", "MethodSpec", "Side", "decode_arguments", "encode_arguments", "spec"]
-
 
 class Side(StrEnum):
     """Which side of a connection we are."""

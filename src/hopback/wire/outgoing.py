@@ -16,8 +16,6 @@ from hopback.wire.properties import encode_properties
 if TYPE_CHECKING:
     from hopback.message import Message
 
-__all__ = ["check_body", "check_route", "encode_message", "unsendable"]
-
 _NAME_BYTES = 255  # the longest short string of AMQP 0-9-1
 
 

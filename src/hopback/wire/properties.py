@@ -14,8 +14,6 @@ from hopback.wire.tables import decode_entries, encode_entries, encode_further
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["canonical_properties", "decode_properties", "encode_properties"]
-
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
@@ -113,9 +111,6 @@ _ENCODERS: tuple[tuple[int, str, _Encoder | None], ...] = tuple(
 )
 """None stands for a short text."""
 _OCTETS = tuple(bytes((number,)) for number in range(256))
-
-
-# --- decoding
 
 
 def decode_properties(raw: bytes) -> Properties:

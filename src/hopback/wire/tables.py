@@ -36,16 +36,6 @@ from hopback.fields import (
 if TYPE_CHECKING:
     from hopback.fields import FieldValue, FurtherHeaders, Headers
 
-__all__ = [
-    "MAX_DEPTH",
-    "Entries",
-    "decode_entries",
-    "decode_table",
-    "encode_entries",
-    "encode_further",
-    "encode_table",
-]
-
 _KEPT_BYTES = 2048
 """The longest array that is kept for the next message: ten deaths take less, and a stranger no memory."""
 _U32 = struct.Struct(">I")
@@ -68,9 +58,6 @@ class Entries(NamedTuple):
     headers: dict[str, FieldValue]
     further: FurtherHeaders
     opaque: bytes
-
-
-# --- encoding
 
 
 def encode_table(table: Headers) -> bytes:
@@ -234,9 +221,6 @@ _FALLBACKS: tuple[tuple[type, _Encoder], ...] = (
     (float, _encode_float),
     (Decimal, _encode_decimal),
 )
-
-
-# --- decoding
 
 
 def decode_table(data: bytes, position: int = 0) -> tuple[dict[str, FieldValue], int]:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hopback.wire.events import Event
     from hopback.wire.url import TlsOptions
 
-__all__ = ["Heartbeat", "Owner", "Wire", "tls_context"]
-
 
 class Heartbeat:
     """Both directions of one connection's heartbeat. An interval of 0 means no heartbeats.
@@ -98,8 +96,6 @@ class Wire(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
 
-    # --- what asyncio calls
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is there; a client's protocol header leaves at once."""
         self._transport = transport  # type: ignore[assignment]
@@ -157,8 +153,6 @@ class Wire(asyncio.BufferedProtocol):
             error = ConnectionLost(f"connection lost: {why}")
             error.__cause__ = exc
         self._owner.on_lost(error)
-
-    # --- what the owner calls
 
     def wake(self) -> None:
         """Something is queued: write it at the end of this turn of the loop."""
@@ -233,8 +227,6 @@ class Wire(asyncio.BufferedProtocol):
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
-
-    # --- heartbeats
 
     def start_heartbeat(self, interval: float) -> None:
         """Begin to send heartbeats, and to expect them."""

@@ -22,8 +22,6 @@ from urllib.parse import parse_qsl, unquote
 
 from hopback.wire.handshake import Credentials, secret_from_environment, secret_from_file
 
-__all__ = ["Address", "TlsOptions", "parse_url"]
-
 _PORTS = {"amqp": 5672, "amqps": 5671}
 # Left over from a file or a terminal; dropped, as browsers do and `urlsplit` does.
 _LINE_ENDS = dict.fromkeys(map(ord, "\t\r\n"))

@@ -11,7 +11,7 @@ import pytest
 
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement, run_virtual
-from hopback.broker.migrate import SHADOW, Migration, migration
+from hopback.broker.migrate import Migration, migration
 from hopback.broker.migrate import migrate as carry_out
 from hopback.broker.port import count_now
 from hopback.designs import DESIGNS
@@ -20,6 +20,7 @@ from hopback.message import Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy.decision import Publish
 from hopback.policy.outcome import Retry
+from hopback.topology.expand import SHADOW
 from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
 from hopback.version import BrokerVersion
 

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.cli import terminal
+from hopback.text import one_line
 
 _HOSTILE = "q\x1b]0;owned\x07\x9b31m\u202etxt.exe\r\nfake line"
 
 
 def test_a_name_cannot_speak_to_the_terminal() -> None:
     """Escape sequences, bells, line breaks and reversing marks become visible signs."""
-    shown = terminal.safe(_HOSTILE)
+    shown = one_line(_HOSTILE)
     assert shown.startswith("q\N{REPLACEMENT CHARACTER}]0;owned")
     assert not set(shown) & set("\x1b\x07\x9b\u202e\r\n")
 
@@ -23,7 +24,7 @@ def test_a_name_cannot_speak_to_the_terminal() -> None:
 @given(st.text())
 def test_safe_text_is_one_printable_line(text: str) -> None:
     """Whatever the text, nothing is left that moves the cursor; ordinary letters stay."""
-    shown = terminal.safe(text)
+    shown = one_line(text)
     assert len(shown) == len(text)
     assert all(sign >= " " and not "\x7f" <= sign <= "\x9f" for sign in shown)
     assert shown == text or not text.isalnum()

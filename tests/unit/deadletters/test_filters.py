@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter, text_matches
+from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter
 from hopback.deadletters.message import read_dead_letter
 from hopback.errors import BadFilter
 from hopback.message import Properties, Received
+from hopback.text import text_matches
 from tests.unit.deadletters.test_message import NOW, death
 
 HEADERS: dict[str, Any] = {

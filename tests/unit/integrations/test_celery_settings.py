@@ -12,7 +12,7 @@ from kombu import Queue
 
 from hopback.integrations.celery import park_failed_tasks
 from hopback.integrations.celery_settings import CELERY_RULES, check_settings
-from hopback.topology.check import Severity
+from hopback.topology.hazards.rule import Severity
 
 _QUORUM = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-delivery-limit": 20}
 _SAFE: dict[str, Any] = {

@@ -11,7 +11,7 @@ from hopback.topology.model import Queue, Topology
 from tests.unit.rehearse.worlds import scenario
 
 if TYPE_CHECKING:
-    from hopback.topology.check import Finding
+    from hopback.topology.hazards.rule import Finding
 
 _ORDERS = recommended("orders")
 

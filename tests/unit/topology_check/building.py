@@ -22,7 +22,7 @@ from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
-    from hopback.topology.check import Finding
+    from hopback.topology.hazards.rule import Finding
 
 __all__ = [
     "classic",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hopback.designs import DESIGNS
-from hopback.topology.check import Severity, check
+from hopback.topology.check import check
+from hopback.topology.hazards.rule import Severity
 from hopback.topology.model import QueueType
 from hopback.version import BrokerVersion
 

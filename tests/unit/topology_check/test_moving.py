@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hopback.topology.check import Severity
 from hopback.topology.hazards.analysis import samples
+from hopback.topology.hazards.rule import Severity
 from hopback.topology.model import Binding, Exchange, Policy, Topology
 from hopback.topology.plan import Leave, Parking, Route, Tier
 from tests.unit.topology_check.building import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hopback.topology.check import Severity
+from hopback.topology.hazards.rule import Severity
 from hopback.topology.model import Exchange, Queue, QueueType
 from hopback.topology.plan import Leave, Parking
 from tests.unit.topology_check.building import (

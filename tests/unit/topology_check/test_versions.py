@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hopback.designs import DESIGNS
-from hopback.topology.check import Severity, check
-from hopback.topology.hazards.rule import VersionedSeverity, spelled
+from hopback.topology.check import check
+from hopback.topology.hazards.rule import Severity, VersionedSeverity, spelled
 from hopback.topology.model import Queue, Topology
 from hopback.version import BrokerVersion
 from tests.unit.topology_check.building import (

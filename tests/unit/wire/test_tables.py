@@ -11,6 +11,7 @@ import pytest
 
 from hopback.errors import ProtocolError
 from hopback.fields import (
+    MAX_DEPTH,
     Float32,
     Int8,
     Int16,
@@ -24,13 +25,7 @@ from hopback.fields import (
     UInt64,
     table_size,
 )
-from hopback.wire.tables import (
-    MAX_DEPTH,
-    decode_entries,
-    decode_table,
-    encode_entries,
-    encode_table,
-)
+from hopback.wire.tables import decode_entries, decode_table, encode_entries, encode_table
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.refusal import Refusal
     from hopback.fields import FieldValue, Headers
 
-__all__ = [
-    "LONGEST_MS",
-    "check_expiration",
-    "check_queue_arguments",
-    "inequivalent",
-    "inequivalent_argument",
-    "integer_problem",
-]
-
 LONGEST_MS = 315_360_000_000
 """Ten years, the longest time the broker takes."""
 

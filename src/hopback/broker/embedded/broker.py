@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.topology.model import Policy
 
-__all__ = ["EmbeddedBroker"]
-
 _WINDOW = 1000
 """Publishes in flight on a channel: enough that no test waits for confirms by accident."""
 _CONFIRM_TIMEOUT_S = 30.0

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from hopback.message import Message, Properties
     from hopback.topology.model import Binding, Exchange, Queue
 
-__all__ = ["EmbeddedChannel"]
-
 T = TypeVar("T")
 
 _FRAME_MAX = 131_072  # bytes, RabbitMQ's default

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hopback.errors import BrokerError
     from hopback.version import BrokerVersion
 
-__all__ = ["EmbeddedConnection", "OrderedCalls"]
-
 
 class OrderedCalls:
     """Calls are made in the order in which they were put in, never within `put` itself.

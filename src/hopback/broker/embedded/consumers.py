@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Taken
     from hopback.fields import Headers
 
-__all__ = ["ConsumerRing", "ConsumerTimeout", "QueueConsumer"]
-
 
 _TICK_S = 60.0
 """How often the broker looks."""

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Entry
     from hopback.fields import FieldValue, Headers
 
-__all__ = [
-    "AtLeastOnce",
-    "DeadLetterer",
-    "KeptDeadLetter",
-    "MalformedDeaths",
-    "Reason",
-    "bury",
-    "is_cycle",
-    "published_deaths",
-]
-
 _Table: TypeAlias = "dict[str, FieldValue]"
 
 

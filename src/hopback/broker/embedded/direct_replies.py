@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from hopback.message import Properties
 
-__all__ = ["REPLY_TO", "Asker", "DirectReplies"]
-
 ChannelT = TypeVar("ChannelT")
 
 

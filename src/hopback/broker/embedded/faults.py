@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from enum import StrEnum
 
-__all__ = ["Fault", "Faults"]
-
 
 class Fault(StrEnum):
     """What can be made to go wrong."""

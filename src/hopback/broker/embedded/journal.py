@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Entry, StoredContent
     from hopback.fields import Headers
 
-__all__ = ["Event", "EventKind", "EventReporter", "Loss"]
-
 
 class EventKind(StrEnum):
     """What happened to a message, or to one copy of it."""

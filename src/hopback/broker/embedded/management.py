@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.topology.model import Policy
 
-__all__ = ["EmbeddedManagement"]
-
 
 class EmbeddedManagement:
     """Reads and sets on the embedded broker what the HTTP API reads and sets on RabbitMQ.

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Exchange, Queue
     from hopback.version import BrokerVersion
 
-__all__ = ["FRAME_PAYLOAD", "Node", "PublishChecker", "advance"]
-
 FRAME_PAYLOAD = 131_072
 """Bytes that properties and headers may take together in a header frame."""
 

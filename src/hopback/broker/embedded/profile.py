@@ -12,8 +12,6 @@ from enum import StrEnum
 
 from hopback.version import BrokerVersion
 
-__all__ = ["PROFILES", "CountHeaders", "Discards", "Priorities", "Profile", "profile_for"]
-
 _MIB = 1024 * 1024
 """Bytes; RabbitMQ gives its limits in mebibytes."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.settings import QueueSettings
     from hopback.fields import FieldValue, Headers
 
-__all__ = ["LiveQueue", "ReturnKind"]
-
 
 class ReturnKind(StrEnum):
     """How a delivery comes back to its queue."""

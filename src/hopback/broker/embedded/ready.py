@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from hopback.broker.embedded.stored import Entry
 
-__all__ = ["ClassicReady", "PriorityReady", "QuorumReady", "Ready"]
-
 _HIGHEST = 31
 """Quorum queues of 4.3 know the priorities 0 to 31; a higher one counts as 31."""
 _UNSET = 4

@@ -42,26 +42,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Message, Properties
 
-__all__ = [
-    "Refusal",
-    "access_refused",
-    "channel_error",
-    "command_invalid",
-    "connection_error",
-    "frame_error",
-    "interrupted",
-    "no_such",
-    "not_allowed",
-    "not_implemented",
-    "persistent",
-    "precondition_failed",
-    "refused",
-    "resource_locked",
-    "timed_out",
-    "type_name",
-    "where",
-]
-
 
 _BY_CODE: dict[int, type[ChannelClosed]] = {
     403: AccessRefused,

@@ -10,8 +10,6 @@ from hopback.broker.embedded.refusal import access_refused, where
 if TYPE_CHECKING:
     from hopback.broker.embedded.refusal import Refusal
 
-__all__ = ["DEFAULT_EXCHANGE", "Right", "Rights", "refused_access", "refused_topic"]
-
 DEFAULT_EXCHANGE = "amq.default"
 """What the exchange without a name is called where it needs one."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.profile import Profile
     from hopback.topology.model import Policy
 
-__all__ = ["Routing"]
-
 _KINDS = frozenset({"exchanges", "all"})
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 

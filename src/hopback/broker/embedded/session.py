@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from hopback.message import Message, Properties
     from hopback.topology.model import Binding, Exchange, Queue
 
-__all__ = ["Session", "SessionChannel", "Sink"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
     from hopback.topology.model import Policy
 
-__all__ = ["Policies", "QueueSettings", "policy_for", "settings_for"]
-
 
 _NOTHING: Headers = MappingProxyType({})
 _KEYS = frozenset(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hopback.message import Properties
     from hopback.topology.model import Binding, Exchange
 
-__all__ = ["NodeSnapshot", "QueueSnapshot", "StoredMessage", "snapshot"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:

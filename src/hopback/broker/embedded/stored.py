@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.fields import FieldValue, FurtherHeaders, Headers
 
-__all__ = ["Entry", "StoredContent", "Taken", "copied", "copied_table", "taken_off", "with_headers"]
-
 _PLAIN = frozenset({str, int, bool, float, type(None)})
 """The types seen most, which need no copy."""
 

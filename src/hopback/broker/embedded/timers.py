@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.embedded.stored import Entry
 
-__all__ = ["TICK_S", "Deadline", "Delays", "QueueExpiry", "QueueTotals", "Ticks", "Timers"]
-
 
 _TICK_S = 5.0
 """How often a quorum queue looks at its expiry; a classic queue is exact."""

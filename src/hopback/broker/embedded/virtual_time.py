@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from _typeshed import FileDescriptorLike
 
-__all__ = ["LoopClock", "NothingCanHappen", "VirtualTimeLoop", "run_virtual"]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

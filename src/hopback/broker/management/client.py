@@ -45,16 +45,6 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.topology.model import Binding, Exchange
 
-__all__ = [
-    "LIMIT_BYTES",
-    "TIMEOUT_S",
-    "Http",
-    "Management",
-    "ManagementAddress",
-    "path",
-    "virtual_host",
-]
-
 _PLAIN_PORT = 15672  # RabbitMQ's default
 _TLS_PORT = 15671  # RabbitMQ's default
 _SCHEMES = {"amqp": "http", "amqps": "https", "http": "http", "https": "https"}

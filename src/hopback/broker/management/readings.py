@@ -13,26 +13,6 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
 
-__all__ = [
-    "LAG_S",
-    "Alarm",
-    "BrokerOverview",
-    "FeatureFlag",
-    "QueueCounts",
-    "QueueReading",
-    "is_known_type",
-    "read_alarm",
-    "read_binding",
-    "read_consumers",
-    "read_counts",
-    "read_exchange",
-    "read_flag",
-    "read_holder",
-    "read_overview",
-    "read_policy",
-    "read_queue",
-]
-
 LAG_S = 5.0
 """The API's statistics are gathered every five seconds; a number may be that old."""
 

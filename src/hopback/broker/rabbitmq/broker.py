@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hopback.wire.handshake import Secret
     from hopback.wire.url import Address
 
-__all__ = ["RabbitMQ"]
-
 _LOG = logging.getLogger("hopback.broker.rabbitmq")
 
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from hopback.wire.events import Event
     from hopback.wire.transport import Wire
 
-__all__ = ["Publishing", "RabbitChannel", "channel_fault", "connection_fault"]
-
 _PUBLISH = METHODS["basic.publish"]
 _PERSISTENT = 2  # the delivery mode of messages that survive a restart of the broker
 # Few applications publish to more; producers with endless keys must not fill the memory.
@@ -93,8 +91,6 @@ class Publishing:
     def in_flight(self) -> int:
         """How many publishes wait for their confirm."""
         return self._confirms.live
-
-    # --- out
 
     def publish(self, message: Message, mandatory: bool) -> asyncio.Future[None]:
         """Queue a message; its fate."""
@@ -147,8 +143,6 @@ class Publishing:
         else:
             wire.wake()
         return fate
-
-    # --- back
 
     def on_confirm(self, event: SettlementReceived) -> None:
         """The broker confirmed or refused one or several."""
@@ -223,8 +217,6 @@ class Publishing:
         if oldest is not None:
             self._timer = self._loop.call_at(oldest.deadline, self._expire)
         self._admit()
-
-    # --- room
 
     @property
     def has_room(self) -> bool:
@@ -333,8 +325,6 @@ class RabbitChannel:
         self._closing = False
         self._settlements = Settlements(number)
 
-    # --- life
-
     async def open(self) -> None:
         """Open it and switch confirms on."""
         answer = self._request("channel.open", orphaned=lambda _: self._send_close())
@@ -398,8 +388,6 @@ class RabbitChannel:
         if self._closing:
             raise (self._unanswered or _closed_by_us()).with_traceback(None)
 
-    # --- requests
-
     def _request(
         self, name: str, orphaned: Callable[[Any], object] | None = None, **arguments: Any
     ) -> Future[Any]:
@@ -450,8 +438,6 @@ class RabbitChannel:
         elif request.orphaned is not None:
             request.orphaned(value)
 
-    # --- what the connection tells us
-
     def on_event(self, event: Event) -> None:
         """Something came in on this channel."""
         if type(event) is Delivered:
@@ -492,8 +478,6 @@ class RabbitChannel:
                 self._loop.call_soon(consumer.on_cancel, tag)
         elif event.name != "channel.flow":
             self._answer(event.arguments)
-
-    # --- declarations
 
     async def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
         """Create it, or check it."""
@@ -547,8 +531,6 @@ class RabbitChannel:
         """Remove the binding; a missing one is no error."""
         await self._request(*_binding("unbind", binding), **_ends(binding))
 
-    # --- publishing
-
     def publish(self, message: Message, *, mandatory: bool = True) -> Future[None]:
         """Hand the message over, in call order, and return its fate."""
         self._check()
@@ -572,8 +554,6 @@ class RabbitChannel:
         if not self.publishing.has_room:
             await self.publishing.room(lambda: self.closed)
             self._check()
-
-    # --- consuming
 
     async def qos(self, prefetch: int) -> None:
         """At most this many unsettled deliveries for each consumer started from now on."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hopback.wire.events import Event
     from hopback.wire.url import Address
 
-__all__ = ["ANSWER_TIMEOUT_S", "RabbitConnection"]
-
 ANSWER_TIMEOUT_S = 30.0
 """Seconds that the broker may take to answer a request. Declarations of quorum queues take seconds on a busy
 cluster. Then the request is an AnswerTimeout, and its channel is closed."""
@@ -73,8 +71,6 @@ class RabbitConnection:
         self._secrets: deque[Future[None]] = deque()
         self.opened: Future[None] = self._loop.create_future()
         self._ended: Future[BrokerError | None] = self._loop.create_future()
-
-    # --- the port
 
     @property
     def version(self) -> BrokerVersion:
@@ -151,13 +147,9 @@ class RabbitConnection:
         if self._core.state is not ConnectionState.OPEN:
             raise ConnectionLost("connection is closing")
 
-    # --- channel numbers
-
     def _release(self, channel: RabbitChannel) -> None:
         if self._channels.pop(channel.number, None) is not None:
             self._free.append(channel.number)
-
-    # --- what the wire tells us
 
     def on_event(self, event: Event) -> None:
         """Hand an event to its channel."""

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from hopback.endpoint import Request
     from hopback.version import BrokerVersion
 
-__all__ = ["Api", "BadPage", "alarms", "health", "paged"]
-
 
 _Object: TypeAlias = dict[str, Any]
 _OK: _Object = {"status": "ok"}

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hopback.errors import Problem
     from hopback.topology.definitions import Definable
 
-__all__ = ["DELETES", "PUTS", "bind", "get", "publish", "purge", "take_definitions", "unbind"]
-
 _Json: TypeAlias = Mapping[str, Any]
 _T = TypeVar("_T")
 _LONGEST_NAME = 255  # bytes of a short string, as AMQP says names

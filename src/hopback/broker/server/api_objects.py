@@ -31,25 +31,6 @@ if TYPE_CHECKING:
     from hopback.broker.server.served import ServedBroker
     from hopback.topology.model import Binding, Policy
 
-__all__ = [
-    "LISTS",
-    "SINGLE",
-    "bindings_between",
-    "channels",
-    "close",
-    "connections",
-    "consumers",
-    "definitions",
-    "definitions_of",
-    "listeners",
-    "of_connection",
-    "of_user",
-    "parameters",
-    "properties_key",
-    "queue",
-    "user_limits",
-]
-
 
 def connections(broker: ServedBroker, node: Node) -> list[_Object]:
     """`/api/connections`: everybody who has logged in to a virtual host."""

@@ -22,27 +22,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Taken
     from hopback.broker.server.served import ServedBroker
 
-__all__ = [
-    "NODE",
-    "Caller",
-    "Denied",
-    "Missing",
-    "VhostAccess",
-    "delete_users",
-    "permissions",
-    "plain",
-    "put_permission",
-    "put_topic_permission",
-    "put_user",
-    "put_vhost",
-    "table",
-    "take_users",
-    "topic_permissions",
-    "user",
-    "users",
-    "vhost",
-]
-
 NODE = "hopback@localhost"
 """The name of the only node."""
 

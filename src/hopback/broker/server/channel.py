@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from hopback.broker.embedded.direct_replies import REPLY_TO
 from hopback.broker.embedded.journal import EventKind
 from hopback.broker.embedded.refusal import (
     Refusal,
@@ -14,6 +13,7 @@ from hopback.broker.embedded.refusal import (
     not_implemented,
     precondition_failed,
 )
+from hopback.broker.port import REPLY_TO
 from hopback.broker.server.outgoing import confirm_frame, short_text
 from hopback.errors import ProtocolError
 from hopback.message import Message, Received
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Delivery, Properties
     from hopback.wire.events import Event
-
-__all__ = ["HANDLERS", "ChannelTransaction", "ServerChannel", "queue_from", "reply_text"]
 
 _Arguments: TypeAlias = dict[str, Any]
 _Handler: TypeAlias = "Callable[[ServerChannel, _Arguments], None]"
@@ -541,7 +539,6 @@ def reply_text(refusal: Refusal) -> str:
     return refusal.text if len(raw) <= 255 else raw[:252].decode("utf-8", "ignore") + "..."
 
 
-# --- transaction ----------------------------------------------------------------------------------
 #
 # `tx`: publishes and settlements that wait for a commit. Batching, as in RabbitMQ, not atomic.
 

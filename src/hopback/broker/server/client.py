@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.wire.events import Event
 
-__all__ = [
-    "Client",
-    "ClientSocket",
-    "SocketOwner",
-    "client_name",
-    "server_properties",
-    "wire_limits",
-]
-
 
 _log = logging.getLogger("hopback.broker")
 

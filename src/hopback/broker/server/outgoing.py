@@ -10,8 +10,6 @@ from hopback.wire.properties import encode_properties
 if TYPE_CHECKING:
     from hopback.message import Delivery, Properties
 
-__all__ = ["Envelopes", "confirm_frame", "short_text"]
-
 _head = struct.Struct(">BHII").pack
 _tag_and_bit = struct.Struct(">QB").pack
 _count = struct.Struct(">I").pack

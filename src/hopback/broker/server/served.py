@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hopback.broker.server.settings import ServerLimits, ServerSettings
     from hopback.clock import Clock
 
-__all__ = ["MESSAGE_BYTES", "Pressure", "ServedBroker", "give_back_memory"]
-
 
 MESSAGE_BYTES = 600
 """What a message takes beside its body, roughly."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hopback.broker.server.time_travel import Advanced, ServerTime
     from hopback.topology.model import Policy
 
-__all__ = ["BrokerServer"]
-
 _LOOK_S = 0.25
 """How soon blocked publishers may go on when memory is free again; each look counts all messages."""
 _TIDY_S = 10.0

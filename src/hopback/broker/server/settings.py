@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from hopback.broker.server.users import Permission
 
-__all__ = ["ClockKind", "ServerLimits", "ServerSettings"]
-
 _MIB = 1024 * 1024
 """Bytes; limits are given in mebibytes."""
 

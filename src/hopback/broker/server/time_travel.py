@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hopback.broker.server.served import ServedBroker
     from hopback.clock import Clock
 
-__all__ = ["Advanced", "AutoTime", "ServerTime", "SystemTime", "VirtualTime", "time_of"]
-
 _GLANCE_S = 0.01
 """How often we look whether clients are still busy."""
 _QUIET = 3

@@ -22,18 +22,6 @@ from hopback.wire.tables import decode_entries
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "EVERYTHING",
-    "MECHANISMS",
-    "TAGS",
-    "Account",
-    "Permission",
-    "Permissions",
-    "TopicPermission",
-    "UserRights",
-    "Users",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Permission:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from hopback import Broker, Clock
     from hopback.systems.event_bus.settings import EventBusSettings
 
-__all__ = ["api"]
-
 _LONGEST_DELAY_MS = 86_400_000
 """A day: an event that is due later than that needs a scheduler."""
 

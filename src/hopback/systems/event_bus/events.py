@@ -12,8 +12,6 @@ from hopback import SystemClock, compose
 if TYPE_CHECKING:
     from hopback import Clock, Message, Publisher
 
-__all__ = ["EventBus", "event_message"]
-
 
 class EventBus:
     """Publishes events; `prefix` names the bus, as in `wms.main-exchange`."""

@@ -14,8 +14,6 @@ from hopback.systems.event_bus.receiver import receiver
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.settings import broker_named
 
-__all__ = ["push", "sample", "web"]
-
 _SETTINGS = EventBusSettings.read(os.environ)
 
 push = pushing(_SETTINGS)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hopback.runtime import PushTarget
     from hopback.systems.event_bus.settings import EventBusSettings
 
-__all__ = ["pushing", "queue_of"]
-
 _LOG = logging.getLogger("hopback.systems.event_bus")
 _LOOK_S = 1.0
 """How often the file of services is looked at: a change is at work within a second or two."""

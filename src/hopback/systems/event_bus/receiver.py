@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from hopback import Clock
 
-__all__ = ["receiver"]
-
 _TOO_EARLY = 425
 """HTTP 425: the status by which a receiver says that an event is not due yet."""
 _MOST_REMEMBERED = 1000

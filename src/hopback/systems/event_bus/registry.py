@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hopback import Topology
     from hopback.systems.event_bus.settings import EventBusSettings
 
-__all__ = ["ServiceRegistry"]
-
 _LOG = logging.getLogger("hopback.systems.event_bus")
 _KNOWN = {"url", "headers", "bearer_env", "secret_env"}
 """What the file may say of a service. Tokens and secrets come from variables, and stand in no file."""

@@ -12,8 +12,6 @@ from hopback.systems.settings import Variables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EventBusSettings", "endpoints_at"]
-
 _RECEIVER = "http://127.0.0.1:8001"
 
 

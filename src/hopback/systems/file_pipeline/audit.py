@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hopback import App
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
-__all__ = ["add_audit", "app"]
-
 app: App
 
 _QUEUE = "q.audit"

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HEAD_BYTES", "TYPES", "FileType", "Rejection", "is_image", "judge", "sniff"]
-
 HEAD_BYTES = 65_536
 """How much of a file `sniff` looks at."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hopback import App
     from hopback.systems.host import Host
 
-__all__ = ["SYSTEM", "pipeline_app"]
-
 _PARTS = (
     add_upload,
     add_validator,

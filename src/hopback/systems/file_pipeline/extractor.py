@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.messages import PipelineMessage
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
-__all__ = ["add_extractor", "app", "metadata_of"]
-
 app: App
 
 

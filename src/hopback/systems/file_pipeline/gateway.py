@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from hopback import Broker, Clock
 
-__all__ = ["ACCEPTED", "admin_routes", "app", "gateway"]
-
 app: Starlette
 
 _MOST = 500

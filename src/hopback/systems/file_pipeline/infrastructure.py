@@ -11,8 +11,6 @@ from pathlib import Path
 from hopback.designs import file_pipeline
 from hopback.topology import write_definitions
 
-__all__ = ["HOME", "infrastructure"]
-
 HOME = Path(__file__).with_name("infra")
 """Where the files are."""
 

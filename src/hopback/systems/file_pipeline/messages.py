@@ -16,26 +16,6 @@ from hopback import compose
 if TYPE_CHECKING:
     from hopback import Message
 
-__all__ = [
-    "COMMANDS",
-    "EVENTS",
-    "FileRejected",
-    "FileUploaded",
-    "FileValidated",
-    "Malformed",
-    "MetadataExtracted",
-    "PipelineMessage",
-    "PipelinePayload",
-    "ProcessingCompleted",
-    "ProcessingFailed",
-    "ProcessingTimedOut",
-    "ReprocessFileRequested",
-    "ThumbnailGenerated",
-    "UploadRequested",
-    "message_of",
-    "payload_of",
-]
-
 COMMANDS = "domain.commands"
 EVENTS = "domain.events"
 _VERSION = 1

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     Told: TypeAlias = FileRejected | ProcessingCompleted | ProcessingFailed | ProcessingTimedOut
 
-__all__ = ["Mailer", "add_notification", "app", "told"]
-
 _LONGEST_WAIT_S = 20.0
 """How long a mail server may take: what takes longer is retried by the queue, and others are not held up."""
 _PORTS = {"smtp": 25, "smtps": 465}

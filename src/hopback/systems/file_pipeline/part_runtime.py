@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.settings import PipelineSettings
     from hopback.systems.file_pipeline.storage import FileStorage
 
-__all__ = ["NotReady", "PartRuntime"]
-
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REST_S = 1.0
 """Between two tries: a database that starts needs seconds, and the log stays readable."""

@@ -13,8 +13,6 @@ from hopback.systems.file_pipeline.stages import HopelessFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BrokenPicture", "describe_picture", "thumbnail_of"]
-
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _LARGEST = (256, 256)
 """Pixels of a thumbnail: fit for a list of files, and some tens of kilobytes as PNG."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from hopback.store import Transaction
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
-__all__ = ["FACTS", "UNFINISHED", "Fact", "Process", "Projection", "add_projection", "app"]
-
 FACTS = (
     FileUploaded,
     FileValidated,
@@ -159,8 +157,6 @@ class Projection:
             if after.status == "completed" != before.status:
                 done = ProcessingCompleted(after.file_id, after.run, after.name or "")
                 await self._runtime.announce(tx, done, producer=_PRODUCER, cause=event)
-
-    # --- the timer ---------------------------------------------------------------------------------
 
     async def time_out(self) -> int:
         """Say of every process that is late that it timed out, and tell how many there were."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.settings import PipelineSettings
     from hopback.systems.file_pipeline.storage import FileStorage
 
-__all__ = ["FileForm", "ReceivedFile", "receive"]
-
 _FORM_BYTES = 64 * 1024
 """What a form may have beside its file: boundaries, headers, other fields."""
 

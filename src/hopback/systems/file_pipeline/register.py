@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
     from hopback.systems.file_pipeline.reception import ReceivedFile
 
-__all__ = ["ACCEPTED", "STATUSES", "Register", "is_file_id"]
-
 _PRODUCER = "gateway"
 ACCEPTED = "accepted"
 """The status of a file that the read model does not know yet."""

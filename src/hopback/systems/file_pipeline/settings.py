@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from hopback.admin.settings import JwtSettings
 
-__all__ = ["PipelineSettings"]
-
 _MEBIBYTE = 1024 * 1024
 """Bytes; the limit of an upload is given in mebibytes."""
 _SECRET_BYTES = 32

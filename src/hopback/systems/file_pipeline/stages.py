@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.messages import PipelinePayload
     from hopback.systems.file_pipeline.settings import PipelineSettings
 
-__all__ = ["HopelessFile", "alone", "assemble", "stage"]
-
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REDRIVES = "hopback-redrives"
 """The header that says how often a message was sent back by hand."""

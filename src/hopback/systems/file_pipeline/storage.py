@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 
     from hopback.systems.file_pipeline.settings import PipelineSettings
 
-__all__ = [
-    "FileStorage",
-    "Fingerprint",
-    "Folder",
-    "IncomingFile",
-    "S3Storage",
-    "checked_id",
-    "fingerprint",
-    "open_storage",
-    "shown_name",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-__all__ = ["audit", "create_tables", "files", "insert_once", "notifications", "uploads"]
-
 _METADATA = MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 _JSON = JSON(none_as_null=True)

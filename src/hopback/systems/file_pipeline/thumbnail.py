@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
     from hopback.systems.file_pipeline.storage import FileStorage
 
-__all__ = ["add_thumbnail", "app"]
-
 app: App
 
 

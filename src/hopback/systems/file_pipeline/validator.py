@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
     from hopback.systems.file_pipeline.storage import FileStorage
 
-__all__ = ["Inspect", "add_validator", "app", "named_inspection"]
-
 app: App
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hopback import Broker
     from hopback.systems.freeflow.settings import FreeFlowSettings
 
-__all__ = ["api"]
-
 _MOST_ROWS = 100
 """Of a read model: enough for a look, and never a page that takes a browser down."""
 

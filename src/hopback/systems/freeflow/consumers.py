@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hopback.systems.freeflow.domains import Handle
     from hopback.systems.freeflow.settings import FreeFlowSettings
 
-__all__ = ["consumers"]
-
 _AUDIT = "audit"
 _RETRY = "retry"
 """The second word of the key that every message comes back by."""

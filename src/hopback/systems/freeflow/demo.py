@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from hopback.systems.host import Host
 
-__all__ = ["SYSTEM"]
-
 _EVERY = 4.0
 """Seconds between two events."""
 

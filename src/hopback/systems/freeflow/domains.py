@@ -28,23 +28,6 @@ if TYPE_CHECKING:
     from hopback import Context
     from hopback.store import Transaction
 
-__all__ = [
-    "DOMAINS",
-    "EXCHANGE",
-    "METADATA",
-    "VIEWS",
-    "DomainEvent",
-    "Handle",
-    "Hopeless",
-    "MissingYet",
-    "alarms",
-    "audit",
-    "documents",
-    "notifications",
-    "users",
-    "workflows",
-]
-
 METADATA = MetaData()
 
 users: Table = Table(

@@ -13,8 +13,6 @@ from hopback.systems.freeflow.consumers import consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import broker_named
 
-__all__ = ["domains", "web"]
-
 _SETTINGS = FreeFlowSettings.read(os.environ)
 
 domains = consumers(_SETTINGS)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from hopback import Topology
 
-__all__ = ["FreeFlowSettings"]
-
 _DOMAINS = tuple(domain for served in QUEUES.values() for domain in served)
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hopback import Broker
     from hopback.systems.raffle.settings import RaffleSettings
 
-__all__ = ["api"]
-
 _LOG = logging.getLogger("hopback.systems.raffle.publisher")
 
 

@@ -35,8 +35,6 @@ from hopback.topology.plan import Count, Leave, LocalWait, Parking, Redrive, Ret
 if TYPE_CHECKING:
     from hopback.systems.raffle.settings import RaffleSettings
 
-__all__ = ["consumer", "dead_letter_consumer"]
-
 
 def consumer(settings: RaffleSettings) -> App:
     """The application that inserts users from `raffle_queue`."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from hopback.systems.host import Host
 
-__all__ = ["SYSTEM"]
-
 _NAMES = ("Ana", "Bruno", "Carla", "Davi", "Elisa", "Fábio", "Gabriela", "Heitor", "Inês", "João")
 _EVERY = 5.0
 """Seconds between two things that happen."""

@@ -14,8 +14,6 @@ from hopback.systems.raffle.consumer import dead_letter_consumer
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.settings import broker_named
 
-__all__ = ["consumer", "dead_letters", "web"]
-
 _SETTINGS = RaffleSettings.read(os.environ)
 
 consumer = _consumer(_SETTINGS)

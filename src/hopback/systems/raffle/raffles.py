@@ -31,22 +31,6 @@ if TYPE_CHECKING:
     from hopback.store import Transaction
     from hopback.systems.database import Database
 
-__all__ = [
-    "METADATA",
-    "InvalidUser",
-    "Raffles",
-    "User",
-    "data_error",
-    "db_error",
-    "dropped",
-    "entries",
-    "find_user",
-    "insert_users",
-    "moment",
-    "raffles",
-    "users",
-]
-
 METADATA = MetaData()
 
 users: Table = Table(

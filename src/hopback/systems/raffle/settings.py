@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from hopback import Topology
 
-__all__ = ["Batching", "RaffleSettings"]
-
 _MOST_ROWS = 10_000
 """Rows of one statement; a database takes so many parameters and no more."""
 

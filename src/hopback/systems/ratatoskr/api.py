@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hopback import Broker
     from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
-__all__ = ["api"]
-
 
 def api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
     """The web application of Ratatoskr's sample service."""

@@ -16,8 +16,6 @@ from hopback.systems.ratatoskr.orders import (
 if TYPE_CHECKING:
     from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
-__all__ = ["consumer"]
-
 
 def consumer(settings: RatatoskrSettings) -> App:
     """The application that handles the queue's events."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from hopback.systems.host import Host
 
-__all__ = ["SYSTEM"]
-
 _EVERY = 5.0
 """Seconds between two orders."""
 _KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")

@@ -11,20 +11,6 @@ if TYPE_CHECKING:
     from hopback.store import Transaction
     from hopback.systems.database import Database
 
-__all__ = [
-    "METADATA",
-    "TYPES",
-    "Event",
-    "NotYet",
-    "OrderPlaced",
-    "OrderRefused",
-    "OrderShipped",
-    "PaymentReceived",
-    "apply_event",
-    "find_order",
-    "open_warehouse",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class OrderPlaced:

@@ -12,8 +12,6 @@ from hopback.systems.ratatoskr.consumer import consumer
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import broker_named
 
-__all__ = ["events", "web"]
-
 _SETTINGS = RatatoskrSettings.read(os.environ)
 
 events = consumer(_SETTINGS)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from hopback import Topology
 
-__all__ = ["RatatoskrSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class RatatoskrSettings:

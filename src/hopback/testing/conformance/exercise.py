@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker
     from hopback.version import BrokerVersion
 
-__all__ = [
-    "EMBEDDED_DIFFERENCES",
-    "BrokerDifference",
-    "Outcome",
-    "Result",
-    "exercise",
-    "judge",
-    "play",
-]
-
 _COSTLY = frozenset({Tag.SLOW, Tag.DESTRUCTIVE})
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hopback.testing.conformance.subject import Subject
     from hopback.version import BrokerVersion
 
-__all__ = ["Experiment", "Mismatch", "Row", "Tag", "equal", "row", "rows", "that"]
-
 
 class Mismatch(AssertionError):
     """The broker under test does not do what the row says."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.topology.model import Policy
 
-__all__ = ["Facilities", "Lacking", "NodeControl", "PolicyControl", "Subject", "Timings"]
-
 _T = TypeVar("_T")
 
 
@@ -127,8 +125,6 @@ class Subject:
                 await channel.close()
         await connection.close()
 
-    # --- versions and time
-
     @property
     def version(self) -> BrokerVersion:
         """The version of the broker under test."""
@@ -158,8 +154,6 @@ class Subject:
             await self.pause(within / 500)
         return answer
 
-    # --- connections and channels
-
     async def connect(self) -> Connection:
         """A further connection."""
         connection = await self.broker.connect("conformance")
@@ -184,8 +178,6 @@ class Subject:
                 return await channel.wait_closed()
         except TimeoutError:
             raise Mismatch("expected the broker to end the channel, and it did not") from None
-
-    # --- names and declarations
 
     def name(self, what: str = "queue") -> str:
         """A name that nobody else uses; a queue of that name is removed afterwards."""
@@ -257,8 +249,6 @@ class Subject:
         if self.facilities.address is None:
             raise Lacking("needs a broker on a socket")
         return self.facilities.address
-
-    # --- messages
 
     async def put(
         self,

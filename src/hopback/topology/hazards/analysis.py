@@ -27,27 +27,6 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan, Route
     from hopback.version import BrokerVersion
 
-__all__ = [
-    "ANY_KEY",
-    "Analysis",
-    "Keys",
-    "Leg",
-    "Limit",
-    "Loop",
-    "Parameter",
-    "arrivals",
-    "drops_head",
-    "limited",
-    "number",
-    "operator_policies",
-    "parameters",
-    "pass_on",
-    "samples",
-    "seems_resting",
-    "seems_waiting",
-    "text",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

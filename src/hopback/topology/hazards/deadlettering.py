@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from hopback.topology.hazards.analysis import Analysis, Leg
 
-__all__ = ["RULES"]
-
 _OUT = "out into the retry queue"
 _BACK = "back from the retry queue"
 _INTO = "into the dead-letter queue"

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.model import Queue
 
-__all__ = ["RULES"]
-
 _LONGEST_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _GENERATED = "amq.gen"
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.model import Queue
 
-__all__ = ["RULES"]
-
 _KEEP_THEM = "Set a dead-letter exchange that leads to a dead-letter queue"
 
 

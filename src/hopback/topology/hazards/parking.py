@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.model import Queue
 
-__all__ = ["RULES"]
-
 _LOOKING = (
     VersionedSeverity.of(Severity.ERROR, "4.0", "4.3"),
     VersionedSeverity.of(Severity.WARNING, "4.3"),

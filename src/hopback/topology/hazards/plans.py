@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hopback.topology.hazards.analysis import Analysis
     from hopback.topology.plan import Plan
 
-__all__ = ["RULES"]
-
 
 def _missing(analysis: Analysis) -> Iterator[Hit]:
     known = analysis.plans.keys() | analysis.topology.unconsumed

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from hopback.topology.hazards.analysis import Analysis, Parameter
     from hopback.topology.model import Exchange, Policy, Queue
 
-__all__ = ["RULES"]
-
 _ALWAYS = BrokerVersion(0)
 
 

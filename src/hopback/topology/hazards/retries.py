@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hopback.topology.model import Queue
     from hopback.topology.plan import Plan
 
-__all__ = ["RULES"]
-
 # By exchange and the queues reached beside the right one: the queues whose retries do that.
 _Strays: TypeAlias = "defaultdict[tuple[str, frozenset[str]], set[str]]"
 

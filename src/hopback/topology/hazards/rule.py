@@ -14,28 +14,6 @@ if TYPE_CHECKING:
 
     from hopback.topology.hazards.analysis import Analysis
 
-__all__ = [
-    "HARDENED",
-    "THE_TOPOLOGY",
-    "Finding",
-    "HazardRule",
-    "Hit",
-    "Severity",
-    "VersionedSeverity",
-    "errors",
-    "exchange_place",
-    "infos",
-    "judged",
-    "listed",
-    "named",
-    "plan_place",
-    "policy_place",
-    "queue_place",
-    "reported",
-    "spelled",
-    "warnings",
-]
-
 
 class Severity(StrEnum):
     """How grave a finding is."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 _QUORUM = QueueType.QUORUM
 
 

@@ -15,21 +15,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.testing.conformance.subject import Subject
 
-__all__ = [
-    "AT_LEAST_ONCE",
-    "BOTH",
-    "V3_12",
-    "V3_13",
-    "V4_0",
-    "V4_3",
-    "deaths",
-    "lap",
-    "nested",
-    "pair",
-    "reject_loop",
-    "to",
-]
-
 V3_12, V3_13, V4_0, V4_3 = (
     BrokerVersion(3, 12),
     BrokerVersion(3, 13),

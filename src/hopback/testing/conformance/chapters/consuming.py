@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 @dataclass(slots=True)
 class _Listener:

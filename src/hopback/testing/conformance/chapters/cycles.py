@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 async def _lost(subject: Subject, *queues: str, seconds: float = 1.2) -> None:
     """Make sure that none of the queues has, or gets, the message."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 @row("1.1a", "Reject and nack without requeue dead-letter with reason rejected")
 async def rejected(subject: Subject) -> None:

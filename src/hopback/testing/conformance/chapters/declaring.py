@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 async def _conflict(subject: Subject, queue: Queue) -> str:
     """The text by which the broker refuses the declare with 406."""

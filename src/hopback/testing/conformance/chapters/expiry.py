@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 _TEN_YEARS_MS = 315_360_000_000  # RabbitMQ's own limit of an expiration
 
 

@@ -10,8 +10,6 @@ from hopback.testing.conformance.row import equal, row
 if TYPE_CHECKING:
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 @row("A.30", "max-length counts what is ready: what is held by a consumer is beyond it")
 async def length_of_ready(subject: Subject) -> None:

@@ -12,8 +12,6 @@ from hopback.topology.model import Queue
 if TYPE_CHECKING:
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 @row(
     "10.6c",

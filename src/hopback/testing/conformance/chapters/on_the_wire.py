@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 _PATIENCE_S = 15.0
 """A broker on a busy machine may take its time."""
 _FRAME_MAX = 131_072

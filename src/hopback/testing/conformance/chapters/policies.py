@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 async def _apply(subject: Subject, queue: str, priority: int = 0, **definition: FieldValue) -> None:
     """Set a policy on one queue; keys have `_` for `-`."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 # Bytes in a mebibyte, the unit of RabbitMQ's limits.
 _MIB = 1024 * 1024
 _FRAME_BYTES = 131_072  # RabbitMQ's usual frame_max, without the frame's own 8 bytes

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 async def _fate(publish: Awaitable[None]) -> str:
     """What became of a publish: confirmed, or the name of the error."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 async def _by_nack(channel: Channel, delivery: Delivery) -> None:
     channel.nack(delivery.tag, requeue=True)

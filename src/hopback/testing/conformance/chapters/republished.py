@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 
 async def _again(subject: Subject, delivery: Delivery, queue: str) -> None:
     """Publish what was received, headers and all."""

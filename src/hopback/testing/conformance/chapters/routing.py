@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.testing.conformance.subject import Subject
 
-__all__: list[str] = []
-
 _PATTERNS = (
     "",
     "#",
