@@ -126,8 +126,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.waiting",
     ),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
-    # Rows about what one sees only on the wire write frames of their own.
-    "hopback.testing.conformance": (*_PURE, *_PORT, "hopback.testing", "hopback.wire"),
     "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
     "hopback.cli": (
         *_PURE,

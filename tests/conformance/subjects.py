@@ -10,7 +10,6 @@ from hopback.broker.embedded import EmbeddedBroker, run_virtual
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
 from hopback.clock import ManualClock
-from hopback.testing.conformance import Facilities, Outcome, Result, Tag, Timings, play
 from tests.conformance.facilities import (
     EmbeddedNode,
     EmbeddedPolicies,
@@ -19,6 +18,7 @@ from tests.conformance.facilities import (
     ServerNode,
     ServerPolicies,
 )
+from tests.conformance.suite import Facilities, Outcome, Result, Tag, Timings, play
 from tests.harness.configuration import QUICK_DEAD_LETTERS_MS
 from tests.harness.configuration import Timings as NodeTimings
 from tests.harness.installation import HOST
@@ -26,8 +26,8 @@ from tests.harness.rabbitmq import RabbitNode
 from tests.harness.versions import build
 
 if TYPE_CHECKING:
-    from hopback.testing.conformance import Row
     from hopback.version import BrokerVersion
+    from tests.conformance.suite import Row
     from tests.harness.installation import Installation
 
 __all__ = ["RealSubject", "Subjects", "needs_expendable", "play_embedded", "play_served"]

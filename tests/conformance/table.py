@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hopback.testing.conformance import Outcome, Tag, rows
-from hopback.testing.conformance.exercise import EMBEDDED_DIFFERENCES
 from hopback.version import BrokerVersion
+from tests.conformance.suite import Outcome, Tag, rows
+from tests.conformance.suite.exercise import EMBEDDED_DIFFERENCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pytest
 
-    from hopback.testing.conformance import Row
+    from tests.conformance.suite import Row
 
 __all__ = ["PAGE", "ConformanceTable", "render"]
 
@@ -24,7 +24,7 @@ _HEAD = """\
 # Conformance: what RabbitMQ does, row by row
 
 Written by `make test-brokers`; do not edit. Each row is a sentence about RabbitMQ with an experiment
-that shows it ([`hopback.testing.conformance`](../../src/hopback/testing/conformance/)). The embedded
+that shows it ([`tests.conformance.suite`](../../tests/conformance/suite/)). The embedded
 broker plays each version of RabbitMQ and is held to the same rows as RabbitMQ itself; what differs
 between versions is part of the row. *Socket* is the same broker as `hopback broker`. Rows A.x are plain
 AMQP 0-9-1 as RabbitMQ speaks it, rows W.x what one sees only on the wire, so they are not about the

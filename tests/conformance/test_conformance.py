@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.testing.conformance import Outcome, Row, rows
-from hopback.testing.conformance.exercise import EMBEDDED_DIFFERENCES, judge
 from hopback.version import BrokerVersion
 from tests.conformance.subjects import Subjects, needs_expendable, play_embedded, play_served
+from tests.conformance.suite import Outcome, Row, rows
+from tests.conformance.suite.exercise import EMBEDDED_DIFFERENCES, judge
 from tests.harness.versions import SUITES
 
 if TYPE_CHECKING:

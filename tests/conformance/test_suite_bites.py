@@ -11,7 +11,8 @@ from hopback.broker.embedded import EmbeddedBroker, run_virtual
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ServerSettings
 from hopback.broker.server.settings import ServerLimits
-from hopback.testing.conformance import (
+from hopback.version import BrokerVersion
+from tests.conformance.suite import (
     Facilities,
     Outcome,
     Result,
@@ -21,9 +22,8 @@ from hopback.testing.conformance import (
     play,
     rows,
 )
-from hopback.testing.conformance.exercise import EMBEDDED_DIFFERENCES, judge
-from hopback.testing.conformance.row import row as enter
-from hopback.version import BrokerVersion
+from tests.conformance.suite.exercise import EMBEDDED_DIFFERENCES, judge
+from tests.conformance.suite.row import row as enter
 from tests.conformance.table import PAGE, render
 from tests.conformance.wrong_brokers import WRONGS, Liar, WrongBroker
 

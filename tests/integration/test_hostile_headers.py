@@ -13,8 +13,8 @@ from hopback.broker.supervise import Backoff
 from hopback.cli.app import run
 from hopback.message import Message, Properties
 from hopback.observe.events import Bus
-from hopback.testing.conformance.chapters.arrangements import nested
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
+from tests.conformance.suite.chapters.arrangements import nested
 from tests.faults.hostile import run_hostile
 from tests.integration.raw_client import RawClient
 from tests.integration.unreadable import UNREADABLE, refusal_of

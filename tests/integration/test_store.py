@@ -35,7 +35,7 @@ from hopback.store import (
 )
 from hopback.store.transaction import slot_of
 from hopback.testing import AppTest, in_virtual_time
-from hopback.testing.conformance.chapters.arrangements import nested
+from tests.conformance.suite.chapters.arrangements import nested
 from tests.integration.database import database_url, engine
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from hopback.errors import (
     ResourceLocked,
 )
 from hopback.message import Message
-from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, to
-from hopback.testing.conformance.row import equal, row, that
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
+from tests.conformance.suite.chapters.arrangements import BOTH, V4_0, to
+from tests.conformance.suite.row import equal, row, that
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 async def _conflict(subject: Subject, queue: Queue) -> str:

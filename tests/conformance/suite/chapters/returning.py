@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, V4_3
-from hopback.testing.conformance.row import Tag, equal, row
 from hopback.topology.model import Policy, QueueType
+from tests.conformance.suite.chapters.arrangements import BOTH, V4_0, V4_3
+from tests.conformance.suite.row import Tag, equal, row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hopback.broker.port import Channel
     from hopback.fields import Headers
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 _KEPT, _TAIL = "123456", "456123"
 

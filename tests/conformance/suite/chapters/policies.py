@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.errors import Nacked
-from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, deaths, lap, to
-from hopback.testing.conformance.row import Tag, equal, row
 from hopback.topology.model import Policy, QueueType
+from tests.conformance.suite.chapters.arrangements import BOTH, V4_0, deaths, lap, to
+from tests.conformance.suite.row import Tag, equal, row
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 async def _apply(subject: Subject, queue: str, priority: int = 0, **definition: FieldValue) -> None:

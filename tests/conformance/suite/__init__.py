@@ -3,7 +3,7 @@
 The embedded broker and RabbitMQ both pass it. Run it against a broker of your own::
 
     from hopback.broker.rabbitmq import RabbitMQ
-    from hopback.testing.conformance import exercise
+    from tests.conformance.suite import exercise
 
     for result in await exercise(RabbitMQ("amqp://localhost/test")):
         print(result.row.id, result.outcome, result.reason)
@@ -12,9 +12,9 @@ Use a virtual host that nobody else uses. Rows that set policies or restart node
 unless `Facilities` say how that is done.
 """
 
-from hopback.testing.conformance.exercise import Outcome, Result, exercise, play
-from hopback.testing.conformance.row import Mismatch, Row, Tag, rows
-from hopback.testing.conformance.subject import (
+from tests.conformance.suite.exercise import Outcome, Result, exercise, play
+from tests.conformance.suite.row import Mismatch, Row, Tag, rows
+from tests.conformance.suite.subject import (
     Facilities,
     Lacking,
     NodeControl,

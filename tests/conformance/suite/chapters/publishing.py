@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from hopback.broker.port import REPLY_TO
 from hopback.errors import BrokerError, Nacked, NotFound, PublishInterrupted, Returned
 from hopback.message import Message, Properties
-from hopback.testing.conformance.chapters.arrangements import V4_3
-from hopback.testing.conformance.row import equal, row, that
+from tests.conformance.suite.chapters.arrangements import V4_3
+from tests.conformance.suite.row import equal, row, that
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 async def _fate(publish: Awaitable[None]) -> str:

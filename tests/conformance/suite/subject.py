@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hopback.errors import BrokerError
 from hopback.message import Message, Properties
-from hopback.testing.conformance.row import Mismatch, equal, that
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType
 from hopback.version import BrokerVersion
+from tests.conformance.suite.row import Mismatch, equal, that
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

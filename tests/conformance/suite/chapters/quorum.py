@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.errors import Nacked
-from hopback.testing.conformance.chapters.arrangements import (
+from hopback.topology.model import QueueType
+from tests.conformance.suite.chapters.arrangements import (
     AT_LEAST_ONCE,
     V3_12,
     V4_0,
@@ -16,8 +17,7 @@ from hopback.testing.conformance.chapters.arrangements import (
     reject_loop,
     to,
 )
-from hopback.testing.conformance.row import Tag, equal, row, that
-from hopback.topology.model import QueueType
+from tests.conformance.suite.row import Tag, equal, row, that
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.fields import FieldValue, Headers
     from hopback.message import Delivery
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 async def _by_nack(channel: Channel, delivery: Delivery) -> None:

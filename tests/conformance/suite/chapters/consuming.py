@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
-from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, V4_3
-from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import Queue, QueueType
+from tests.conformance.suite.chapters.arrangements import BOTH, V4_0, V4_3
+from tests.conformance.suite.row import Tag, equal, row, that
 
 if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.fields import Headers
     from hopback.message import Delivery
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 @dataclass(slots=True)

@@ -23,14 +23,14 @@ from hopback.fields import (
 )
 from hopback.headers import deaths
 from hopback.message import Message, Properties
-from hopback.testing.conformance.chapters.arrangements import BOTH, V4_0, nested
-from hopback.testing.conformance.row import equal, row, that
 from hopback.topology.model import ExchangeType
+from tests.conformance.suite.chapters.arrangements import BOTH, V4_0, nested
+from tests.conformance.suite.row import equal, row, that
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Delivery
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 # Bytes in a mebibyte, the unit of RabbitMQ's limits.
 _MIB = 1024 * 1024

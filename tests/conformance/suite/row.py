@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hopback.testing.conformance.subject import Subject
     from hopback.version import BrokerVersion
+    from tests.conformance.suite.subject import Subject
 
 
 class Mismatch(AssertionError):
@@ -98,7 +98,7 @@ def row(
 
 def rows() -> tuple[Row, ...]:
     """All rows, in the order of their numbers."""
-    import hopback.testing.conformance.chapters  # noqa: F401  entering is importing
+    import tests.conformance.suite.chapters  # noqa: F401  entering is importing
 
     return tuple(sorted(_rows.values(), key=lambda each: _order(each.id)))
 

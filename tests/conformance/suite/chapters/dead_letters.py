@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 from hopback.errors import Nacked, PreconditionFailed
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
-from hopback.testing.conformance.chapters.arrangements import (
+from hopback.topology.model import Queue, QueueType
+from tests.conformance.suite.chapters.arrangements import (
     BOTH,
     V3_13,
     V4_0,
@@ -19,12 +20,11 @@ from hopback.testing.conformance.chapters.arrangements import (
     pair,
     to,
 )
-from hopback.testing.conformance.row import Tag, equal, row, that
-from hopback.topology.model import Queue, QueueType
+from tests.conformance.suite.row import Tag, equal, row, that
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 @row("1.1a", "Reject and nack without requeue dead-letter with reason rejected")

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.message import Message, Properties
-from hopback.testing.conformance.chapters.arrangements import (
+from hopback.topology.model import QueueType
+from tests.conformance.suite.chapters.arrangements import (
     V3_13,
     V4_0,
     deaths,
@@ -15,12 +16,11 @@ from hopback.testing.conformance.chapters.arrangements import (
     reject_loop,
     to,
 )
-from hopback.testing.conformance.row import equal, row, that
-from hopback.topology.model import QueueType
+from tests.conformance.suite.row import equal, row, that
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 async def _again(subject: Subject, delivery: Delivery, queue: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.testing.conformance.chapters.arrangements import BOTH
-from hopback.testing.conformance.row import equal, row
+from tests.conformance.suite.chapters.arrangements import BOTH
+from tests.conformance.suite.row import equal, row
 
 if TYPE_CHECKING:
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 @row("A.30", "max-length counts what is ready: what is held by a consumer is beyond it")

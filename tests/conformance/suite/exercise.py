@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hopback.errors import HopbackError
-from hopback.testing.conformance.row import Row, Tag, rows
-from hopback.testing.conformance.subject import Facilities, Lacking, Subject
+from tests.conformance.suite.row import Row, Tag, rows
+from tests.conformance.suite.subject import Facilities, Lacking, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

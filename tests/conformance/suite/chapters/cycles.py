@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.testing.conformance.chapters.arrangements import (
+from hopback.topology.model import Policy, QueueType
+from tests.conformance.suite.chapters.arrangements import (
     AT_LEAST_ONCE,
     BOTH,
     V4_0,
@@ -14,12 +15,11 @@ from hopback.testing.conformance.chapters.arrangements import (
     reject_loop,
     to,
 )
-from hopback.testing.conformance.row import Tag, equal, row, that
-from hopback.topology.model import Policy, QueueType
+from tests.conformance.suite.row import Tag, equal, row, that
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 async def _lost(subject: Subject, *queues: str, seconds: float = 1.2) -> None:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import PreconditionFailed
 from hopback.message import Message, Properties
-from hopback.testing.conformance.chapters.arrangements import BOTH, deaths, pair, to
-from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import Policy, Queue, QueueType
+from tests.conformance.suite.chapters.arrangements import BOTH, deaths, pair, to
+from tests.conformance.suite.row import Tag, equal, row, that
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 _TEN_YEARS_MS = 315_360_000_000  # RabbitMQ's own limit of an expiration
 

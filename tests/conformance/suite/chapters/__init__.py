@@ -1,6 +1,6 @@
 """The rows, by subject. Importing this package enters them all."""
 
-from hopback.testing.conformance.chapters import (
+from tests.conformance.suite.chapters import (
     arguments,
     consuming,
     cycles,

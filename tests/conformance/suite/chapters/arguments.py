@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError, PreconditionFailed
-from hopback.testing.conformance.chapters.arrangements import V4_0, V4_3
-from hopback.testing.conformance.row import row, that
 from hopback.topology.model import Queue, QueueType
+from tests.conformance.suite.chapters.arrangements import V4_0, V4_3
+from tests.conformance.suite.row import row, that
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.fields import Headers
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 _QUORUM = QueueType.QUORUM
 

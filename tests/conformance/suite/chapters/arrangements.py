@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue, Headers
     from hopback.message import Delivery
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 V3_12, V3_13, V4_0, V4_3 = (
     BrokerVersion(3, 12),

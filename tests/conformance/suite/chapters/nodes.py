@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.message import Message, Properties
-from hopback.testing.conformance.chapters.arrangements import BOTH
-from hopback.testing.conformance.row import Tag, equal, row, that
 from hopback.topology.model import Queue
+from tests.conformance.suite.chapters.arrangements import BOTH
+from tests.conformance.suite.row import Tag, equal, row, that
 
 if TYPE_CHECKING:
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 
 @row(

@@ -6,16 +6,16 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from hopback.testing.conformance.row import Mismatch, Tag, equal, row
 from hopback.wire import Side, WireConnection, parse_url
 from hopback.wire.frames import BODY, HEADER, HEARTBEAT, HEARTBEAT_FRAME, METHOD, frame
 from hopback.wire.handshake import ClientHandshake, Tuning
 from hopback.wire.methods import BY_ID, METHODS, decode_arguments, encode_arguments
+from tests.conformance.suite.row import Mismatch, Tag, equal, row
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 _PATIENCE_S = 15.0
 """A broker on a busy machine may take its time."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.message import Message, Properties
-from hopback.testing.conformance.row import equal, row
 from hopback.topology.model import Binding
+from tests.conformance.suite.row import equal, row
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.testing.conformance.subject import Subject
+    from tests.conformance.suite.subject import Subject
 
 _PATTERNS = (
     "",
