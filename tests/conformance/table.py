@@ -24,7 +24,8 @@ _HEAD = """\
 # Conformance: what RabbitMQ does, row by row
 
 Written by `make test-brokers`; do not edit. Each row is a sentence about RabbitMQ with an experiment
-that shows it ([`tests.conformance.suite`](../../tests/conformance/suite/)). The embedded
+that shows it ([`tests/conformance/suite`](../../tests/conformance/suite/)). The suite is part of the
+repository and not of the package. Its docstring shows how to run it against another broker. The embedded
 broker plays each version of RabbitMQ and is held to the same rows as RabbitMQ itself; what differs
 between versions is part of the row. *Socket* is the same broker as `hopback broker`. Rows A.x are plain
 AMQP 0-9-1 as RabbitMQ speaks it, rows W.x what one sees only on the wire, so they are not about the

@@ -1,4 +1,4 @@
-"""The public test kit: applications and simulations in virtual time, and the conformance suite.
+"""The public test kit: applications and simulations in virtual time.
 
 The names below are loaded when they are first asked for.
 """

@@ -1,6 +1,7 @@
-"""The conformance suite: what RabbitMQ does, row by row, for any broker behind the port.
+"""The conformance suite: RabbitMQ's behaviour, row by row, for any broker behind the port.
 
-The embedded broker and RabbitMQ both pass it. Run it against a broker of your own::
+The embedded broker and RabbitMQ both pass it. Run it from the root of the repository against another
+broker::
 
     from hopback.broker.rabbitmq import RabbitMQ
     from tests.conformance.suite import exercise
@@ -8,8 +9,8 @@ The embedded broker and RabbitMQ both pass it. Run it against a broker of your o
     for result in await exercise(RabbitMQ("amqp://localhost/test")):
         print(result.row.id, result.outcome, result.reason)
 
-Use a virtual host that nobody else uses. Rows that set policies or restart nodes are not shown
-unless `Facilities` say how that is done.
+Use a virtual host without other clients. Rows that set policies or restart nodes are not shown
+unless `Facilities` contains a way to do so.
 """
 
 from tests.conformance.suite.exercise import Outcome, Result, exercise, play
