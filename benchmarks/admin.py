@@ -61,11 +61,11 @@ class Measured:
 
 
 async def _serve(queues: int, dead_letters: int, parent: Connection) -> None:
-    from hopback.admin import create_app, serve
     from hopback.broker.declare import declare
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.broker.embedded.management import EmbeddedManagement
-    from hopback.deadletters.service import Operations
+    from hopback.ops.http import create_app, serve
+    from hopback.ops.operations import Operations
     from hopback.runtime.app import App
 
     app = App("bench")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from hopback.deadletters.remote import RemoteDeadLetters
+    from hopback.ops.client import RemoteDeadLetters
 
 _DLQ = "orders.dlq"
 _LIST_GOAL_MS, _LOOK_GOAL_S = 50.0, 0.2
@@ -73,7 +73,7 @@ class _Site:
 
     def taken(self, work: Callable[[RemoteDeadLetters], Coroutine[Any, Any, int]]) -> Taken:
         """What one piece of work took; it tells how many messages it saw."""
-        from hopback.deadletters.remote import RemoteDeadLetters
+        from hopback.ops.client import RemoteDeadLetters
 
         async def timed() -> Taken:
             async with RemoteDeadLetters(f"http://127.0.0.1:{self.port}") as server:
@@ -165,7 +165,7 @@ def _list_page(site: _Site) -> _Section:
 
 
 def _first_look(site: _Site) -> _Section:
-    from hopback.deadletters.requests import Window
+    from hopback.ops.contract.requests import Window
 
     async def look(server: RemoteDeadLetters) -> int:
         session = await server.open_session(_DLQ, Window(limit=100))
@@ -186,8 +186,8 @@ def _first_look(site: _Site) -> _Section:
 
 
 def _search(site: _Site) -> _Section:
-    from hopback.deadletters.requests import Window
-    from hopback.deadletters.search import SearchRequest
+    from hopback.ops.browse.search import SearchRequest
+    from hopback.ops.contract.requests import Window
 
     tell = _Teller()
 
@@ -237,8 +237,8 @@ def _group(site: _Site) -> _Section:
 
 
 def _redrive(site: _Site) -> _Section:
-    from hopback.deadletters.contract import JobState
-    from hopback.deadletters.requests import RedriveRequest, Selection
+    from hopback.ops.contract.requests import RedriveRequest, Selection
+    from hopback.ops.contract.values import JobState
 
     tell = _Teller()
 

@@ -17,12 +17,12 @@ from benchmarks.dead_letters import real_headers
 from benchmarks.measured_sections import Table, stamp_now
 from benchmarks.report import keep_table
 from benchmarks.workload import BODY
-from hopback.deadletters.cursor import mark_of
-from hopback.deadletters.message import content_digest, read_dead_letter
-from hopback.deadletters.requests import GroupBy
-from hopback.deadletters.session import Grouping
 from hopback.headers import failure_from_exception
 from hopback.message import Properties
+from hopback.ops.browse.session import Grouping
+from hopback.ops.contract.requests import GroupBy
+from hopback.ops.jobs.cursor import mark_of
+from hopback.ops.messages.dead_letter import content_digest, read_dead_letter
 from hopback.policy.decide import decide
 from hopback.policy.decision import Publish
 from hopback.policy.effects import Occasion, effects

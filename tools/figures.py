@@ -287,11 +287,11 @@ def _last_part(response: Any) -> str:
 def _service(folder: Path) -> Any:
     from contextlib import asynccontextmanager
 
-    from hopback.admin import create_app
     from hopback.broker.declare import declare
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.broker.embedded.management import EmbeddedManagement
     from hopback.clock import SystemClock
+    from hopback.ops.http import create_app
     from hopback.topology.expand import hardened_queues, recommended_plan
     from hopback.topology.model import Topology
 
@@ -333,24 +333,15 @@ def _dead_letter(number: int) -> Any:
 
 
 def _dead_letters() -> Any:
-    """The operations by the name of today, or the one that they had."""
-    import hopback.deadletters as home
-
-    if hasattr(home, "Service"):
-        return home.Service
-    from hopback.deadletters.service import Operations
+    from hopback.ops.operations import Operations
 
     return Operations
 
 
 def _open_journal(url: str, clock: Any) -> Any:
-    from importlib import import_module
+    from hopback.ops.jobs.journal_sql import open_journal
 
-    try:
-        home = import_module("hopback.deadletters.journal_sql")
-    except ModuleNotFoundError:  # an older commit
-        home = import_module("hopback.deadletters.sql_journal")
-    return home.open_journal(url, clock)
+    return open_journal(url, clock)
 
 
 class _Tracer:

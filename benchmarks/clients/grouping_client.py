@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.clients.measuring import Stopwatch, resident_kib, run_async
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.deadletters.discovery import Override
-from hopback.deadletters.service import Operations
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.operations import Operations
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job

@@ -18,10 +18,10 @@ from benchmarks.clients.measuring import Stopwatch, linger, run_async
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli import tune_memory
 from hopback.clock import SystemClock
-from hopback.deadletters.discovery import Override
-from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import Pace, RedriveRequest, Selection
-from hopback.deadletters.service import Operations
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.contract.requests import Pace, RedriveRequest, Selection
+from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.operations import Operations
 
 if TYPE_CHECKING:
     from benchmarks.workload import Job

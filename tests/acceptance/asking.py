@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from hopback.admin.api import openapi_document
-from hopback.admin.app import ENDPOINTS
-from hopback.admin.documented import DOCUMENTED_PATHS
-from hopback.admin.keys import new_key
-from hopback.admin.roles import Grant, Role
-from hopback.admin.settings import parse_settings
+from hopback.ops.http.api import openapi_document
+from hopback.ops.http.app import ENDPOINTS
+from hopback.ops.http.documented import DOCUMENTED_PATHS
+from hopback.ops.http.keys import new_key
+from hopback.ops.http.roles import Grant, Role
+from hopback.ops.http.settings import parse_settings
 from tests.acceptance.page_server import PageServer
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ import pytest
 import uvicorn
 from playwright.sync_api import expect
 
-from hopback.admin import create_app
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.deadletters.requests import Settings
-from hopback.deadletters.service import Operations
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
+from hopback.ops.contract.requests import Settings
+from hopback.ops.http import create_app
+from hopback.ops.operations import Operations
 from hopback.topology.model import Queue, QueueType
 from tests.acceptance.browsing import open_browser
 

@@ -59,7 +59,7 @@ def test_the_wheel_brings_the_page(installed: Installed) -> None:
         "templates/layout.html", "static/page.css", "static/page.js", "static/vendor/manifest.toml",
         "static/vendor/htmx.min.js", "static/vendor/cytoscape.LICENSE.txt",
     ):  # fmt: skip
-        assert f"hopback/admin/{name}" in names
+        assert f"hopback/ops/page/{name}" in names
 
 
 def test_dev_mode_signs_in_by_its_link_and_ends_in_order(

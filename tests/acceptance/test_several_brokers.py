@@ -21,10 +21,10 @@ import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from hopback.admin.keys import new_key
-from hopback.admin.roles import Grant, Role
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.message import Message, Properties
+from hopback.ops.http.keys import new_key
+from hopback.ops.http.roles import Grant, Role
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

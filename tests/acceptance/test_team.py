@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from hopback.admin.settings import parse_settings
 from hopback.endpoint import Endpoint, Response
+from hopback.ops.http.settings import parse_settings
 from tests.acceptance.page_server import PageServer
 from tests.harness.oidc import SECRET, oidc_provider, oidc_settings
 

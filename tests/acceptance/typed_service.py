@@ -25,7 +25,7 @@ from hopback import (
     compose,
 )
 from hopback.broker import EmbeddedBroker
-from hopback.deadletters import Operations, RedriveRequest, Selection
+from hopback.ops import Operations, RedriveRequest, Selection
 from hopback.runtime import Service
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import read_toml

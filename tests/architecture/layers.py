@@ -32,7 +32,6 @@ _BROKERS = (
     "hopback.broker.embedded",
 )
 _ABOVE = (
-    "hopback.deadletters",
     "hopback.endpoint",
     "hopback.observe",
     "hopback.private_files",
@@ -100,15 +99,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.broker.rabbitmq",
         "hopback.runtime",
     ),
-    "hopback.deadletters": (
-        *_PURE,
-        *_PORT,
-        "hopback.broker",
-        "hopback.private_files",
-        "hopback.sql",
-        "hopback.store",
-        "hopback.waiting",
-    ),
     # Consumers of other libraries, by the runtime's own parts.
     "hopback.integrations": (
         *_PURE,
@@ -126,24 +116,43 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.waiting",
     ),
     "hopback.testing": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
-    "hopback.admin": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
     "hopback.cli": (
         *_PURE,
         *_PORT,
         *_BROKERS,
         *_ABOVE,
-        "hopback.admin",
         "hopback.integrations",
         "hopback.rehearse",
-        "hopback.systems",
         "hopback.testing",
     ),
+    # The operator tools use the core. The core does not import them.
+    "hopback.ops": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
+    "hopback.ops.cli": (
+        *_PURE,
+        *_PORT,
+        *_BROKERS,
+        *_ABOVE,
+        "hopback.cli",
+        "hopback.cli.store",
+        "hopback.ops",
+    ),
+    # The demo runs everything in one process.
+    "hopback.systems.demo": (
+        *_PURE,
+        *_PORT,
+        *_BROKERS,
+        *_ABOVE,
+        "hopback.cli",
+        "hopback.ops",
+        "hopback.systems",
+    ),
+    # `hopback store` prunes the journal and the alerts of the operator tools as well.
+    "hopback.cli.store": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.cli", "hopback.ops"),
     # The documented systems are examples: they use what every user can, the public API.
     "hopback.systems": (
         "hopback",
-        "hopback.admin",
         "hopback.broker",
-        "hopback.deadletters",
+        "hopback.ops",
         "hopback.designs",
         "hopback.errors",
         "hopback.extras",
@@ -158,18 +167,23 @@ LAYERS: dict[str, tuple[str, ...]] = {
 LIBRARIES: dict[str, frozenset[str]] = {
     "hopback": frozenset(),
     "hopback.topology": frozenset({"tomli_w"}),
-    "hopback.admin": frozenset(
+    "hopback.broker.management": frozenset({"httpx"}),
+    "hopback.broker.named_brokers": frozenset({"msgspec"}),
+    "hopback.ops": frozenset({"msgspec"}),
+    "hopback.ops.alerts": frozenset({"httpx", "msgspec", "starlette"}),
+    "hopback.ops.cli": frozenset({"click", "httpx", "msgspec", "rich", "uvicorn", "uvloop"}),
+    "hopback.ops.client": frozenset({"httpx", "msgspec"}),
+    "hopback.ops.http": frozenset(
         {"h11", "httpx", "jinja2", "jwt", "markupsafe", "msgspec", "starlette", "uvicorn"}
     ),
-    "hopback.admin.oidc": frozenset(
+    "hopback.ops.jobs.journal_sql": frozenset({"msgspec", "sqlalchemy"}),
+    "hopback.ops.messages.archive": frozenset({"msgspec", "zstandard"}),
+    "hopback.ops.messages.body": frozenset({"msgspec", "yaml", "zstandard"}),
+    "hopback.ops.notes.http": frozenset({"msgspec", "starlette"}),
+    "hopback.ops.oidc": frozenset(
         {"authlib", "cryptography", "httpx", "joserfc", "jwt", "msgspec"}
     ),
-    "hopback.broker.management": frozenset({"httpx"}),
-    "hopback.deadletters": frozenset({"msgspec"}),
-    "hopback.deadletters.archive": frozenset({"msgspec", "zstandard"}),
-    "hopback.deadletters.body": frozenset({"msgspec", "yaml", "zstandard"}),
-    "hopback.deadletters.remote": frozenset({"httpx", "msgspec"}),
-    "hopback.deadletters.journal_sql": frozenset({"msgspec", "sqlalchemy"}),
+    "hopback.ops.page": frozenset({"jinja2", "markupsafe", "msgspec", "starlette"}),
     "hopback.integrations.aio_pika": frozenset({"aio_pika"}),
     "hopback.integrations.celery": frozenset({"billiard", "celery"}),
     "hopback.integrations.celery_settings": frozenset(),
@@ -188,6 +202,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     ),
     "hopback.cli.celery": frozenset({"celery", "click"}),
     "hopback.systems": frozenset({"httpx", "sqlalchemy", "starlette"}),
+    "hopback.systems.demo": frozenset({"click", "httpx", "rich", "starlette", "uvicorn", "uvloop"}),
     "hopback.systems.file_pipeline": frozenset(
         {"PIL", "httpx", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}
     ),

@@ -16,7 +16,7 @@ from tests.architecture.source import ROOT, Module, library, test_modules
 _DOORS = (
     "hopback",
     "hopback.broker",
-    "hopback.deadletters",
+    "hopback.ops",
     "hopback.runtime",
     "hopback.testing",
     "hopback.topology",
@@ -111,8 +111,8 @@ _METAPHORS_OF_TESTS = {"stage": "setup, service or system"}
 # Where such a word is itself the matter: a test of old names, letters of an alphabet, columns of the last
 # release's tables.
 _IN_ANOTHER_SENSE = {
-    "hopback.deadletters.contract": {"letter", "letters"},
-    "hopback.deadletters.journal_sql": {"wish"},
+    "hopback.ops.contract.values": {"letter", "letters"},
+    "hopback.ops.jobs.journal_sql": {"wish"},
     "hopback.testing.simulate": {"letter"},
     # The word of Dramatiq for what handles a message.
     "tests.clients.programs.dramatiq_client": {"actor"},

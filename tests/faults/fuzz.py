@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopback import DESIGNS
-from hopback.deadletters.archive import read_line, write_line
-from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.message import read_dead_letter
 from hopback.errors import BadFilter, BadLine, InvalidTopology, ProtocolError
 from hopback.headers import failure_from_reason
 from hopback.headers.rewrite import Mark, park_properties, retry_properties
 from hopback.message import Properties, Received
+from hopback.ops.messages.archive import read_line, write_line
+from hopback.ops.messages.dead_letter import read_dead_letter
+from hopback.ops.messages.filters import parse_filter
 from hopback.policy import Occasion, decide, effects
 from hopback.policy.outcome import Retry
 from hopback.runtime.payload import Undecodable, decoder_for

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback import RabbitMQ
-from hopback.deadletters.requests import DiscardRequest, RedriveRequest, Selection
-from hopback.deadletters.service import Operations
+from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection
+from hopback.ops.operations import Operations
 from tests.faults.credentials import password_in
 from tests.faults.ledger.books import OPERATOR
 from tests.faults.ledger.entry import FilePen, Kind
@@ -22,7 +22,7 @@ from tests.faults.topologies import TOPOLOGIES
 from tests.faults.tripwire import Point, Tripwire
 
 if TYPE_CHECKING:
-    from hopback.deadletters.requests import Request
+    from hopback.ops.contract.requests import Request
 
 __all__ = ["main"]
 

@@ -18,9 +18,9 @@ from hopback import DESIGNS, BrokerVersion, EmbeddedBroker, Publisher
 from hopback.broker.declare import declare
 from hopback.broker.embedded import Fault, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.requests import RedriveRequest, Selection
-from hopback.deadletters.service import Operations
 from hopback.errors import BrokerError
+from hopback.ops.contract.requests import RedriveRequest, Selection
+from hopback.ops.operations import Operations
 from tests.faults.ledger.application import EXCHANGE, two_queues
 from tests.faults.ledger.books import BROKER, CONNECTION, OPERATOR, keep_books
 from tests.faults.ledger.checks import check_books

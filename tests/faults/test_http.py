@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NoReturn
 
-from hopback.admin.api import openapi_document
-from hopback.admin.app import ENDPOINTS
-from hopback.admin.documented import DOCUMENTED_PATHS
-from hopback.admin.problems import Refused
-from hopback.deadletters.service import Operations
+from hopback.ops.http.api import openapi_document
+from hopback.ops.http.app import ENDPOINTS
+from hopback.ops.http.documented import DOCUMENTED_PATHS
+from hopback.ops.http.problems import Refused
+from hopback.ops.operations import Operations
 from tests.faults.http import fuzz_http
 from tests.faults.tally import Tally, page
 

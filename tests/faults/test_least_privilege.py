@@ -22,10 +22,10 @@ from hopback import (
 )
 from hopback.broker.declare import declare
 from hopback.broker.supervise import Backoff
-from hopback.deadletters.requests import RedriveRequest, Selection, Window
-from hopback.deadletters.service import Operations
 from hopback.errors import BrokerError
 from hopback.observe.events import Bus
+from hopback.ops.contract.requests import RedriveRequest, Selection, Window
+from hopback.ops.operations import Operations
 from tests.docs.pages import ROOT
 from tests.integration.waiting import until
 

@@ -17,13 +17,13 @@ import pytest
 
 from hopback import App, EmbeddedBroker, Park, RabbitMQ
 from hopback.clock import ManualClock
-from hopback.deadletters.discovery import Override
-from hopback.deadletters.requests import DiscardRequest, Selection, Settings
-from hopback.deadletters.service import Operations
 from hopback.errors import ConnectionFailed, InvalidTopology
 from hopback.message import Message, Properties
 from hopback.observe.events import Bus
 from hopback.observe.logs import JsonLog, TextLog
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.contract.requests import DiscardRequest, Selection, Settings
+from hopback.ops.operations import Operations
 from hopback.runtime.payload import Undecodable, decoder_for
 from hopback.runtime.push import PushTarget
 from hopback.store import DatabaseUrlError, open_database
@@ -289,9 +289,9 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     ]
     # The operator's tools read arguments of tasks in YAML from the parser's events, without constructors.
     assert [line.partition("#")[0].strip() for line in found] == [
-        "src/hopback/deadletters/body.py: import yaml"
+        "src/hopback/ops/messages/body.py: import yaml"
     ]
-    body = (ROOT / "src/hopback/deadletters/body.py").read_text(encoding="utf-8")
+    body = (ROOT / "src/hopback/ops/messages/body.py").read_text(encoding="utf-8")
     assert set(re.findall(r"yaml\.[a-z_]\w*", body)) == {"yaml.parse"}
     assert risky.search("import pickle")
     assert risky.search("x = eval(text)")

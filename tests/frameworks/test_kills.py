@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from hopback.admin import create_app
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import ClockKind, ServerSettings
-from hopback.deadletters import Operations
+from hopback.ops import Operations
+from hopback.ops.http import create_app
 from hopback.testing import BrokerThread
 from tests.frameworks.consumer import KINDS
 from tests.frameworks.proof import NUMBERS, POISON, Stand

@@ -14,7 +14,7 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.port import count_now
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import ClockKind, ServerSettings
-from hopback.deadletters import Operations, RedriveRequest, Selection, Who
+from hopback.ops import Operations, RedriveRequest, Selection, Who
 from hopback.runtime.context import compose
 from hopback.testing import BrokerThread
 from hopback.topology.model import Queue
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from hopback.deadletters import DeadLetter
+    from hopback.ops import DeadLetter
 
 _PATIENCE_S = 60.0  # far more than a worker takes to start on a busy machine
 

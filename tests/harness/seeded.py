@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hopback.admin import create_app
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
-from hopback.deadletters.requests import Settings
-from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
+from hopback.ops.contract.requests import Settings
+from hopback.ops.http import create_app
+from hopback.ops.operations import Operations
 from hopback.runtime.app import App
 from hopback.runtime.service import Service
 from hopback.version import BrokerVersion

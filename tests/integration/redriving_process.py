@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.discovery import Override
-from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import Pace, RedriveRequest, Selection, Settings
-from hopback.deadletters.service import Operations
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Settings
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.operations import Operations
 
 LEASE_S = 0.6
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.admin.server import Timeouts, serve
-from hopback.admin.settings import parse_settings
+from hopback.ops.http.server import Timeouts, serve
+from hopback.ops.http.settings import parse_settings
 from tests.harness.seeded import seeded
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from hopback.admin import create_app
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.deadletters.service import Operations
+from hopback.ops.http import create_app
+from hopback.ops.operations import Operations
 from tests.unit.admin.admin_service import DLQ, MAIN, dead_letter, topology
 
 if TYPE_CHECKING:

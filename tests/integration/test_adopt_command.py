@@ -18,8 +18,8 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.port import count
 from hopback.broker.server.settings import ClockKind, ServerSettings
 from hopback.cli.app import run
-from hopback.deadletters.adoption import revert_beside, set_beside
 from hopback.errors import TopologyConflict
+from hopback.ops.brokers.adoption import revert_beside, set_beside
 from hopback.runtime import Service
 from hopback.testing import BrokerThread
 from hopback.topology import read_toml

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiosmtpd.smtp import SMTP, AuthResult, LoginPassword
 
-from hopback.admin.alerts import Alerting, AlertSender, AlertSource
-from hopback.admin.overview import Sweep
-from hopback.admin.settings import BadSettings, parse_settings
 from hopback.clock import ManualClock
-from hopback.deadletters.alert_book import MemoryAlertBook
-from hopback.deadletters.alerts import AlertState
-from hopback.deadletters.contract import Depth, Moment, QueueSummary
-from hopback.deadletters.surveys import ErrorGroup
 from hopback.endpoint import Endpoint, Response
 from hopback.errors import LeaseLost
+from hopback.ops.alerts.book import MemoryAlertBook
+from hopback.ops.alerts.rules import AlertState
+from hopback.ops.alerts.service import Alerting, AlertSender, AlertSource
+from hopback.ops.browse.surveys import ErrorGroup
+from hopback.ops.contract.values import Depth, Moment, QueueSummary
+from hopback.ops.http.overview import Sweep
+from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.store.admin import AlertTable
 from tests.integration.certificates import certificates
 from tests.integration.database import database_url, engine
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from aiosmtpd.smtp import Envelope, Session
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from hopback.deadletters.alert_book import AlertBook
     from hopback.endpoint import Request
+    from hopback.ops.alerts.book import AlertBook
 
 __all__ = ["certificates", "database_url", "engine"]
 

@@ -12,8 +12,9 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import (
+from hopback.message import Message, Properties
+from hopback.ops.browse.search import SearchRequest
+from hopback.ops.contract.requests import (
     RAMP,
     Pace,
     RedriveRequest,
@@ -21,9 +22,8 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.deadletters.search import SearchRequest
-from hopback.deadletters.service import Operations
-from hopback.message import Message, Properties
+from hopback.ops.contract.values import JobState
+from hopback.ops.operations import Operations
 from hopback.topology.model import Queue, Topology
 
 if TYPE_CHECKING:

@@ -11,9 +11,11 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.discovery import Override
-from hopback.deadletters.requests import (
+from hopback.designs import DESIGNS
+from hopback.errors import BrokerError, UnsafeOperation
+from hopback.message import Message, Properties
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
@@ -22,10 +24,8 @@ from hopback.deadletters.requests import (
     TargetKind,
     Window,
 )
-from hopback.deadletters.service import Operations
-from hopback.designs import DESIGNS
-from hopback.errors import BrokerError, UnsafeOperation
-from hopback.message import Message, Properties
+from hopback.ops.contract.values import JobState
+from hopback.ops.operations import Operations
 from hopback.topology.model import Exchange, Queue, QueueType
 from tests.harness.versions import SUITES, installations
 from tests.integration.proxy import Proxy
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from hopback.broker.port import Connection
-    from hopback.deadletters.contract import Job
     from hopback.fields import FieldValue
+    from hopback.ops.contract.values import Job
     from tests.harness.rabbitmq import RabbitNode
     from tests.harness.shared import SharedNode
 

@@ -15,8 +15,8 @@ import pytest
 
 from hopback import RabbitMQ
 from hopback.cli.app import run
-from hopback.deadletters.actions import COPY_OF
 from hopback.message import Message, Properties
+from hopback.ops.jobs.actions import COPY_OF
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

@@ -14,19 +14,11 @@ from sqlalchemy import inspect, text
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.clock import ManualClock, SystemClock
-from hopback.deadletters.contract import AuditEntry, Counts, FailedMessage, JobState, Moment
-from hopback.deadletters.journal import (
-    Checkpoint,
-    ControlRequest,
-    JobRecord,
-    JobSpec,
-    JournalShare,
-    Retention,
-    SelectionSnapshot,
-    forget_old,
-)
-from hopback.deadletters.journal_sql import SqlJournal, read_job, write_control, write_job
-from hopback.deadletters.requests import (
+from hopback.designs import DESIGNS
+from hopback.errors import JobConflict, LeaseLost, StoreUnavailable
+from hopback.headers import timestamp
+from hopback.message import Message, Properties
+from hopback.ops.contract.requests import (
     AuditQuery,
     JobKind,
     Pace,
@@ -37,11 +29,19 @@ from hopback.deadletters.requests import (
     TargetKind,
     Who,
 )
-from hopback.deadletters.service import Operations
-from hopback.designs import DESIGNS
-from hopback.errors import JobConflict, LeaseLost, StoreUnavailable
-from hopback.headers import timestamp
-from hopback.message import Message, Properties
+from hopback.ops.contract.values import AuditEntry, Counts, FailedMessage, JobState, Moment
+from hopback.ops.jobs.journal import (
+    Checkpoint,
+    ControlRequest,
+    JobRecord,
+    JobSpec,
+    JournalShare,
+    Retention,
+    SelectionSnapshot,
+    forget_old,
+)
+from hopback.ops.jobs.journal_sql import SqlJournal, read_job, write_control, write_job
+from hopback.ops.operations import Operations
 from hopback.sql import versions
 from hopback.store import database, migrate, open_database
 from tests.integration.database import database_url, sql_database

@@ -12,13 +12,13 @@ from hopback.broker.apply import apply, live_plan
 from hopback.broker.limits import restore_limits
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.deadletters.contract import Price
-from hopback.deadletters.requests import Window
-from hopback.deadletters.search import SearchRequest
-from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
+from hopback.ops.browse.search import SearchRequest
+from hopback.ops.contract.requests import Window
+from hopback.ops.contract.values import Price
+from hopback.ops.operations import Operations
 from hopback.topology.model import Policy, Queue, QueueType
 from tests.harness.versions import SUITES, installations
 

@@ -11,13 +11,13 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import httpx
 import pytest
 
-from hopback.admin import create_app
-from hopback.admin.settings import BadSettings, parse_settings
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import SystemClock
-from hopback.deadletters.requests import AuditQuery
-from hopback.deadletters.service import Operations
+from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.http import create_app
+from hopback.ops.http.settings import BadSettings, parse_settings
+from hopback.ops.operations import Operations
 from hopback.store.admin import OidcSessionTable
 from tests.harness.oidc import SECRET, OidcProvider, oidc_provider, oidc_settings
 from tests.integration.database import database_url, engine

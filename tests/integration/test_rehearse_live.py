@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from hopback.admin import create_app
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.app import run
-from hopback.deadletters import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message
+from hopback.ops import Operations
+from hopback.ops.http import create_app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

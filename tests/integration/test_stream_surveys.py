@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from hopback.admin import create_app
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
-from hopback.deadletters.contract import Price
-from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import DiscardRequest, RedriveRequest, Selection
-from hopback.deadletters.search import SearchRequest
-from hopback.deadletters.service import Operations
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
+from hopback.ops.browse.search import SearchRequest
+from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection
+from hopback.ops.contract.values import Price
+from hopback.ops.http import create_app
+from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.operations import Operations
 from hopback.topology.model import Queue, QueueType, Topology
 from tests.harness.versions import SUITES, installations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hopback.broker.port import Channel
-    from hopback.deadletters.surveys import ErrorOverview
+    from hopback.ops.browse.surveys import ErrorOverview
     from tests.harness.rabbitmq import RabbitNode
     from tests.harness.shared import SharedNode
 

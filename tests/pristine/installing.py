@@ -31,7 +31,7 @@ async def main():
         assert (await shop.drain()).done == 1
 main()
 """,
-    "admin": "import hopback.admin",
+    "admin": "import hopback.ops.http",
     "management": """
 from hopback.broker.management import Management, ManagementAddress
 Management(ManagementAddress.derive("amqp://h"))
@@ -57,7 +57,7 @@ with needs("systems", "a documented system"):
     for name in HOMES: load_system(name)
 """,
     "tracing": "import hopback.runtime.tracing",
-    "zstd": "from hopback.deadletters.archive import check_writable; check_writable('x.jsonl.zst')",
+    "zstd": "from hopback.ops.messages.archive import check_writable; check_writable('x.jsonl.zst')",
 }
 """Extra → a program that needs it; the empty one needs none."""
 

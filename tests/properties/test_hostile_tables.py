@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hopback.deadletters.archive import read_line, write_line
 from hopback.designs import DESIGNS
 from hopback.headers import (
     FRAME_BYTES,
@@ -22,6 +21,7 @@ from hopback.headers import (
 )
 from hopback.headers.names import OURS, UNREAD
 from hopback.message import Properties, Received
+from hopback.ops.messages.archive import read_line, write_line
 from hopback.policy import Occasion, Retry, Snooze, attempt_of, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Publish

@@ -36,7 +36,7 @@ DIST = ROOT / "dist"
 _LEAST_COMPLETE = (
     99.0  # percent of the names whose types pyright is sure of: front doors, and all modules
 )
-_VENDORED = "hopback/admin/static/vendor"
+_VENDORED = "hopback/ops/page/static/vendor"
 _EXTRAS = {"all", "admin", "management", "store"}
 
 
@@ -264,7 +264,7 @@ class Release:
 
 _EVERY_DOOR = (
     "import importlib\n"
-    "for door in ('hopback', 'hopback.broker', 'hopback.deadletters', 'hopback.runtime',"
+    "for door in ('hopback', 'hopback.broker', 'hopback.ops', 'hopback.runtime',"
     " 'hopback.topology'):\n"
     "    package = importlib.import_module(door)\n"
 )

@@ -23,7 +23,7 @@ __all__ = ["DOORS", "Completeness", "completeness"]
 DOORS = (
     "hopback",
     "hopback.broker",
-    "hopback.deadletters",
+    "hopback.ops",
     "hopback.runtime",
     "hopback.testing",
     "hopback.topology",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from hopback import Publisher, Queue, RabbitMQ
-from hopback.cli.demo_web import DemoWeb, open_socket, serve_on
 from hopback.observe.metrics import Metrics
 from hopback.systems import load_system
+from hopback.systems.demo.web import DemoWeb, open_socket, serve_on
 from hopback.systems.host import Host
 
 if TYPE_CHECKING:

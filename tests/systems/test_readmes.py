@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback import DESIGNS, EmbeddedBroker
-from hopback.cli.demo_web import DemoWeb, open_socket, serve_on
 from hopback.observe.metrics import Metrics
 from hopback.systems import HOMES, load_system
+from hopback.systems.demo.web import DemoWeb, open_socket, serve_on
 from hopback.systems.host import Host
 from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
 from tests.docs.pages import Block, blocks, matches, steps

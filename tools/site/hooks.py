@@ -39,7 +39,7 @@ DOORS = {
     "hopback.runtime": "How handlers run.",
     "hopback.broker": "The port to a broker, RabbitMQ, the embedded broker, planning and applying.",
     "hopback.topology": "Queues, exchanges, bindings and failure plans as data.",
-    "hopback.deadletters": "Dead letters: looking, re-driving, discarding.",
+    "hopback.ops": "Dead letters: looking, re-driving, discarding.",
     "hopback.testing": "The test kit.",
 }
 # Modules that are doors of their own, and say themselves what they are for. They export what other modules
@@ -124,7 +124,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for folder, path in (
         *(("vendor", path) for path in (HERE / "vendor").iterdir()),
         *(("assets", path) for path in (HERE / "assets").iterdir()),
-        ("assets", ROOT / "src" / "hopback" / "admin" / "static" / "mark.svg"),
+        ("assets", ROOT / "src" / "hopback" / "ops" / "page" / "static" / "mark.svg"),
     ):
         files.append(File.generated(config, f"{folder}/{path.name}", abs_src_path=str(path)))
     for name in sorted(_outside(files)):

@@ -96,7 +96,7 @@ _COMMANDS = {
         "hopback.cli.topology:systems", "List the documented designs, or describe one."
     ),
     "demo": LazyCommand(
-        "hopback.cli.demo:demo", "Run the documented systems with a little traffic."
+        "hopback.systems.demo.command:demo", "Run the documented systems with a little traffic."
     ),
     "topology": LazyCommand(
         "hopback.cli.app:topology",
@@ -114,7 +114,7 @@ _COMMANDS = {
         "hopback.cli.live_broker:doctor", "Look at a live broker and say what is wrong."
     ),
     "adopt": LazyCommand(
-        "hopback.cli.adopt:adopt", "Take over a live queue: as it is, beside it, or migrated."
+        "hopback.ops.cli.adopt:adopt", "Take over a live queue: as it is, beside it, or migrated."
     ),
     "broker": LazyCommand(
         "hopback.cli.broker:broker",
@@ -136,17 +136,17 @@ _COMMANDS = {
         "hopback.cli.app:dlq", "Dead letters: look without harm, send back without loss."
     ),
     "jobs": LazyCommand(
-        "hopback.cli.jobs:jobs",
+        "hopback.ops.cli.jobs:jobs",
         "Re-drives and discards: follow, pause, cancel, resume them.",
     ),
     "alerts": LazyCommand(
-        "hopback.cli.alerts:alerts", "Alerts of `hopback serve`: list them, try who is told."
+        "hopback.ops.cli.alerts:alerts", "Alerts of `hopback serve`: list them, try who is told."
     ),
     "audit": LazyCommand(
-        "hopback.cli.dlq_notes:audit", "Who did what to dead letters, when and why."
+        "hopback.ops.cli.dlq_notes:audit", "Who did what to dead letters, when and why."
     ),
     "serve": LazyCommand(
-        "hopback.cli.serve:serve", "Serve dead letters and jobs by HTTP and on a page."
+        "hopback.ops.cli.serve:serve", "Serve dead letters and jobs by HTTP and on a page."
     ),
     "celery": LazyCommand(
         "hopback.cli.celery:celery", "Check an application of Celery for what it can lose."
@@ -203,47 +203,56 @@ def topology() -> None:
 
 
 _DLQ = {
-    "ls": LazyCommand("hopback.cli.dlq:ls", "List dead-letter queues with their depths."),
-    "show": LazyCommand("hopback.cli.dlq:show", "Show a queue: type, cost of looking, targets."),
-    "groups": LazyCommand("hopback.cli.dlq:groups", "Count messages by what they have in common."),
-    "peek": LazyCommand("hopback.cli.dlq:peek", "List the messages at the head."),
-    "get": LazyCommand("hopback.cli.dlq:get", "Show one message with everything about it."),
-    "errors": LazyCommand("hopback.cli.dlq:errors", "List the errors of all queues."),
+    "ls": LazyCommand("hopback.ops.cli.dlq:ls", "List dead-letter queues with their depths."),
+    "show": LazyCommand(
+        "hopback.ops.cli.dlq:show", "Show a queue: type, cost of looking, targets."
+    ),
+    "groups": LazyCommand(
+        "hopback.ops.cli.dlq:groups", "Count messages by what they have in common."
+    ),
+    "peek": LazyCommand("hopback.ops.cli.dlq:peek", "List the messages at the head."),
+    "get": LazyCommand("hopback.ops.cli.dlq:get", "Show one message with everything about it."),
+    "errors": LazyCommand("hopback.ops.cli.dlq:errors", "List the errors of all queues."),
     "search": LazyCommand(
-        "hopback.cli.dlq:search", "Find messages by what they hold, in one queue or in all."
+        "hopback.ops.cli.dlq:search", "Find messages by what they hold, in one queue or in all."
     ),
     "export": LazyCommand(
-        "hopback.cli.dlq_archives:export", "Write messages to a file; nothing is removed."
+        "hopback.ops.cli.dlq_archives:export", "Write messages to a file; nothing is removed."
     ),
     "import": LazyCommand(
-        "hopback.cli.dlq_archives:import_", "Publish exported messages again, each confirmed."
+        "hopback.ops.cli.dlq_archives:import_", "Publish exported messages again, each confirmed."
     ),
     "redrive": LazyCommand(
-        "hopback.cli.dlq_actions:redrive", "Send messages back to where they failed, safely."
+        "hopback.ops.cli.dlq_actions:redrive", "Send messages back to where they failed, safely."
     ),
     "discard": LazyCommand(
-        "hopback.cli.dlq_actions:discard", "Remove messages for good, after writing them to a file."
+        "hopback.ops.cli.dlq_actions:discard",
+        "Remove messages for good, after writing them to a file.",
     ),
-    "edit": LazyCommand("hopback.cli.dlq_actions:edit", "Send a changed copy of one message back."),
+    "edit": LazyCommand(
+        "hopback.ops.cli.dlq_actions:edit", "Send a changed copy of one message back."
+    ),
     "restore-limit": LazyCommand(
-        "hopback.cli.dlq_actions:restore_limit", "Take back a delivery limit that was lifted."
+        "hopback.ops.cli.dlq_actions:restore_limit", "Take back a delivery limit that was lifted."
     ),
-    "watch": LazyCommand("hopback.cli.dlq:watch", "Follow the depths until stopped."),
+    "watch": LazyCommand("hopback.ops.cli.dlq:watch", "Follow the depths until stopped."),
     "notes": LazyCommand(
-        "hopback.cli.dlq_notes:notes", "Read or write notes on groups of a queue."
+        "hopback.ops.cli.dlq_notes:notes", "Read or write notes on groups of a queue."
     ),
     "history": LazyCommand(
-        "hopback.cli.dlq_notes:history", "Show what was done to a group or a queue."
+        "hopback.ops.cli.dlq_notes:history", "Show what was done to a group or a queue."
     ),
-    "filters": LazyCommand("hopback.cli.dlq_notes:filters", "List, save or remove filters."),
+    "filters": LazyCommand("hopback.ops.cli.dlq_notes:filters", "List, save or remove filters."),
     "candidates": LazyCommand(
-        "hopback.cli.dlq_notes:candidates", "List queues that may hold dead letters."
+        "hopback.ops.cli.dlq_notes:candidates", "List queues that may hold dead letters."
     ),
-    "add": LazyCommand("hopback.cli.dlq_notes:add", "Say that a queue holds dead letters."),
+    "add": LazyCommand("hopback.ops.cli.dlq_notes:add", "Say that a queue holds dead letters."),
     "ignore": LazyCommand(
-        "hopback.cli.dlq_notes:ignore", "Say that a queue holds no dead letters."
+        "hopback.ops.cli.dlq_notes:ignore", "Say that a queue holds no dead letters."
     ),
-    "forget": LazyCommand("hopback.cli.dlq_notes:forget", "Take back what was said of a queue."),
+    "forget": LazyCommand(
+        "hopback.ops.cli.dlq_notes:forget", "Take back what was said of a queue."
+    ),
 }
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from hopback.broker.management import Management
+    from hopback.broker.named_brokers import NamedBroker
     from hopback.broker.port import Connection
     from hopback.broker.rabbitmq import RabbitMQ
-    from hopback.deadletters.named_brokers import NamedBroker
     from hopback.runtime.app import App
     from hopback.topology.model import Topology
 
@@ -233,7 +233,7 @@ def is_broker_name(said: str | None) -> bool:
 
 def named_broker(name: str, config: Path | None) -> NamedBroker:
     """The broker of that name in the settings file; CommandFailed where there is none."""
-    from hopback.deadletters.named_brokers import read_brokers
+    from hopback.broker.named_brokers import read_brokers
 
     if config is None:
         raise click.BadParameter(

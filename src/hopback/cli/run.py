@@ -20,9 +20,9 @@ from urllib.parse import quote
 
 import click
 
+from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.cli.options import EMBEDDED, HttpAddress, log_format_option, url_host
-from hopback.cli.where import quick_loop
 from hopback.errors import HopbackError, MissingExtra, TopologyConflict, UnsafeOperation
 from hopback.extras import needs
 from hopback.text import one_line as safe

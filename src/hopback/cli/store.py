@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from hopback.broker.rabbitmq import RabbitMQ
     from hopback.broker.supervise import SupervisedState
     from hopback.clock import Clock
-    from hopback.deadletters.alert_book import AlertBook
-    from hopback.deadletters.journal import Journal
+    from hopback.ops.alerts.book import AlertBook
+    from hopback.ops.jobs.journal import Journal
     from hopback.runtime.relay import Relay
 
 IN_MEMORY = "memory"
@@ -102,7 +102,7 @@ async def journal(url: str | None, clock: Clock, *, lease: float = 30.0) -> Asyn
     Without the extra `store`, and where the user's own file cannot be made, it is kept in memory. For what
     runs long, and needs more of the database than a journal; `light_journal` is for commands.
     """
-    from hopback.deadletters.journal import MemoryJournal
+    from hopback.ops.jobs.journal import MemoryJournal
 
     has_extra = find_spec("sqlalchemy") is not None and find_spec("aiosqlite") is not None
     address = url or (_own_file() if has_extra else None)
@@ -119,7 +119,7 @@ async def sql_journal(address: str, clock: Clock, *, lease: float = 30.0) -> Asy
     from hopback.store import migrate
 
     async with database(address) as engine:
-        from hopback.deadletters.journal_sql import SqlJournal
+        from hopback.ops.jobs.journal_sql import SqlJournal
 
         with database_errors(OSError):
             await migrate(engine, clock)
@@ -150,7 +150,7 @@ async def light_journal(url: str | None, clock: Clock) -> AsyncIterator[Journal]
         async with journal(address or IN_MEMORY, clock) as found:
             yield found
         return
-    from hopback.deadletters.journal_sql import SqlJournal
+    from hopback.ops.jobs.journal_sql import SqlJournal
 
     if not _is_usable(file):
         raise unreachable(OSError("unable to open database file"))

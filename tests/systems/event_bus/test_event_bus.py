@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from hopback import EmbeddedBroker, Publisher
-from hopback.deadletters.requests import GroupBy, RedriveRequest, Selection
-from hopback.deadletters.service import Operations
 from hopback.observe.metrics import Metrics
+from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
+from hopback.ops.operations import Operations
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.events import EventBus
 from hopback.systems.event_bus.pushing import pushing

@@ -10,16 +10,16 @@ from zlib import crc32
 
 import httpx
 
-from hopback.admin import AdminSettings, create_app
-from hopback.admin.settings import parse_settings
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
-from hopback.deadletters.requests import Settings
-from hopback.deadletters.service import Operations
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
+from hopback.ops.contract.requests import Settings
+from hopback.ops.http import AdminSettings, create_app
+from hopback.ops.http.settings import parse_settings
+from hopback.ops.operations import Operations
 from hopback.topology.expand import hardened_queues, recommended_plan
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.version import BrokerVersion
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from hopback.deadletters.journal import Journal
+    from hopback.ops.jobs.journal import Journal
 
 __all__ = ["DLQ", "MAIN", "NOW", "SECRET", "Admin", "admin", "dead_letter", "settings", "topology"]
 

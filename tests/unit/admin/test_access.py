@@ -11,9 +11,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from hopback.admin.auth import BadToken, Jwks, TokenReader, claim_at
-from hopback.admin.settings import BadSettings, parse_settings
 from hopback.clock import ManualClock
+from hopback.ops.http.auth import BadToken, Jwks, TokenReader, claim_at
+from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.store.admin import KeyTable
 from hopback.store.database import migrate, open_database
 from tests.unit.admin.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from hopback.admin.alerts import Alerting, AlertSource, mail_of
-from hopback.admin.overview import Sweep
-from hopback.admin.settings import parse_settings
-from hopback.deadletters.alert_book import MemoryAlertBook
-from hopback.deadletters.alerts import Alert, AlertKind, AlertNotice, AlertState
-from hopback.deadletters.contract import Moment
+from hopback.ops.alerts.book import MemoryAlertBook
+from hopback.ops.alerts.rules import Alert, AlertKind, AlertNotice, AlertState
+from hopback.ops.alerts.service import Alerting, AlertSource, mail_of
+from hopback.ops.contract.values import Moment
+from hopback.ops.http.overview import Sweep
+from hopback.ops.http.settings import parse_settings
 from hopback.testing import in_virtual_time
 from tests.unit.cli.raffle import MAIN, Raffle, raffle
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from hopback.admin.archives import FormUpload, lines_in
-from hopback.admin.problems import Refused
-from hopback.admin.settings import RequestLimits
-from hopback.deadletters.archive import forget_exports
-from hopback.deadletters.remote import RemoteDeadLetters
-from hopback.deadletters.requests import AuditQuery
 from hopback.errors import BadRequest, NoSuch
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.http.archives import FormUpload, lines_in
+from hopback.ops.http.problems import Refused
+from hopback.ops.http.settings import RequestLimits
+from hopback.ops.messages.archive import forget_exports
 from tests.unit.admin.admin_service import DLQ, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 

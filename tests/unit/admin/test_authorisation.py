@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import jwt
 import pytest
 
-from hopback.admin.api_brokers import BROKERS
-from hopback.admin.app import ENDPOINTS, PAGES
-from hopback.admin.roles import Role
-from hopback.admin.settings import parse_settings
+from hopback.ops.http.app import ENDPOINTS, PAGES
+from hopback.ops.http.brokers import BROKERS
+from hopback.ops.http.roles import Role
+from hopback.ops.http.settings import parse_settings
 from hopback.topology.model import Queue
 from tests.unit.admin.admin_service import DLQ, MAIN, SECRET, admin, dead_letter
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from hopback.admin.api import ApiEndpoint
-    from hopback.admin.pages import PageRow
+    from hopback.ops.http.api import ApiEndpoint
+    from hopback.ops.page.pages import PageRow
     from tests.unit.admin.admin_service import Admin
 
 OTHER = "payments"

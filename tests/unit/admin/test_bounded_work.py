@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.admin.archives import lines_in
-from hopback.admin.settings import parse_settings
 from hopback.errors import BadLine
+from hopback.ops.http.archives import lines_in
+from hopback.ops.http.settings import parse_settings
 from tests.unit.admin.admin_service import DLQ, MAIN, admin, dead_letter
 
 if TYPE_CHECKING:

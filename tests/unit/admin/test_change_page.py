@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.admin.keys import new_key
-from hopback.admin.roles import Grant, Role
-from hopback.deadletters.archive import read_line
+from hopback.ops.http.keys import new_key
+from hopback.ops.http.roles import Grant, Role
+from hopback.ops.messages.archive import read_line
 from tests.unit.admin.admin_service import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hopback.admin import AdminSettings
+    from hopback.ops.http import AdminSettings
 
 _ACT = f"/queues/{DLQ}/re-drive"
 _PATCH = '[{"op": "replace", "path": "/currency", "value": "EUR"}]'

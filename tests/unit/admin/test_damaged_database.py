@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.cli.app import run
 from hopback.clock import SystemClock
-from hopback.deadletters import SqlJournal
-from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.errors import StoreDamaged, StoreUnavailable
+from hopback.ops import SqlJournal
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.http.app import create_app
 from hopback.store import migrate, open_database
 from tests.unit.admin.admin_service import Admin, admin, dead_letter, settings
 
@@ -117,7 +117,7 @@ async def test_log_has_the_correlation_id_of_error_answers(
     path: str, status: int, level: int, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    caplog.set_level(logging.INFO, "hopback.admin")
+    caplog.set_level(logging.INFO, "hopback.ops.http")
     async with admin() as service:
         if status == 503:
 
@@ -137,7 +137,7 @@ async def test_log_has_the_correlation_id_of_error_answers(
 async def test_log_has_the_correlation_id_of_a_refused_sign_in(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "hopback.admin")
+    caplog.set_level(logging.INFO, "hopback.ops.http")
     async with admin(settings=settings()) as service:
         answer = await service.client.get("/admin/dlq/queues")
     assert answer.status_code == 401

@@ -14,10 +14,10 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from hopback.admin.api_brokers import BROKERS
-from hopback.admin.app import ENDPOINTS
-from hopback.admin.settings import parse_settings
 from hopback.cli.app import root
+from hopback.ops.http.app import ENDPOINTS
+from hopback.ops.http.brokers import BROKERS
+from hopback.ops.http.settings import parse_settings
 from tests.architecture.source import ROOT
 
 _DEPLOY = ROOT / "deploy"

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.admin.keys import new_key
-from hopback.admin.roles import Grant, Role
 from hopback.broker.embedded import run_virtual
-from hopback.deadletters.actions import COPY_OF
-from hopback.deadletters.diff import diff_lines
+from hopback.ops.http.keys import new_key
+from hopback.ops.http.roles import Grant, Role
+from hopback.ops.jobs.actions import COPY_OF
+from hopback.ops.messages.diff import diff_lines
 from hopback.topology.model import Queue, QueueType
 from tests.unit.admin.admin_service import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
 
 if TYPE_CHECKING:
-    from hopback.admin import AdminSettings
+    from hopback.ops.http import AdminSettings
 
 
 async def _message(service: Admin) -> str:

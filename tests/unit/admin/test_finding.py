@@ -8,9 +8,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hopback.deadletters.requests import RedriveRequest, Selection, Target, TargetKind
-from hopback.deadletters.surveys import SurveyProgress
 from hopback.message import Message, Properties
+from hopback.ops.browse.surveys import SurveyProgress
+from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.harness.seeded import publish

@@ -7,8 +7,8 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hopback.deadletters.requests import GroupBy
 from hopback.message import Message
+from hopback.ops.contract.requests import GroupBy
 from hopback.testing import in_virtual_time
 from tests.harness.hostile_bytes import hostile_properties, hostile_text, own_part
 from tests.unit.admin.admin_service import DLQ, MAIN, Admin, admin, dead_letter

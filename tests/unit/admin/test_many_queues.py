@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from hopback.admin import create_app
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
-from hopback.deadletters.service import Operations
 from hopback.message import Message, Properties
+from hopback.ops.http import create_app
+from hopback.ops.operations import Operations
 from hopback.topology.expand import hardened_queues, recommended_plan
 from hopback.topology.model import Topology
 from hopback.version import BrokerVersion

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.deadletters.notes import NewFilter, NewNote
-from hopback.deadletters.remote import RemoteDeadLetters
-from hopback.deadletters.requests import AuditQuery, Who
 from hopback.errors import BadFilter, BadRequest, NoSuch
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.requests import AuditQuery, Who
+from hopback.ops.notes.values import NewFilter, NewNote
 from tests.unit.admin.admin_service import DLQ, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 

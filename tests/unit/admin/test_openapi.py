@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.admin.app import ENDPOINTS
+from hopback.ops.http.app import ENDPOINTS
 from tests.architecture.source import ROOT
 from tests.unit.admin.admin_service import admin
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VENDORED = (
-    ROOT / "src" / "hopback" / "admin" / "static" / "vendor",
+    ROOT / "src" / "hopback" / "ops" / "page" / "static" / "vendor",
     ROOT / "tests" / "acceptance" / "vendor",
 )
 

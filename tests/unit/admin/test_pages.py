@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from hopback.admin import create_app
-from hopback.admin.rendering import Form, ShownPayload, payload_of, visible
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
-from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received
+from hopback.ops.http import create_app
+from hopback.ops.operations import Operations
+from hopback.ops.page.rendering import Form, ShownPayload, payload_of, visible
 from hopback.policy.delays import delay
 from hopback.topology.delays import delay_topology
 from hopback.topology.model import Queue

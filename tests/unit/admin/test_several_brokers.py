@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-import hopback.admin
-from hopback.admin.app import AdminBroker, create_app
-from hopback.admin.keys import new_key
-from hopback.admin.roles import Grant, Role
-from hopback.admin.settings import BadSettings, parse_settings
+import hopback.ops.page
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
+from hopback.broker.named_brokers import BadBrokers, name_brokers
 from hopback.clock import ManualClock
-from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.named_brokers import BadBrokers, name_brokers
-from hopback.deadletters.service import Operations, journal_name
 from hopback.errors import ConnectionFailed, NoSuch
+from hopback.ops.http.app import AdminBroker, create_app
+from hopback.ops.http.keys import new_key
+from hopback.ops.http.roles import Grant, Role
+from hopback.ops.http.settings import BadSettings, parse_settings
+from hopback.ops.jobs.journal import MemoryJournal
+from hopback.ops.operations import Operations, journal_name
 from tests.harness.seeded import publish
 from tests.unit.admin.admin_service import DLQ, NOW, dead_letter, topology
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.embedded import EmbeddedConnection
 
-_TEMPLATES = Path(hopback.admin.__file__).with_name("templates")
+_TEMPLATES = Path(hopback.ops.page.__file__).with_name("templates")
 
 
 def test_every_link_of_a_page_stays_with_its_broker() -> None:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.admin.settings import BadSettings, parse_settings
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
-from hopback.deadletters.requests import AuditQuery
 from hopback.errors import ConnectionFailed
+from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.store.admin import EndedSessionTable
 from hopback.store.database import migrate, open_database
 from tests.unit.admin.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from hopback.admin.settings import AdminSettings
+    from hopback.ops.http.settings import AdminSettings
 
 _SAME = {"Sec-Fetch-Site": "same-origin"}
 _COOKIE = "hopback_session"

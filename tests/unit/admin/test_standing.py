@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from hopback.admin.rendering import renderer, visible
-from hopback.deadletters.alerts import Alert, AlertKind, AlertState, ToldState
-from hopback.deadletters.contract import AuditEntry, JobState, Moment
-from hopback.deadletters.requests import Pace, RedriveRequest, Selection, Window
 from hopback.message import Properties
+from hopback.ops.alerts.rules import Alert, AlertKind, AlertState, ToldState
+from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Window
+from hopback.ops.contract.values import AuditEntry, JobState, Moment
+from hopback.ops.page.rendering import renderer, visible
 from hopback.topology.model import Queue
 from tests.unit.admin.admin_service import DLQ, NOW, admin, dead_letter
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.admin.auth import TurnKeeper
-from hopback.admin.settings import BadSettings, parse_settings
 from hopback.broker.embedded import EmbeddedBroker
-from hopback.deadletters.requests import AuditQuery
+from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.http.auth import TurnKeeper
+from hopback.ops.http.settings import BadSettings, parse_settings
 from tests.unit.admin.admin_service import DLQ, SECRET, admin, dead_letter, settings
 from tests.unit.admin.test_access import _bearer, _token
 
 if TYPE_CHECKING:
-    from hopback.admin.settings import AdminSettings
+    from hopback.ops.http.settings import AdminSettings
 
 _SAME = {"Sec-Fetch-Site": "same-origin"}
 _DENIED = AuditQuery(action="access.denied", limit=500)
@@ -191,9 +191,9 @@ async def test_the_last_resort_is_ours_and_carries_the_id_of_the_log(
         if path == "/you":
             monkeypatch.setattr(EmbeddedBroker, "address", property(address))
         else:
-            monkeypatch.setattr("hopback.admin.auth.LOCAL", 7)
+            monkeypatch.setattr("hopback.ops.http.auth.LOCAL", 7)
         headers = {"X-Correlation-ID": "findme-1", "Accept": accept}
-        with caplog.at_level(logging.ERROR, logger="hopback.admin"):
+        with caplog.at_level(logging.ERROR, logger="hopback.ops.http"):
             answer = await service.client.get(path, headers=headers)
     assert answer.status_code == 500
     assert answer.headers["content-type"].partition(";")[0] == media
@@ -218,7 +218,7 @@ async def test_a_session_secret_that_is_not_given_is_random_and_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The log says that sessions end with the process, and what would keep them."""
-    with caplog.at_level(logging.INFO, logger="hopback.admin"):
+    with caplog.at_level(logging.INFO, logger="hopback.ops.http"):
         async with admin(settings=settings()):
             pass
     assert [line for line in caplog.messages if "auth.session_secret_env" in line]

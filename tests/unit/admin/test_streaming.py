@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
-from hopback.admin.events import StreamedResponse
+from hopback.ops.http.events import StreamedResponse
 from hopback.store.database import open_database, reading
 
 if TYPE_CHECKING:

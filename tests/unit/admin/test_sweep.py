@@ -9,14 +9,14 @@ import pytest
 from msgspec import structs
 from sqlalchemy.exc import OperationalError
 
-from hopback.admin.auth import TurnKeeper
-from hopback.admin.events import changes_of_board
-from hopback.admin.overview import JobSpeeds, Sweep
-from hopback.admin.problems import refusal_of
 from hopback.clock import ManualClock
-from hopback.deadletters.contract import Counts, Depth, Job, JobState, Moment, QueueSummary
-from hopback.deadletters.requests import JobKind
 from hopback.errors import ConnectionFailed, StoreUnavailable
+from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.values import Counts, Depth, Job, JobState, Moment, QueueSummary
+from hopback.ops.http.auth import TurnKeeper
+from hopback.ops.http.events import changes_of_board
+from hopback.ops.http.overview import JobSpeeds, Sweep
+from hopback.ops.http.problems import refusal_of
 from hopback.store.database import store_errors
 from tests.unit.admin.admin_service import DLQ, NOW, admin, dead_letter
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement, Fault
+from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from tests.unit.cli.raffle import DLQ, raffle
 

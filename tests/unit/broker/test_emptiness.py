@@ -15,10 +15,10 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.emptiness import Emptiness, feeders
 from hopback.broker.migrate import migrate, migration
 from hopback.broker.port import count_now
-from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.expand import SHADOW
 from hopback.topology.model import Policy, Queue, QueueType, Topology

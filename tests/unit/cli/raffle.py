@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.requests import Settings, Who
-from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.headers.names import FAILURE, QUEUE
 from hopback.message import Message, Properties
+from hopback.ops.contract.requests import Settings, Who
+from hopback.ops.operations import Operations
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from hopback.deadletters.journal import Journal
+    from hopback.ops.jobs.journal import Journal
 
 __all__ = ["ANN", "DLQ", "HOSTILE", "MAIN", "TOPOLOGY", "Raffle", "raffle"]
 

@@ -12,10 +12,10 @@ import pytest
 from hopback.cli.exits import CommandFailed
 from hopback.cli.store import journal, light_journal
 from hopback.clock import ManualClock
-from hopback.deadletters.contract import AuditEntry, Moment
-from hopback.deadletters.journal import JobRecord, JobSpec, SelectionSnapshot
-from hopback.deadletters.requests import NEWEST, JobKind
 from hopback.errors import JobConflict
+from hopback.ops.contract.requests import NEWEST, JobKind
+from hopback.ops.contract.values import AuditEntry, Moment
+from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from hopback.cli.demo_web import DemoWeb
 from hopback.observe.metrics import Metrics
+from hopback.systems.demo.web import DemoWeb
 
 
 async def _ok(_request: object) -> Response:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-from hopback.cli.dlq import (
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.message import Message, Properties
+from hopback.ops.cli.dlq import (
     Look,
     list_groups,
     list_messages,
@@ -17,10 +19,8 @@ from hopback.cli.dlq import (
     show_queue,
     watch_queues,
 )
-from hopback.cli.dlq_print import print_queue
-from hopback.cli.exits import CommandFailed, Exit
-from hopback.deadletters.requests import GroupBy
-from hopback.message import Message, Properties
+from hopback.ops.cli.dlq_print import print_queue
+from hopback.ops.contract.requests import GroupBy
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.unit.cli.raffle import DLQ, HOSTILE, MAIN, raffle

@@ -12,12 +12,15 @@ import pytest
 from msgspec import structs
 
 from hopback.cli.app import run
-from hopback.cli.dlq import Look, search_messages
-from hopback.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
-from hopback.cli.dlq_archives import export_messages, import_messages
-from hopback.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.jobs import (
+from hopback.cli.terminal import ask, ask_for_reason
+from hopback.errors import BadRequest
+from hopback.ops.browse.search import SearchRequest
+from hopback.ops.cli.dlq import Look, search_messages
+from hopback.ops.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
+from hopback.ops.cli.dlq_archives import export_messages, import_messages
+from hopback.ops.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
+from hopback.ops.cli.jobs import (
     Signals,
     exit_code,
     follow,
@@ -26,10 +29,7 @@ from hopback.cli.jobs import (
     see_through,
     watch_job,
 )
-from hopback.cli.terminal import ask, ask_for_reason
-from hopback.deadletters.actions import COPY_OF
-from hopback.deadletters.contract import Counts, Job, JobState, Moment, ReachedQueue
-from hopback.deadletters.requests import (
+from hopback.ops.contract.requests import (
     DiscardRequest,
     Edit,
     JobKind,
@@ -39,8 +39,8 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.deadletters.search import SearchRequest
-from hopback.errors import BadRequest
+from hopback.ops.contract.values import Counts, Job, JobState, Moment, ReachedQueue
+from hopback.ops.jobs.actions import COPY_OF
 from hopback.testing import in_virtual_time
 from tests.unit.cli.raffle import ANN, DLQ, MAIN, Raffle, raffle
 

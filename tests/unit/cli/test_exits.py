@@ -6,8 +6,6 @@ import pytest
 
 from hopback import errors
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.deadletters.journal import JobRecord, JobSpec, SelectionSnapshot
-from hopback.deadletters.requests import JobKind
 from hopback.errors import (
     BadFilter,
     BadRequest,
@@ -18,6 +16,8 @@ from hopback.errors import (
     NotAllowed,
     SessionOver,
 )
+from hopback.ops.contract.requests import JobKind
+from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
 
 _JOB = JobRecord("j-1", JobSpec(JobKind.REDRIVE, "q.dlq", "here", SelectionSnapshot(1)))
 

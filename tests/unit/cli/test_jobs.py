@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from hopback.cli.dlq_print import print_job, print_jobs
-from hopback.cli.jobs import Bar, Meter, Records, bar_line, time_left
-from hopback.deadletters.codec import to_json
-from hopback.deadletters.contract import Counts, Job, JobState, Moment
-from hopback.deadletters.journal import JobRecord, JobSpec, SelectionSnapshot
-from hopback.deadletters.requests import JobKind
+from hopback.ops.cli.dlq_print import print_job, print_jobs
+from hopback.ops.cli.jobs import Bar, Meter, Records, bar_line, time_left
+from hopback.ops.contract.codec import to_json
+from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.values import Counts, Job, JobState, Moment
+from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
 
 
 def _job(

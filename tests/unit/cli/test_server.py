@@ -11,18 +11,24 @@ import httpx
 import pytest
 from msgspec import structs
 
-import hopback.admin
-from hopback.admin.app import create_app
+import hopback.ops.page
 from hopback.broker.embedded import EmbeddedManagement
-from hopback.cli.dlq import Look, get, lift_if_needed, list_groups, list_messages, peek, show_queue
-from hopback.cli.dlq_actions import Ramp, carry_out, redrive, send_edited
-from hopback.cli.dlq_print import output, print_plan
 from hopback.cli.exits import Exit, exit_of
-from hopback.deadletters.actions import COPY_OF
-from hopback.deadletters.codec import convert
-from hopback.deadletters.plan import check_request
-from hopback.deadletters.remote import RemoteDeadLetters
-from hopback.deadletters.requests import (
+from hopback.errors import BadRequest, HopbackError, NoSuch
+from hopback.ops.cli.dlq import (
+    Look,
+    get,
+    lift_if_needed,
+    list_groups,
+    list_messages,
+    peek,
+    show_queue,
+)
+from hopback.ops.cli.dlq_actions import Ramp, carry_out, redrive, send_edited
+from hopback.ops.cli.dlq_print import output, print_plan
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.codec import convert
+from hopback.ops.contract.requests import (
     HIGHEST_RATE,
     LONGEST_WATCH_S,
     MOST_HELD,
@@ -42,7 +48,9 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.errors import BadRequest, HopbackError, NoSuch
+from hopback.ops.http.app import create_app
+from hopback.ops.jobs.actions import COPY_OF
+from hopback.ops.jobs.plan import check_request
 from hopback.policy.redrive import loop_guard
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
@@ -51,7 +59,7 @@ from tests.unit.cli.raffle import DLQ, MAIN, raffle
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.deadletters.interface import DeadLetters
+    from hopback.ops.contract.interface import DeadLetters
     from tests.unit.cli.raffle import Raffle
 
 _Output = pytest.CaptureFixture[str]
@@ -271,7 +279,7 @@ def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
             convert(Pace, wrong)
     offered = options["ramp"].flag_value  # type: ignore[attr-defined]
     assert Ramp().convert(offered, None, None) == RAMP
-    page = (Path(hopback.admin.__file__).parent / "templates" / "act.html").read_text()
+    page = (Path(hopback.ops.page.__file__).parent / "templates" / "act.html").read_text()
     assert "{}, then {}, then {}".format(*RAMP) in page
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+import hopback.ops.client
 from hopback.cli.app import run
-from hopback.deadletters import remote
-from hopback.deadletters.remote import RemoteDeadLetters
 from hopback.errors import ServerFailed
+from hopback.ops.client import RemoteDeadLetters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -94,7 +94,7 @@ class _Endless(httpx.AsyncByteStream):
 async def test_answer_without_an_end_is_cut_off(
     status: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(hopback.ops.client, "_MOST_BYTES", 1 << 20)
     body = _Endless()
     transport = httpx.MockTransport(
         lambda _: httpx.Response(status, headers={"content-type": kind}, stream=body)

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 import pytest
 
+from hopback.broker.named_brokers import BadBrokers
 from hopback.cli.app import run
-from hopback.cli.dlq_actions import redrive
 from hopback.cli.exits import Exit
 from hopback.cli.store import state_folder
-from hopback.cli.where import Where, file_brokers, journal_names, resume_command, said_of
-from hopback.deadletters.named_brokers import BadBrokers
+from hopback.ops.cli.dlq_actions import redrive
+from hopback.ops.cli.where import Where, file_brokers, journal_names, resume_command, said_of
 
 
 @pytest.fixture(autouse=True)

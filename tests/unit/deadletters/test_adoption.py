@@ -6,15 +6,15 @@ import pytest
 
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
-from hopback.deadletters.adoption import (
+from hopback.errors import NoSuch, UnsafeOperation
+from hopback.message import Message
+from hopback.ops.brokers.adoption import (
     AdoptionWay,
     adoption,
     policy_name,
     revert_beside,
     set_beside,
 )
-from hopback.errors import NoSuch, UnsafeOperation
-from hopback.message import Message
 from hopback.testing import in_virtual_time
 from hopback.topology import read_toml, write_toml
 from hopback.topology.diff import diff

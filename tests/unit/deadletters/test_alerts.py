@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopback.deadletters.alerts import (
+from hopback.ops.alerts.rules import (
     Alert,
     AlertDecision,
     AlertKind,
@@ -25,9 +25,9 @@ from hopback.deadletters.alerts import (
     decide_alerts,
     parse_quiet,
 )
-from hopback.deadletters.codec import encode, from_json
-from hopback.deadletters.contract import Job, JobState, Moment
-from hopback.deadletters.requests import JobKind
+from hopback.ops.contract.codec import encode, from_json
+from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.values import Job, JobState, Moment
 
 _NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC).timestamp()  # a Monday
 _DEEP = AlertRule("deep", AlertKind.DEPTH, above=10)

@@ -20,9 +20,9 @@ import yaml
 import zstandard
 from kombu import Connection, Producer
 
-from hopback.deadletters.body import parsed_content, unpacked
-from hopback.deadletters.message import plain_payload, read_dead_letter, what_happened
 from hopback.message import Properties, Received
+from hopback.ops.messages.body import parsed_content, unpacked
+from hopback.ops.messages.dead_letter import plain_payload, read_dead_letter, what_happened
 
 _CALL = [[17, "é"], {"currency": "EUR", "rate": 1.5}, {"chord": None}]
 _ABOUT = {"lang": "py", "task": "shop.charge", "id": "5f1d", "argsrepr": "?", "kwargsrepr": "{}"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.deadletters.classic_cursor import HeadLimits, HeadMessage, find_head
-from hopback.deadletters.journal import Checkpoint
+from hopback.ops.jobs.classic_cursor import HeadLimits, HeadMessage, find_head
+from hopback.ops.jobs.journal import Checkpoint
 
 
 def _length(

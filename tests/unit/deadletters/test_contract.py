@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.deadletters.codec import convert, encode, from_json, schemas, to_json
-from hopback.deadletters.contract import Counts, Job, JobState, Moment, QueueDetail
-from hopback.deadletters.requests import (
+from hopback.errors import BadRequest
+from hopback.ops.contract.codec import convert, encode, from_json, schemas, to_json
+from hopback.ops.contract.requests import (
     DiscardRequest,
     JobKind,
     JobRequest,
@@ -18,12 +18,12 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.errors import BadRequest
+from hopback.ops.contract.values import Counts, Job, JobState, Moment, QueueDetail
 
 if TYPE_CHECKING:
-    from hopback.deadletters.interface import DeadLetters
-    from hopback.deadletters.remote import RemoteDeadLetters
-    from hopback.deadletters.service import Operations
+    from hopback.ops.client import RemoteDeadLetters
+    from hopback.ops.contract.interface import DeadLetters
+    from hopback.ops.operations import Operations
 
 
 def _here(operations: Operations) -> DeadLetters:

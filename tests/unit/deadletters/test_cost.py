@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hopback.deadletters.contract import Price
-from hopback.deadletters.discovery import cost_of_looking, spent_too_much
 from hopback.designs import DESIGNS
+from hopback.ops.brokers.discovery import cost_of_looking, spent_too_much
+from hopback.ops.contract.values import Price
 from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hopback.deadletters.discovery import Override, dead_letter_queues
 from hopback.designs import DESIGNS
+from hopback.ops.brokers.discovery import Override, dead_letter_queues
 from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
 from hopback.topology.plan import Redrive
 

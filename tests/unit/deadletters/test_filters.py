@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hopback.deadletters.filters import PAYLOAD_BYTES, Judgement, parse_filter
-from hopback.deadletters.message import read_dead_letter
 from hopback.errors import BadFilter
 from hopback.message import Properties, Received
+from hopback.ops.messages.dead_letter import read_dead_letter
+from hopback.ops.messages.filters import PAYLOAD_BYTES, Judgement, parse_filter
 from hopback.text import text_matches
 from tests.unit.deadletters.test_message import NOW, death
 

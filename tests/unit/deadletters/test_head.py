@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.deadletters.head import held_ahead
-from hopback.deadletters.journal import JobSpec, SelectionSnapshot
-from hopback.deadletters.requests import JobKind, Pace
+from hopback.ops.browse.head import held_ahead
+from hopback.ops.contract.requests import JobKind, Pace
+from hopback.ops.jobs.journal import JobSpec, SelectionSnapshot
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback.deadletters.discovery import dead_letter_queues, stand_in_plan
-from hopback.deadletters.filters import parse_filter
-from hopback.deadletters.message import (
+from hopback.designs import DESIGNS
+from hopback.fields import Timestamp
+from hopback.headers import failure_from_reason, failure_json
+from hopback.message import Properties, Received
+from hopback.ops.brokers.discovery import dead_letter_queues, stand_in_plan
+from hopback.ops.messages.dead_letter import (
     content_digest,
     last_failure,
     read_dead_letter,
     timeline,
     what_happened,
 )
-from hopback.designs import DESIGNS
-from hopback.fields import Timestamp
-from hopback.headers import failure_from_reason, failure_json
-from hopback.message import Properties, Received
+from hopback.ops.messages.filters import parse_filter
 from hopback.topology.model import Topology
 
 if TYPE_CHECKING:
-    from hopback.deadletters.contract import DeadLetter
-    from hopback.deadletters.discovery import DeadLetterQueue
     from hopback.fields import FieldValue
+    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.contract.values import DeadLetter
 
 NOW = 1_700_000_000.0
 

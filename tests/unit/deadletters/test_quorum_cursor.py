@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.deadletters.cursor import CursorEvent, CursorState
-from hopback.deadletters.quorum_cursor import QuorumCursor, first_checkpoint
 from hopback.message import Properties, Received
+from hopback.ops.jobs.cursor import CursorEvent, CursorState
+from hopback.ops.jobs.quorum_cursor import QuorumCursor, first_checkpoint
 
 if TYPE_CHECKING:
-    from hopback.deadletters.journal import Checkpoint
+    from hopback.ops.jobs.journal import Checkpoint
 
 
 def _delivery(tag: int, body: str, *, redelivered: bool) -> Received:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hopback.admin.settings import AdminSettings, parse_settings
 from hopback.clock import ManualClock
-from hopback.deadletters.contract import AuditEntry, JobState, Moment
-from hopback.deadletters.journal import (
+from hopback.ops.contract.requests import AuditQuery, JobKind
+from hopback.ops.contract.values import AuditEntry, JobState, Moment
+from hopback.ops.http.settings import AdminSettings, parse_settings
+from hopback.ops.jobs.journal import (
     JobRecord,
     JobSpec,
     MemoryJournal,
@@ -13,7 +14,6 @@ from hopback.deadletters.journal import (
     SelectionSnapshot,
     forget_old,
 )
-from hopback.deadletters.requests import AuditQuery, JobKind
 
 _DAY = 86_400.0
 

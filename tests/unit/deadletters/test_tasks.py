@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hopback.deadletters.contract import Moment
-from hopback.deadletters.message import last_failure, read_dead_letter, what_happened
 from hopback.headers import failure_from_traceback
 from hopback.message import Properties, Received
+from hopback.ops.contract.values import Moment
+from hopback.ops.messages.dead_letter import last_failure, read_dead_letter, what_happened
 
 _CELERY = {
     "lang": "py",

@@ -6,14 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded import Fault, Faults
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.journal import MemoryJournal
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.journal import MemoryJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.embedded import EmbeddedBroker
-    from hopback.deadletters.journal import JobRecord
+    from hopback.ops.jobs.journal import JobRecord
 
 __all__ = ["KilledJournal", "Steps"]
 

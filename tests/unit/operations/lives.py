@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded import run_virtual
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.head import walk
-from hopback.deadletters.requests import Pace, Selection, Settings
 from hopback.errors import BrokerError
 from hopback.message import Message
+from hopback.ops.browse.head import walk
+from hopback.ops.contract.requests import Pace, Selection, Settings
+from hopback.ops.contract.values import JobState
 from tests.unit.operations.kills import Steps
 from tests.unit.operations.shop import DLQ, MAIN, open_shop, properties, redrive
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hopback.broker.embedded.snapshot import StoredMessage
-    from hopback.deadletters.contract import Job
     from hopback.message import Delivery
+    from hopback.ops.contract.values import Job
     from tests.unit.operations.shop import Shop
 
 __all__ = ["play"]

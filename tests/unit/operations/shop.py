@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.requests import DiscardRequest, RedriveRequest, Selection, Who
-from hopback.deadletters.service import Operations
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
+from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection, Who
+from hopback.ops.operations import Operations
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:

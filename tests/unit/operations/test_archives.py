@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.deadletters.actions import COPY_OF
-from hopback.deadletters.archive import FileSink, read_line, read_lines, run_file
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import Edit, Selection, Settings, Target, TargetKind
 from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties
+from hopback.ops.contract.requests import Edit, Selection, Settings, Target, TargetKind
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.actions import COPY_OF
+from hopback.ops.messages.archive import FileSink, read_line, read_lines, run_file
 from hopback.testing import in_virtual_time
 from tests.unit.operations.shop import ANN, DLQ, MAIN, discard, open_shop
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
-from hopback.deadletters.contract import HeldBack, Price
-from hopback.deadletters.head import walk
-from hopback.deadletters.requests import GroupBy, Selection, Settings, Window
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
+from hopback.ops.browse.head import walk
+from hopback.ops.contract.requests import GroupBy, Selection, Settings, Window
+from hopback.ops.contract.values import HeldBack, Price
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy, Queue
 from hopback.version import BrokerVersion

@@ -9,11 +9,11 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer, dead_letter_queues
-from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.service import Operations
 from hopback.errors import BadRequest, NoSuch
 from hopback.message import Message
+from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer, dead_letter_queues
+from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.effective import effective_topology
 from hopback.topology.model import Queue, Topology

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopback.deadletters.archive import read_line
-from hopback.deadletters.codec import read_patch
-from hopback.deadletters.journal_sql import read_job, write_job
-from hopback.deadletters.patch import PatchFailed, PatchOperation, change_sample, patched
-from hopback.deadletters.requests import Selection, Settings
 from hopback.errors import BadRequest, NotAllowed
 from hopback.message import Message
+from hopback.ops.contract.codec import read_patch
+from hopback.ops.contract.requests import Selection, Settings
+from hopback.ops.jobs.journal_sql import read_job, write_job
+from hopback.ops.messages.archive import read_line
+from hopback.ops.messages.patch import PatchFailed, PatchOperation, change_sample, patched
 from hopback.testing import in_virtual_time
 from tests.unit.operations.shop import DLQ, MAIN, open_shop, properties, redrive
 

@@ -13,9 +13,9 @@ import pytest
 
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
-from hopback.deadletters.service import Operations
 from hopback.integrations.planned import PlannedQueues
 from hopback.message import Message
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
 

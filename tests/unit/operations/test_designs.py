@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.discovery import Override
-from hopback.deadletters.requests import Pace, Selection, Target, TargetKind
 from hopback.errors import NoSuch
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.contract.requests import Pace, Selection, Target, TargetKind
+from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Queue
 from tests.unit.operations.shop import ANN, DLQ, MAIN, open_shop, properties, redrive

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import Target, TargetKind
 from hopback.fields import Timestamp
 from hopback.message import Message
+from hopback.ops.contract.requests import Target, TargetKind
+from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
 from tests.unit.operations.shop import DLQ, MAIN, open_shop, properties, redrive

@@ -12,21 +12,21 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.classic_cursor import ClassicCursor
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.cursor import CursorEvent, mark_of
-from hopback.deadletters.discovery import Override
-from hopback.deadletters.journal import Checkpoint, MemoryJournal
-from hopback.deadletters.requests import (
+from hopback.errors import ConnectionFailed
+from hopback.headers.names import REDRIVE_JOB
+from hopback.message import Message
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.contract.requests import (
     RAMP,
     Pace,
     Selection,
     Window,
 )
-from hopback.deadletters.service import Operations
-from hopback.errors import ConnectionFailed
-from hopback.headers.names import REDRIVE_JOB
-from hopback.message import Message
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.classic_cursor import ClassicCursor
+from hopback.ops.jobs.cursor import CursorEvent, mark_of
+from hopback.ops.jobs.journal import Checkpoint, MemoryJournal
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
 from hopback.version import BrokerVersion
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from hopback.broker.embedded import EmbeddedConnection
-    from hopback.deadletters.contract import Job
-    from hopback.deadletters.requests import DiscardRequest, RedriveRequest
     from hopback.fields import FieldValue
     from hopback.message import Delivery
+    from hopback.ops.contract.requests import DiscardRequest, RedriveRequest
+    from hopback.ops.contract.values import Job
 
 _COUNT, _LIMIT, _IN_FLIGHT = 120, 100, 2
 _PACE = Pace(20.0, in_flight=_IN_FLIGHT)

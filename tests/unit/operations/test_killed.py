@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import run_virtual
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.head import walk
-from hopback.deadletters.requests import Pace, Selection, Settings, Window
 from hopback.message import Message
+from hopback.ops.browse.head import walk
+from hopback.ops.contract.requests import Pace, Selection, Settings, Window
+from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time
 from tests.unit.operations.kills import Steps
 from tests.unit.operations.shop import (
@@ -26,7 +26,7 @@ from tests.unit.operations.shop import (
 )
 
 if TYPE_CHECKING:
-    from hopback.deadletters.contract import Job
+    from hopback.ops.contract.values import Job
 
 _COUNT, _LIMIT, _IN_FLIGHT = 60, 45, 3
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hopback.deadletters.contract import JobState
+from hopback.ops.contract.values import JobState
 from tests.unit.operations.lives import play
 
 _ONCE_WRONG = {

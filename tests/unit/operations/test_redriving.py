@@ -9,19 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import Fault
-from hopback.deadletters.actions import may_pass
-from hopback.deadletters.contract import Job, JobState
-from hopback.deadletters.journal import ControlRequest, MemoryJournal
-from hopback.deadletters.requests import (
-    RAMP,
-    AuditQuery,
-    Pace,
-    Selection,
-    Settings,
-    Target,
-    TargetKind,
-    Window,
-)
 from hopback.errors import (
     AccessRefused,
     BadRequest,
@@ -38,6 +25,19 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.message import Message
+from hopback.ops.contract.requests import (
+    RAMP,
+    AuditQuery,
+    Pace,
+    Selection,
+    Settings,
+    Target,
+    TargetKind,
+    Window,
+)
+from hopback.ops.contract.values import Job, JobState
+from hopback.ops.jobs.actions import may_pass
+from hopback.ops.jobs.journal import ControlRequest, MemoryJournal
 from hopback.policy.redrive import Redriver
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy
@@ -47,9 +47,9 @@ from tests.unit.operations.shop import ANN, DLQ, MAIN, Shop, open_shop, properti
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.deadletters.journal import JobRecord
     from hopback.errors import BrokerError
     from hopback.message import Delivery
+    from hopback.ops.jobs.journal import JobRecord
 
 
 @in_virtual_time

@@ -10,19 +10,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
-from hopback.deadletters.remote import RemoteDeadLetters
-from hopback.deadletters.requests import (
-    DiscardRequest,
-    GroupBy,
-    Pace,
-    RedriveRequest,
-    Selection,
-    Target,
-    TargetKind,
-    Window,
-)
 from hopback.errors import (
     BadFilter,
     BadRequest,
@@ -32,6 +20,18 @@ from hopback.errors import (
     ServerUnavailable,
     UnsafeOperation,
 )
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.requests import (
+    DiscardRequest,
+    GroupBy,
+    Pace,
+    RedriveRequest,
+    Selection,
+    Target,
+    TargetKind,
+    Window,
+)
+from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from tests.unit.cli.raffle import DLQ, MAIN, raffle
 

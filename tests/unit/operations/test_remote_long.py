@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
-from hopback.deadletters.remote import RemoteDeadLetters
-from hopback.deadletters.requests import RedriveRequest, Selection, Target, TargetKind, Window
-from hopback.deadletters.search import SearchRequest
 from hopback.errors import CountMismatch, NoSuch, ServerUnavailable
+from hopback.ops.browse.search import SearchRequest
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind, Window
+from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from tests.unit.cli.raffle import DLQ, MAIN, raffle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from hopback.deadletters.contract import LookProgress
+    from hopback.ops.contract.values import LookProgress
     from tests.unit.cli.raffle import Raffle
 
 _SLOW_S = 25.0  # of the broker, for everything it says; an answer needs several of them

@@ -5,14 +5,14 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from hopback.admin.app import create_app
 from hopback.broker.embedded import EmbeddedManagement
-from hopback.deadletters.discovery import CandidateAnswer, QueueAnswer
-from hopback.deadletters.remote import RemoteDeadLetters
-from hopback.deadletters.requests import Window
-from hopback.deadletters.search import SearchHit, SearchRequest
 from hopback.errors import BadFilter, NoSuch
 from hopback.message import Message
+from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
+from hopback.ops.browse.search import SearchHit, SearchRequest
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.requests import Window
+from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue
 from tests.unit.cli.raffle import DLQ, Raffle, raffle

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from hopback.broker.embedded import Fault, run_virtual
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.requests import Pace, Selection, Settings
 from hopback.errors import BrokerError
 from hopback.message import Message
+from hopback.ops.contract.requests import Pace, Selection, Settings
+from hopback.ops.contract.values import JobState
 from hopback.version import BrokerVersion
 from tests.unit.operations.shop import DLQ, MAIN, Shop, open_shop, properties, redrive
 

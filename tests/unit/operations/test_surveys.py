@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import (
+from hopback.message import Message, Properties
+from hopback.ops.contract.requests import (
     DiscardRequest,
     Pace,
     RedriveRequest,
     Selection,
     Settings,
 )
-from hopback.deadletters.service import Operations
-from hopback.message import Message, Properties
+from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
 
 if TYPE_CHECKING:
     import pytest
 
-    from hopback.deadletters.journal import Journal
+    from hopback.ops.jobs.journal import Journal
 
 _DAY_S = 86_400.0  # seconds
 _TOPOLOGY = Topology(

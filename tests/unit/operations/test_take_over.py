@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded.management import EmbeddedManagement
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.requests import AuditQuery, Pace, Selection, Window
-from hopback.deadletters.service import Operations
+from hopback.ops.contract.requests import AuditQuery, Pace, Selection, Window
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.journal import MemoryJournal
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from tests.unit.operations.kills import Steps
 from tests.unit.operations.shop import ANN, DLQ, MAIN, open_shop, redrive
 
 if TYPE_CHECKING:
     from hopback.broker.embedded import EmbeddedConnection
-    from hopback.deadletters.contract import Job
+    from hopback.ops.contract.values import Job
     from tests.unit.operations.shop import Shop
 
 _SLOW = Pace(rate=1.0, in_flight=1)

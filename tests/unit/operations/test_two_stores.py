@@ -9,9 +9,7 @@ import pytest
 
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.clock import SystemClock
-from hopback.deadletters.journal import MemoryJournal
-from hopback.deadletters.journal_sql import open_journal
-from hopback.deadletters.requests import (
+from hopback.ops.contract.requests import (
     AuditQuery,
     Pace,
     RedriveRequest,
@@ -19,14 +17,16 @@ from hopback.deadletters.requests import (
     Target,
     TargetKind,
 )
-from hopback.deadletters.service import Operations
+from hopback.ops.jobs.journal import MemoryJournal
+from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from tests.unit.cli.raffle import DLQ, MAIN, TOPOLOGY, raffle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hopback.deadletters.journal import Journal
+    from hopback.ops.jobs.journal import Journal
     from tests.unit.cli.raffle import Raffle
 
 

@@ -15,13 +15,13 @@ from msgspec import structs
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.deadletters.contract import JobState
-from hopback.deadletters.discovery import dead_letter_queues
-from hopback.deadletters.requests import RAMP, AuditQuery, Pace, RedriveRequest, Selection
-from hopback.deadletters.return_watch import WatchTimer
-from hopback.deadletters.search import SearchRequest
-from hopback.deadletters.service import Operations
 from hopback.message import Message, Properties, Received
+from hopback.ops.brokers.discovery import dead_letter_queues
+from hopback.ops.browse.search import SearchRequest
+from hopback.ops.contract.requests import RAMP, AuditQuery, Pace, RedriveRequest, Selection
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.return_watch import WatchTimer
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
 from hopback.version import BrokerVersion

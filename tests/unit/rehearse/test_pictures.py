@@ -105,7 +105,7 @@ def test_a_hostile_name_is_only_a_name() -> None:
 
 def test_colours_are_those_of_the_admin_page() -> None:
     """Light and dark; the admin page has the rules for charts as well."""
-    admin = files("hopback.admin").joinpath("static/page.css").read_text(encoding="utf-8")
+    admin = files("hopback.ops.page").joinpath("static/page.css").read_text(encoding="utf-8")
     palette = page_css().partition("* { box-sizing")[0]
     assert palette.strip() in admin
     assert chart_css().strip() in admin

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback import App, Context, EmbeddedBroker, Outcome, Retry
-from hopback.deadletters.requests import RedriveRequest, Selection
-from hopback.deadletters.service import Operations
 from hopback.headers.names import ATTEMPTS, LINEAGE, QUEUE
 from hopback.message import Message, Properties
+from hopback.ops.contract.requests import RedriveRequest, Selection
+from hopback.ops.operations import Operations
 from hopback.testing import AppTest, Fault, in_virtual_time
 
 if TYPE_CHECKING:

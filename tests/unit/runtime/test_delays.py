@@ -11,11 +11,11 @@ import pytest
 from hopback import App, Context
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.publisher import Publisher
-from hopback.deadletters import Operations, RedriveRequest, Selection
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology, Returned
 from hopback.message import Message
 from hopback.observe.metrics import Metrics
+from hopback.ops import Operations, RedriveRequest, Selection
 from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.topology.delays import DUE, longest_delay_ms
 from hopback.topology.durations import parse_wait_ms

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.clock import ManualClock
-from hopback.deadletters import AuditQuery, SqlJournal
 from hopback.errors import StoreUnavailable
+from hopback.ops import AuditQuery, SqlJournal
 from hopback.store.admin import EndedSessionTable, KeyTable
 from hopback.store.database import open_database
 

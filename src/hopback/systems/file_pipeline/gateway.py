@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hopback.admin.auth import (
+from hopback.designs import file_pipeline
+from hopback.ops.contract.requests import Who
+from hopback.ops.http.auth import (
     BadToken,
     Jwks,
     SharedSecret,
@@ -22,11 +24,9 @@ from hopback.admin.auth import (
     forbidden,
     unauthorized,
 )
-from hopback.admin.documented import documented_routes
-from hopback.admin.roles import Role
-from hopback.deadletters.requests import Who
-from hopback.deadletters.service import Operations
-from hopback.designs import file_pipeline
+from hopback.ops.http.documented import documented_routes
+from hopback.ops.http.roles import Role
+from hopback.ops.operations import Operations
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import STATUSES, Register, is_file_id

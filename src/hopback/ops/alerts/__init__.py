@@ -1,0 +1,5 @@
+"""Alerts on dead letters: rules, delivery, API and page."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,520 @@
+"""Which queues hold dead letters, whose they are, where they would go back to, what looking costs.
+
+Pure, but for `Recognition`, which keeps what people answered.
+
+A declared topology says it in its plans. A live one, read from a broker, shows who dead-letters
+where: what has a time to live and a dead-letter exchange is a retry queue, what only receives
+dead letters a dead-letter queue. Where a consumer publishes its dead letters itself nothing on the
+broker tells; then the name does, if it belongs to a queue that exists, or the operator names it.
+
+AMQP cannot read without taking. What was taken and given back has the redelivered flag, and in a
+quorum queue one more delivery counted; at the limit the broker removes the message, without a word
+where there is no dead-letter exchange. RabbitMQ 4.0 and later set a limit of 20 by themselves.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from hopback.broker.limits import spent
+from hopback.errors import BadRequest, NoSuch
+from hopback.ops.contract.codec import encode, from_json
+from hopback.ops.contract.values import Cost, Price
+from hopback.topology.effective import delivery_limit, effective_topology
+from hopback.topology.model import QueueType
+from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
+from hopback.topology.roles import (
+    QueueRole,
+    dead_letter_owners,
+    queue_roles,
+    speaks_of_failures,
+)
+from hopback.topology.routing import PREDECLARED, RoutingTable
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hopback.broker.management.readings import QueueReading
+    from hopback.clock import Clock
+    from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
+    from hopback.ops.jobs.journal import Journal
+    from hopback.topology.model import Queue, Topology
+
+MANY_LOOKS = 1000
+"""A limit from here on is no danger: nobody looks that often before it is noticed."""
+
+
+def cost_of_looking(
+    queue: Queue | None, version: BrokerVersion, *, why_not_lifted: str = "", killed: bool = False
+) -> Cost:
+    """What one browse session costs; `queue` with its policy applied, None if it is not known.
+
+    `why_not_lifted` says why no policy can lift its delivery limit; empty if one can. `killed`: what it costs
+    if its connection ends before anything can be given back, as that of a job may.
+    """
+    if queue is None:
+        return _unknown(version)
+    if queue.type is QueueType.STREAM:
+        return _stream(queue, killed=killed)
+    if queue.auto_delete:
+        return Cost(
+            Price.REFUSED,
+            f"refused: {queue.name} is auto-delete, and the broker deletes it with all its messages"
+            " when the consumer that looks ends",
+            remedy="Let another consumer stay on the queue meanwhile, or accept the danger explicitly.",
+        )
+    if queue.type is QueueType.CLASSIC:
+        return Cost(
+            Price.FREE,
+            "free: a classic queue counts no deliveries; only the redelivered flag is set",
+        )
+    limit = delivery_limit(queue, version)
+    if not killed and limit is not None and version >= _NACK_IS_FREE_SINCE:
+        # A lost connection is counted still: a limit of which that is half is none to look under.
+        is_delayed = queue.arguments.get("x-delayed-retry-type") in ("all", "returned")
+        if not spent(1, limit) and not is_delayed:
+            return Cost(
+                Price.FREE,
+                "free: what is held goes back by basic.nack, which this broker does not count; only a"
+                f" connection that is lost meanwhile costs each message one of {limit:,} deliveries",
+                limit,
+            )
+    return _quorum(queue, limit, why_not_lifted)
+
+
+_NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
+"""From then on a nack with requeue is no failed delivery; a reject, a closed channel and a crash are."""
+
+
+def spent_too_much(delivery_count: int, cost: Cost) -> bool:
+    """Whether a message of this count has used up half of its deliveries: time to stop looking."""
+    return spent(delivery_count, cost.limit)
+
+
+def _stream(queue: Queue, *, killed: bool) -> Cost:
+    if not killed:
+        return Cost(
+            Price.FREE,
+            "free: it is a stream, which is read without taking anything away",
+            is_stream=True,
+        )
+    return Cost(
+        Price.REFUSED,
+        f"refused: {queue.name} is a stream, and nothing can be taken out of a stream",
+        remedy="Export it, and import that into a queue.",
+        is_stream=True,
+    )
+
+
+def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
+    if limit is None:
+        return Cost(
+            Price.FREE,
+            "free: this quorum queue has no delivery limit; only the redelivered flag is set",
+        )
+    if limit >= MANY_LOOKS:
+        return Cost(
+            Price.COUNTED,
+            f"one delivery count of {limit:,} for each message held, however many pages are read",
+            limit,
+        )
+    return Cost(
+        Price.REFUSED,
+        f"refused: the queue removes a message when it has come back {limit + 1} times, and each"
+        " look is one of them",
+        limit,
+        f"The limit cannot be lifted from here: {why_not_lifted}. Raise or remove it where it was set, or"
+        " accept the danger explicitly."
+        if why_not_lifted
+        else "Lift the limit (a policy with delivery-limit -1 for this queue), or accept the danger"
+        " explicitly.",
+        not why_not_lifted,
+    )
+
+
+def _unknown(version: BrokerVersion) -> Cost:
+    """Of a queue we know nothing about: before 4.0 there is no limit unless someone set one."""
+    if version.major < 4:
+        return Cost(
+            Price.FREE, f"free, unless someone set a delivery limit: RabbitMQ {version} has none"
+        )
+    return Cost(
+        Price.REFUSED,
+        f"refused: type and limit of the queue are not known, and RabbitMQ {version} removes messages"
+        " of a quorum queue when they have come back 21 times",
+        remedy="Declare the queue, give the management address, or accept the danger explicitly.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What an operator says of a queue; None leaves what was found."""
+
+    queue: str
+    main_queue: str | None = None
+    retry_exchange: str | None = None
+    target: Redrive | None = None
+    label: str | None = None
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetryWait:
+    """A queue in which a message of the queue `origin` waits before it is handled again.
+
+    `by_broker`: the broker puts it there when its consumer rejects it; else the consumer publishes it.
+    """
+
+    origin: str
+    queue: str
+    seconds: float
+    by_broker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterQueue:
+    """A queue in which dead letters rest.
+
+    `origins` are the queues whose messages come here. `plans` has one plan for each of them; for a
+    queue that declares none it is a stand-in that sends straight back. `queue` is as declared with
+    its policy applied, None where only its name is known. `known_by` says what gave it away:
+    `plan`, `dead-lettering`, `name` or `operator`. `waits` are the queues by which its messages come
+    back to their queues of origin, as the broker shows them.
+    """
+
+    name: str
+    origins: tuple[str, ...]
+    plans: tuple[Plan, ...]
+    queue: Queue | None
+    retry_exchange: str | None
+    label: str
+    known_by: str
+    waits: tuple[RetryWait, ...] = ()
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a declared plan says where its messages go back to; else that is read off the broker."""
+        return self.known_by == "plan"
+
+    @property
+    def main_queue(self) -> str | None:
+        """The one queue whose dead letters rest here; None if there are several, or it is unknown."""
+        return self.origins[0] if len(self.origins) == 1 else None
+
+    @property
+    def target(self) -> Redrive | None:
+        """Where its messages go back to by default, if that is the same for all of them."""
+        targets = {plan.redrive for plan in self.plans}
+        return next(iter(targets)) if len(targets) == 1 else None
+
+
+def dead_letter_queues(
+    topology: Topology,
+    *,
+    version: BrokerVersion | None = None,
+    overrides: Iterable[Override] = (),
+) -> tuple[DeadLetterQueue, ...]:
+    """Every dead-letter queue of a declared or live topology, by name; overrides come last."""
+    effective = effective_topology(topology, version)
+    table = RoutingTable(
+        (*PREDECLARED, *effective.exchanges),
+        (queue.name for queue in effective.queues),
+        effective.bindings,
+    )
+    # For each queue, the queues that the broker takes dead letters from for it.
+    into: dict[str, set[str]] = defaultdict(set)
+    for queue in effective.queues:
+        for target in _targets(effective, table, queue):
+            into[target].add(queue.name)
+    origins = _origins(effective, into)
+    found = {name: _describe(effective, name, *known) for name, known in origins.items()}
+    for said in overrides:
+        # What was found, with what the operator says in its place.
+        known = found.get(said.queue)
+        if known is None or said.main_queue is not None:
+            named = () if said.main_queue is None else (said.main_queue,)
+            known = _describe(effective, said.queue, "operator", named)
+        if said.target is not None:
+            aimed = tuple(replace(plan, redrive=said.target) for plan in known.plans)
+            known = replace(known, plans=aimed)
+        exchange = known.retry_exchange if said.retry_exchange is None else said.retry_exchange
+        label = known.label if said.label is None else said.label
+        found[said.queue] = replace(known, retry_exchange=exchange, label=label)
+    hidden = {said.queue for said in overrides if said.hidden}
+    ttl_s = {
+        queue.name: ttl / 1000
+        for queue in effective.queues
+        if "x-dead-letter-exchange" in queue.arguments
+        and isinstance(ttl := queue.arguments.get("x-message-ttl"), int)
+        and not isinstance(ttl, bool)
+    }
+    return tuple(
+        replace(found[name], waits=_waits(found[name], ttl_s, into))
+        for name in sorted(found)
+        if name not in hidden
+    )
+
+
+def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = None) -> Plan:
+    """The plan of a queue that declares none: attempts begin anew, straight back into the queue."""
+    return Plan(
+        queue=queue,
+        attempts=1,
+        tiers=(),
+        leave=Leave.REJECT,
+        returns=Return.QUEUE,
+        parking=Parking(dead_letter_queue, Leave.REJECT, "", dead_letter_queue),
+        count=Count.HEADER,
+        redrive=target or Redrive("", queue),
+    )
+
+
+def _waits(
+    found: DeadLetterQueue, ttl_s: Mapping[str, float], into: Mapping[str, set[str]]
+) -> tuple[RetryWait, ...]:
+    """The queues with a time to live from which messages come back to the queues of origin.
+
+    A queue of origin with a time to live is one, too: an unhandled message dies there only then.
+    """
+    made: list[RetryWait] = []
+    for origin in found.origins:
+        reached = {origin}
+        waiting = [origin]
+        while waiting:
+            for name in into.get(waiting.pop(), ()):
+                if name not in reached and name != found.name and name in ttl_s:
+                    reached.add(name)
+                    waiting.append(name)
+        made.extend(
+            RetryWait(origin, name, ttl_s[name], origin in into.get(name, ()))
+            for name in sorted(reached)
+            if name in ttl_s
+        )
+    return tuple(made)
+
+
+def _origins(
+    effective: Topology, into: Mapping[str, set[str]]
+) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Each dead-letter queue with what gave it away and the queues it takes from."""
+    planned: dict[str, list[str]] = defaultdict(list)
+    for plan in effective.plans:
+        planned[plan.parking.queue].append(plan.queue)
+    roles = queue_roles(effective)
+    # A retry queue stands for the queues that fill it: what leaves it for a dead-letter queue failed there.
+    moved = {name: set(_first_owners(sources, into, roles)) for name, sources in into.items()}
+    found = {
+        name: ("plan", (*queues, *sorted(moved.get(name, set()) - set(queues))))
+        for name, queues in planned.items()
+    }
+    # Without what names tell, a queue to which the broker moves nothing is plain.
+    by_broker = {
+        name: QueueRole.PLAIN if role is QueueRole.DEAD_LETTER and not moved.get(name) else role
+        for name, role in roles.items()
+    }
+    named = {
+        name: owner
+        for name, owner in dead_letter_owners(effective, by_broker).items()
+        if name not in found
+    }
+    for name, role in roles.items():
+        if role is QueueRole.DEAD_LETTER and name not in found and name not in named:
+            found[name] = ("dead-lettering", tuple(sorted(moved.get(name, ()))))
+    found |= {name: ("name", () if owner is None else (owner,)) for name, owner in named.items()}
+    return found
+
+
+def _first_owners(
+    sources: Iterable[str], into: Mapping[str, set[str]], roles: Mapping[str, QueueRole]
+) -> Iterator[str]:
+    seen: set[str] = set()
+    waiting = list(sources)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if roles.get(name) is QueueRole.RETRY:
+            waiting.extend(into.get(name, ()))  # none if consumers publish into it
+        else:
+            yield name
+
+
+def _targets(effective: Topology, table: RoutingTable, queue: Queue) -> Iterable[str]:
+    """Where the dead letters of a queue can come to; all that is bound, if they keep their keys."""
+    exchange = queue.arguments.get("x-dead-letter-exchange")
+    if not isinstance(exchange, str):
+        return ()
+    key = queue.arguments.get("x-dead-letter-routing-key")
+    if isinstance(key, str):
+        try:
+            return table.route(exchange, key)
+        except KeyError:
+            return ()
+    bound: list[str] = []
+    seen: set[str] = set()
+    waiting = [exchange] if exchange else []
+    while waiting:
+        source = waiting.pop()
+        seen.add(source)
+        for binding in (each for each in effective.bindings if each.source == source):
+            if not binding.to_exchange:
+                bound.append(binding.destination)
+            elif binding.destination not in seen:
+                waiting.append(binding.destination)
+    return bound
+
+
+def _describe(
+    effective: Topology, name: str, known_by: str, origins: tuple[str, ...]
+) -> DeadLetterQueue:
+    plans = tuple(effective.plan(each) or stand_in_plan(each, name) for each in origins)
+    # The exchange by which messages reach the retry queue, where it is the same for all.
+    used = {route.exchange for plan in plans for tier in plan.tiers for route in tier.routes}
+    return DeadLetterQueue(
+        name=name,
+        origins=origins,
+        plans=plans,
+        queue=effective.queue(name),
+        retry_exchange=next(iter(used)) if len(used) == 1 else None,
+        label=origins[0] if len(origins) == 1 else name,
+        known_by=known_by,
+    )
+
+
+#
+# A queue that has messages and no consumer may hold dead letters though nothing says so. Only people know:
+# they are asked once, and the answer is kept.
+
+
+class QueueCandidate(Struct, frozen=True, rename="camel"):
+    """A queue with messages and no consumer that nothing says is a dead-letter queue.
+
+    `is_likely`: its name speaks of failures.
+    """
+
+    queue: str
+    messages: int
+    is_likely: bool = False
+
+
+class CandidateList(Struct, frozen=True, rename="camel"):
+    """The queues that are asked about, the likeliest and the fullest first; what was answered before."""
+
+    items: tuple[QueueCandidate, ...]
+    total: int
+    messages: int
+    answers: tuple[QueueAnswer, ...] = ()
+
+
+class CandidateAnswer(StrEnum):
+    """What somebody says of a queue."""
+
+    ADD = "add"
+    """It holds dead letters."""
+    IGNORE = "ignore"
+    """It does not: ask no more, and do not list it."""
+    FORGET = "forget"
+    """Nobody said anything: what the broker shows holds."""
+
+
+class QueueAnswer(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """An answer about one queue; `main_queue` is where its messages failed, empty if that is not known."""
+
+    queue: Annotated[str, Meta(min_length=1, max_length=255)]
+    answer: CandidateAnswer
+    main_queue: Annotated[str, Meta(max_length=255)] = ""
+    by: str = ""
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+def override_of(said: QueueAnswer) -> Override:
+    """The answer as discovery takes it."""
+    if said.answer is CandidateAnswer.IGNORE:
+        return Override(said.queue, hidden=True)
+    return Override(said.queue, main_queue=said.main_queue or None)
+
+
+def candidates_of(
+    snapshot: BrokerSnapshot,
+    readings: Mapping[str, QueueReading],
+    answers: Iterable[QueueAnswer],
+) -> tuple[QueueCandidate, ...]:
+    """The queues that are to be asked about, the likeliest and the fullest first."""
+    known = {each.name for each in snapshot.dead_letter_queues} | {one.queue for one in answers}
+    roles = queue_roles(effective_topology(snapshot.topology, snapshot.version))
+    # What a dead-letter queue takes from is handled by somebody, who is away now.
+    origins = {name for each in snapshot.dead_letter_queues for name in each.origins}
+    found = [
+        QueueCandidate(name, counts.messages, is_likely)
+        for name, reading in readings.items()
+        if (counts := reading.counts).messages
+        and not counts.consumers
+        and name not in known
+        and ((is_likely := speaks_of_failures(name)) or name not in origins)
+        and not name.startswith("amq.")
+        and reading.queue.type is not QueueType.STREAM
+        and roles.get(name) not in (QueueRole.RETRY, QueueRole.MAIN)
+    ]
+    return tuple(sorted(found, key=lambda one: (not one.is_likely, -one.messages, one.queue)))
+
+
+#
+# What people said of queues, kept in the journal, and the queues they are still to be asked about.
+
+_KIND = "queue-answer"
+_FRESH_S = 5.0  # what another process was told is heard of within seconds
+
+
+class Recognition:
+    """Asks about queues, and remembers what was answered."""
+
+    def __init__(self, journal: Journal, broker: str, clock: Clock) -> None:
+        self._journal = journal
+        self._broker = broker
+        self._clock = clock
+        self._answers: tuple[QueueAnswer, ...] = ()
+        self._read_at = float("-inf")
+
+    async def answers(self) -> tuple[QueueAnswer, ...]:
+        """What people said, by queue."""
+        now = self._clock.now()
+        if now - self._read_at >= _FRESH_S:
+            found = await self._journal.remembered(self._broker, _KIND)
+            self._answers = tuple(from_json(QueueAnswer, found[queue]) for queue in sorted(found))
+            self._read_at = now
+        return self._answers
+
+    async def overrides(self) -> tuple[Override, ...]:
+        """The same as discovery takes it."""
+        return tuple(map(override_of, await self.answers()))
+
+    async def candidates(self, live: LiveQueues) -> CandidateList:
+        """The queues that are to be asked about; BadRequest without a management API, which tells."""
+        readings = await live.readings()
+        if readings is None:
+            raise BadRequest(
+                "management", "its address: without it nothing tells which queues there are"
+            )
+        answers = await self.answers()
+        found = candidates_of(await live.snapshot(), readings, answers)
+        return CandidateList(found, len(found), sum(one.messages for one in found), answers)
+
+    async def answer(self, said: QueueAnswer, live: LiveQueues) -> None:
+        """Keep an answer; NoSuch for a queue that is not on the broker."""
+        if said.answer is CandidateAnswer.FORGET:
+            await self._journal.unlearn(self._broker, _KIND, said.queue)
+        else:
+            topology = (await live.snapshot()).topology
+            for name in filter(None, (said.queue, said.main_queue)):
+                if topology.queue(name) is None:
+                    raise NoSuch("queue", name)
+            text = encode(said).decode()
+            await self._journal.remember(self._broker, _KIND, {said.queue: text}, self._clock.now())
+        self._read_at = float("-inf")

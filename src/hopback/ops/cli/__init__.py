@@ -1,0 +1,5 @@
+"""The commands of the operator tools."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,354 @@
+"""`hopback adopt`: what a live queue is, and the ways to take it over with what is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import Access, broker_options, format_option, reach
+from hopback.cli.terminal import ask, details, document, json_text, on_terminal, wrapped
+from hopback.text import one_line as safe
+
+if TYPE_CHECKING:
+    from hopback.broker.management import Management, QueueReading
+    from hopback.cli.options import Reached
+    from hopback.fields import Headers
+    from hopback.ops.brokers.adoption import Adoption, AdoptionChoice
+    from hopback.ops.contract.values import Survey
+
+_LOOKED_AT = 100  # dead letters: enough to see what they are, and little to hold for a moment
+_WAYS = ("as-it-is", "beside", "migrated")
+
+
+@click.command(short_help="Take over a live queue: as it is, beside it, or migrated.")
+@click.argument("queue")
+@click.argument("way", type=click.Choice(_WAYS), required=False)
+@broker_options
+@click.option(
+    "--retry",
+    "waits",
+    multiple=True,
+    metavar="DELAY",
+    help="How long a failed message waits (30s, 5m); repeat it for the second failure, the third, …"
+    " By default as its retry queues have it, else 30s, 5m, 30m.",
+)
+@click.option(
+    "--attempts",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How often a handler may run; by default once more than there are waits.",
+)
+@click.option("--apply", "setting", is_flag=True, help="With `beside`: set the policy now.")
+@click.option("--revert", is_flag=True, help="With `beside`: take the policy back.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@format_option("text", "json")
+def adopt(
+    queue: str,
+    way: str | None,
+    broker: str,
+    management: str | None,
+    amqp_only: bool,
+    waits: tuple[str, ...],
+    attempts: int | None,
+    setting: bool,
+    revert: bool,
+    yes: bool,
+    form: str,
+) -> int:
+    """Read a live QUEUE and show the ways to take it over with the messages in it.
+
+    With a WAY, write the topology file for it: `as-it-is` declares the queue exactly as the broker has
+    it; `beside` adds a dead-letter path by a policy and touches no queue; `migrated` is the recommended
+    form for `hopback topology migrate`. Nothing is changed, but by `beside` with --apply or --revert.
+    """
+    if (setting or revert) and way != "beside":
+        raise click.UsageError(
+            "--apply and --revert are for `beside`: the other ways write a file."
+        )
+    if setting and revert:
+        raise click.UsageError("--apply sets the policy, --revert takes it back: say one of them.")
+    from hopback.topology.durations import parse_duration_ms
+
+    try:
+        tiers_ms = tuple(map(parse_duration_ms, waits)) or None
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--retry") from error
+    asked = _AdoptRequest(queue, way, tiers_ms, attempts)
+    access = Access(broker, management, amqp_only)
+    if setting or revert:
+        return asyncio.run(_change(access, queue, revert=revert, yes=yes))
+    return asyncio.run(_show(access, asked, form))
+
+
+@dataclass(frozen=True, slots=True)
+class _AdoptRequest:
+    """What the user wants to see."""
+
+    queue: str
+    way: str | None
+    tiers_ms: tuple[int, ...] | None
+    attempts: int | None
+
+
+def _management(broker: Reached) -> Management:
+    if broker.management is None:
+        raise CommandFailed(
+            "arguments, bindings and policies of a queue can only be read through the management API",
+            do="Name it with --management URL.",
+            code=Exit.UNREACHABLE,
+        )
+    return broker.management
+
+
+async def _change(access: Access, queue: str, *, revert: bool, yes: bool) -> int:
+    from hopback.ops.brokers.adoption import policy_name, revert_beside, set_beside
+
+    async with reach(access) as broker:
+        management = _management(broker)
+        if revert:
+            if not yes:
+                ask(f"Delete policy {policy_name(queue)}?")
+            taken = await revert_beside(management, broker.vhost, queue)
+            if taken is None:
+                click.echo(safe(f"Nothing to take back: there is no policy {policy_name(queue)}."))
+            else:
+                rests = taken.definition.get("dead-letter-routing-key")
+                click.echo(
+                    safe(
+                        f"Policy {taken.name} deleted: what was in force before is in force again."
+                        f" {rests} stays, with what is in it."
+                    )
+                )
+            return Exit.OK
+        if not yes:
+            ask(f"Give {queue} a dead-letter path by policy {policy_name(queue)}?")
+        done = await set_beside(broker.connection, management, broker.vhost, queue)
+    if done.created:
+        click.echo(safe(f"created queue {done.created}"))
+    click.echo(safe(f"set policy {done.policy.name}: {_definition(done.policy.definition)}"))
+    click.echo(safe(f"`hopback adopt {queue} beside --revert` takes it back."))
+    return Exit.OK
+
+
+async def _show(access: Access, asked: _AdoptRequest, form: str) -> int:
+    from hopback.errors import NoSuch
+    from hopback.ops.brokers.adoption import AdoptionWay, adoption
+
+    async with reach(access) as broker:
+        management = _management(broker)
+        live = await management.live_topology(broker.vhost)
+        if live.queue(asked.queue) is None:
+            raise NoSuch("queue", asked.queue, f"in virtual host {broker.vhost!r}")
+        reading = await management.queue(broker.vhost, asked.queue)
+        found = adoption(
+            live,
+            asked.queue,
+            broker.connection.version,
+            tiers_ms=asked.tiers_ms,
+            attempts=asked.attempts,
+            told_policy=reading.policy,
+        )
+        holders = await management.holders(broker.vhost, asked.queue)
+    if asked.way is not None:
+        return _write(found.choice(AdoptionWay(asked.way)), form)
+    looked_at = await _look(access, found)
+    if form == "json":
+        document(json_text(_adoption_data(found, reading, holders, looked_at)))
+    else:
+        _print(found, reading, holders, looked_at)
+    return Exit.OK
+
+
+async def _look(access: Access, found: Adoption) -> dict[str, Survey | str]:
+    """What the dead letters of each of its dead-letter queues look like, or why nobody looked."""
+    from hopback.errors import HopbackError
+    from hopback.ops.cli.where import Where, open_in_process
+    from hopback.ops.contract.requests import GroupBy
+
+    looked: dict[str, Survey | str] = {}
+    async with AsyncExitStack() as stack:
+        where = Where(
+            access.broker,
+            access.management,
+            access.amqp_only,
+            named=tuple(f"{name}={found.queue.name}" for name in found.dead_letter_queues),
+            store="memory",
+        )
+        if not found.dead_letter_queues:
+            return looked
+        operations = (await open_in_process(where, stack)).operations
+        for name in found.dead_letter_queues:
+            try:
+                looked[name] = await operations.survey(name, GroupBy.FINGERPRINT, limit=_LOOKED_AT)
+            except HopbackError as refused:  # a look that could lose messages, above all
+                looked[name] = str(refused)
+    return looked
+
+
+def _print(
+    found: Adoption,
+    reading: QueueReading,
+    holders: tuple[str, ...],
+    looked_at: dict[str, Survey | str],
+) -> None:
+    from hopback.ops.cli.dlq_print import print_groups
+
+    queue = found.queue
+    policy = found.policy
+    flags = [
+        "durable" if queue.durable else "not durable",
+        *(["exclusive"] if queue.exclusive else []),
+        *(["auto-delete"] if queue.auto_delete else []),
+    ]
+    ready, unacked = reading.counts.ready, reading.counts.unacked
+    details(
+        (
+            ("queue", f"{queue.name}: {queue.type}, {', '.join(flags)}"),
+            ("arguments", _definition(queue.arguments) or "none"),
+            ("policy", f"{policy.name}: {_definition(policy.definition)}" if policy else "none"),
+            *([("operator policy", reading.operator_policy)] if reading.operator_policy else []),
+            (
+                "bindings",
+                "\n".join(f"{one.source} by {one.routing_key!r}" for one in found.bindings)
+                or "none but that of the default exchange",
+            ),
+            ("messages", f"{ready or 0} ready, {unacked or 0} unacked (up to 5 s old)"),
+            ("consumers", "\n".join(holders) or "none"),
+            ("dead letters", ", ".join(found.dead_letter_queues) or "go nowhere: they are deleted"),
+        )
+    )
+    for name, looked in looked_at.items():
+        click.echo()
+        click.echo(safe(f"In {name}, of the first {_LOOKED_AT}:"))
+        if isinstance(looked, str):
+            click.echo(wrapped(f"not looked at: {looked}", "  "))
+        else:
+            print_groups(looked, time.time())
+    for number, choice in enumerate(found.choices, start=1):
+        click.echo()
+        _print_choice(number, choice, queue.name)
+
+
+_TITLES = {
+    "as-it-is": "As it is: declared as the broker has it, with a plan for what fails",
+    "beside": "Beside it: a dead-letter path by a policy; no queue is touched",
+    "migrated": "Migrated: the recommended form, messages and bindings kept",
+}
+
+
+def _print_choice(number: int, choice: AdoptionChoice, queue: str) -> None:
+    from shlex import quote
+
+    way, file = str(choice.way), quote(f"{queue}.toml")
+    click.echo(f"{number}. {_TITLES[way]}")
+    for why in choice.refused:
+        click.echo(wrapped(f"refused: {why}", "   "))
+    if choice.refused:
+        return
+    for one in choice.findings:
+        click.echo(wrapped(f"{one.severity}: {one.place}: {one.explanation}", "   "))
+    for note in choice.notes:
+        click.echo(wrapped(note, "   "))
+    steps = [f"hopback adopt {quote(queue)} {way} > {file}"]
+    match way:
+        case "as-it-is" if choice.decorator:
+            steps = [choice.decorator]
+        case "beside":
+            steps = [f"hopback adopt {quote(queue)} beside --apply"]
+        case "migrated":
+            steps += [f"hopback topology migrate {file} --dry-run"]
+    for step in steps:
+        click.echo(safe(f"   $ {step}" if not step.startswith("@") else f"   {step}"))
+
+
+def _write(choice: AdoptionChoice, form: str) -> int:
+    """The file on stdout; a file that must not be used is not written."""
+    from hopback.topology.document import write_toml
+
+    if choice.refused:
+        raise CommandFailed(
+            f"{choice.topology.name} cannot be taken over {_SPOKEN[str(choice.way)]}:\n"
+            + "\n".join(f"  {why}" for why in choice.refused),
+            do=f"`hopback adopt {choice.topology.name}` shows the other ways.",
+            code=Exit.NOT_ALLOWED,
+        )
+    if form == "json":
+        document(json_text(_choice_data(choice)))
+        return Exit.OK
+    comments = [f"{_TITLES[str(choice.way)]}."]
+    comments += [f"{one.severity}: {one.place}: {one.explanation}" for one in choice.findings]
+    comments += [f"{note}." for note in choice.notes]
+    head = "\n".join(wrapped(comment, "# ") for comment in comments)
+    document(f"{head}\n\n{write_toml(choice.topology)}")
+    if on_terminal():
+        click.echo(safe(f"# Write it to a file: … > {choice.topology.name}.toml"), err=True)
+    return Exit.OK
+
+
+_SPOKEN = {"as-it-is": "as it is", "beside": "by a path beside it", "migrated": "by a migration"}
+
+
+def _definition(table: Headers) -> str:
+    from hopback.topology.wording import shown
+
+    return ", ".join(f"{key}: {shown(value)}" for key, value in table.items())
+
+
+def _choice_data(choice: AdoptionChoice) -> dict[str, object]:
+    from hopback.topology.document import to_document
+
+    return {
+        "way": str(choice.way),
+        "refused": list(choice.refused),
+        "findings": [{**asdict(one), "severity": str(one.severity)} for one in choice.findings],
+        "notes": list(choice.notes),
+        "decorator": choice.decorator or None,
+        "topology": to_document(choice.topology),
+    }
+
+
+def _adoption_data(
+    found: Adoption,
+    reading: QueueReading,
+    holders: tuple[str, ...],
+    looked_at: dict[str, Survey | str],
+) -> dict[str, object]:
+    """Everything as JSON."""
+    from hopback.ops.contract.codec import to_json
+    from hopback.topology.arguments import encode_table
+
+    queue, policy = found.queue, found.policy
+    return {
+        "queue": {
+            "name": queue.name,
+            "type": str(queue.type),
+            "durable": queue.durable,
+            "exclusive": queue.exclusive,
+            "auto_delete": queue.auto_delete,
+            "arguments": encode_table(queue.arguments),
+        },
+        "policy": policy and {"name": policy.name, "definition": encode_table(policy.definition)},
+        "operator_policy": reading.operator_policy,
+        "bindings": [
+            {
+                "exchange": one.source,
+                "key": one.routing_key,
+                "arguments": encode_table(one.arguments),
+            }
+            for one in found.bindings
+        ],
+        "ready": reading.counts.ready,
+        "unacked": reading.counts.unacked,
+        "consumers": list(holders),
+        "dead_letters": {
+            name: {"not_looked_at": looked} if isinstance(looked, str) else to_json(looked)
+            for name, looked in looked_at.items()
+        },
+        "choices": [_choice_data(one) for one in found.choices],
+    }

@@ -1,0 +1,573 @@
+"""`hopback dlq ls`, `show`, `groups`, `peek`, `get`, `errors`, `search` and `watch`: nothing is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.terminal import on_terminal, table
+from hopback.errors import UnsafeOperation
+from hopback.ops.browse.search import MOST_WALKED, SearchRequest, survey_of
+from hopback.ops.cli.dlq_print import (
+    ago,
+    count_of,
+    form_option,
+    output,
+    print_groups,
+    print_held,
+    print_message,
+    print_messages,
+    print_not_looked_into,
+    print_queue,
+    print_queues,
+    progress_told,
+    told_search,
+)
+from hopback.ops.cli.where import complete_queue, where_options, with_dead_letters
+from hopback.ops.contract.requests import MOST_HELD, SMALL_WINDOW, Window
+from hopback.ops.contract.values import Price
+from hopback.private_files import write_private
+from hopback.text import one_line as safe
+from hopback.text import safe_lines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    from hopback.ops.browse.search import SearchHit, SearchProgress
+    from hopback.ops.browse.surveys import ErrorOverview
+    from hopback.ops.cli.where import Where
+    from hopback.ops.contract.interface import DeadLetters
+    from hopback.ops.contract.requests import GroupBy
+    from hopback.ops.contract.values import DeadLetter, QueueSummary
+
+_Command = TypeVar("_Command", bound="Callable[..., object]")
+
+_SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
+
+queue_argument = click.argument("queue", shell_complete=complete_queue)
+filter_option = click.option(
+    "--filter",
+    "terms",
+    default="",
+    metavar="TERMS",
+    help="Only messages for which all terms hold, as in 'reason:rejected age>2h'.",
+)
+within_option = click.option(
+    "--within",
+    type=click.IntRange(1, MOST_HELD),
+    default=SMALL_WINDOW.limit,
+    show_default=True,
+    metavar="N",
+    help="Look for it among the first N messages.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is to be looked at: how many messages, and whether a danger is accepted or removed."""
+
+    queue: str
+    limit: int | None = None
+    terms: str = ""
+    forced: bool = False
+    lift: bool = False
+    skip: int = 0
+
+
+def look_options(command: _Command) -> _Command:
+    """What a command that takes messages to look at them lets one say of the danger."""
+    for option in (
+        click.option(
+            "--lift-limit",
+            "lift",
+            is_flag=True,
+            help="If looking could lose messages, lift the queue's delivery limit by a policy first.",
+        ),
+        click.option(
+            "--force", "forced", is_flag=True, help="Look even if that could lose messages."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def refusals_explained(queue: str) -> Iterator[None]:
+    """Say of a refused look which options make it possible."""
+    try:
+        yield
+    except UnsafeOperation as refused:
+        do = "--force looks despite the danger."
+        if "cannot be lifted" not in str(refused):  # then advising it would lead in a circle
+            do = (
+                "--lift-limit lifts the queue's delivery limit by a policy (`hopback dlq restore-limit"
+                f" {queue}` takes it back); {do}"
+            )
+        raise CommandFailed(str(refused), do=do, code=Exit.NOT_ALLOWED) from refused
+
+
+async def lift_if_needed(dead_letters: DeadLetters, queue: str, *, job: bool = False) -> None:
+    """Lift the delivery limit of a queue by a policy, if a look, or a job, could lose messages."""
+    detail = await dead_letters.queue(queue)
+    if (detail.job_cost if job else detail.cost).price is Price.REFUSED:
+        await dead_letters.lift_limit(queue, reason="to look at it")
+
+
+@asynccontextmanager
+async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterator[str]:
+    """A browse session of so many messages; they are given back however this ends."""
+    with progress_told() as tell:
+        session = await dead_letters.open_session(
+            look.queue,
+            Window(limit=size, skip=look.skip),
+            forced=look.forced,
+            lift=look.lift,
+            on_progress=tell,
+        )
+    try:
+        yield session.id
+    finally:
+        await dead_letters.release(session.id)
+
+
+@click.command(short_help="List dead-letter queues with their depths.")
+@where_options
+@form_option
+@click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if there is a dead letter.")
+def ls(form: str, detailed_exit_code: bool, where: Where) -> int:
+    """List the dead-letter queues with their depths; never looks into one."""
+    found = with_dead_letters(where, lambda dead_letters: list_queues(dead_letters, form))
+    return Exit.FOUND if detailed_exit_code and any(one.messages for one in found) else Exit.OK
+
+
+async def list_queues(dead_letters: DeadLetters, form: str) -> Sequence[QueueSummary]:
+    """Print every queue."""
+    found = await dead_letters.queues()
+    output(form, found, lambda: print_queues(found))
+    return found
+
+
+@click.command(short_help="Show a queue: type, cost of looking, targets.")
+@queue_argument
+@where_options
+@form_option
+def show(queue: str, form: str, where: Where) -> None:
+    """Show what is known of QUEUE without looking into it: depth, type, cost of looking, targets."""
+    with_dead_letters(where, lambda dead_letters: show_queue(dead_letters, queue, form))
+
+
+async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
+    """Print one queue."""
+    found = await dead_letters.queue(queue)
+    output(form, found, lambda: print_queue(found))
+
+
+@click.command(short_help="Follow the depths until stopped.")
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks at the depths.",
+)
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after N looks.")
+@where_options
+@form_option
+def watch(
+    queues: tuple[str, ...], interval: float, times: int | None, form: str, where: Where
+) -> None:
+    """Follow the depths of all dead-letter queues, or of those named, until Ctrl-C."""
+    with_dead_letters(
+        where, lambda dead_letters: watch_queues(dead_letters, queues, interval, times, form)
+    )
+
+
+async def watch_queues(
+    dead_letters: DeadLetters, names: tuple[str, ...], interval: float, times: int | None, form: str
+) -> None:
+    """Print the queues again and again: a table in place, or a line for each change."""
+    from hopback.ops.contract.codec import to_json
+
+    last: dict[str, object] = {}
+    count = 0
+    while True:
+        found = [one for one in await dead_letters.queues() if not names or one.queue in names]
+        if form == "table":
+            if on_terminal() and count:
+                click.clear()
+            print_queues(found)
+        else:
+            # The moment at which it was read is no change.
+            now = {one.queue: {**to_json(one), "depth": None, "idleSince": None} for one in found}
+            changed = [one for one in found if now[one.queue] != last.get(one.queue)]
+            output("ndjson", changed, lambda: None)
+            last = dict(now)
+        count += 1
+        if times is not None and count >= times:
+            return
+        await asyncio.sleep(interval)
+
+
+@click.command(short_help="Count messages by what they have in common.")
+@queue_argument
+@click.option(
+    "--by",
+    default="fingerprint",
+    show_default=True,
+    metavar="FIELD",
+    help="What they have in common: fingerprint, reason, origin, type, error, header.NAME or payload.PATH.",
+)
+@filter_option
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MOST_WALKED),
+    metavar="N",
+    help="Only the first N; by default all.",
+)
+@look_options
+@where_options
+@form_option
+def groups(
+    queue: str,
+    by: str,
+    terms: str,
+    limit: int | None,
+    lift: bool,
+    forced: bool,
+    form: str,
+    where: Where,
+) -> None:
+    """Count the messages of QUEUE by what they have in common, the largest group first.
+
+    Each message is taken once, and all are given back in order. The fingerprint of a failure can be
+    used as a filter: --filter group:3f9a.
+    """
+    look = Look(queue, limit, terms, forced, lift)
+    with_dead_letters(where, lambda dead_letters: list_groups(dead_letters, look, by, form))
+
+
+async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, form: str) -> None:
+    """Print the groups of a queue."""
+    with refusals_explained(look.queue):
+        if look.lift:
+            await lift_if_needed(dead_letters, look.queue)
+        request = SearchRequest(
+            look.terms, (look.queue,), 0, look.forced, by=str(by), first=look.limit
+        )
+        found = await survey_of(request, told_search(dead_letters.search(request)))
+    shown = found if form == "json" else found.groups
+    output(form, shown, lambda: print_groups(found, time.time()))
+
+
+@click.command(short_help="List the messages at the head.")
+@queue_argument
+@filter_option
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MOST_HELD),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Hold so many messages.",
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(0, 5_000_000),
+    default=0,
+    metavar="N",
+    help="Pass over the first N; the broker holds them, too, for that moment.",
+)
+@look_options
+@where_options
+@form_option
+def peek(
+    queue: str, terms: str, limit: int, skip: int, lift: bool, forced: bool, form: str, where: Where
+) -> None:
+    """List the messages at the head of QUEUE. They are held for a moment and given back in order."""
+    look = Look(queue, limit, terms, forced, lift, skip)
+    with_dead_letters(where, lambda dead_letters: list_messages(dead_letters, look, form))
+
+
+async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> None:
+    """Print the messages at the head of a queue."""
+    size = look.limit or 20  # a screen of them
+    with refusals_explained(look.queue):
+        async with hold(dead_letters, look, size) as session:
+            found = await dead_letters.messages(session, look.terms, size=size)
+
+    def in_words() -> None:
+        print_messages(found.dead_letters, time.time())
+        if look.terms:
+            click.echo(f"{found.matching:,} of the first {count_of(size)} match.")
+            print_not_looked_into(found.not_looked_into)
+
+    output(form, found.dead_letters, in_words)
+
+
+@click.command(short_help="Show one message with everything about it.")
+@queue_argument
+@click.argument("message", metavar="ID")
+@within_option
+@click.option(
+    "--payload",
+    type=click.Choice(("pretty", "raw", "hex")),
+    default="pretty",
+    show_default=True,
+    help="How to show the payload.",
+)
+@click.option("--body", is_flag=True, help="Print nothing but the bytes of the payload.")
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the bytes to this file."
+)
+@look_options
+@where_options
+@form_option
+def get(
+    queue: str,
+    message: str,
+    within: int,
+    payload: str,
+    body: bool,
+    save: Path | None,
+    lift: bool,
+    forced: bool,
+    form: str,
+    where: Where,
+) -> None:
+    """Show one message of QUEUE. ID is what `peek` shows, a place in the queue, or a message id."""
+    look = Look(queue, within, "", forced, lift)
+    form = "bytes" if body else form
+    with_dead_letters(
+        where, lambda dead_letters: show_message(dead_letters, look, message, form, payload, save)
+    )
+
+
+async def show_message(
+    dead_letters: DeadLetters,
+    look: Look,
+    name: str,
+    form: str,
+    payload: str = "pretty",
+    save: Path | None = None,
+) -> None:
+    """Find a message and print it; `form` may also be `bytes`."""
+    with refusals_explained(look.queue):
+        async with hold_for(dead_letters, look, name) as (session, dead_letter):
+            message = None
+            if form != "bytes":
+                message = await dead_letters.message(session, dead_letter.id)
+            body = b""
+            if form in ("bytes", "table") or save is not None:
+                body = await dead_letters.body(session, dead_letter.id)
+    if save is not None:
+        try:
+            write_private(save, body)  # a payload may be private
+        except OSError as error:
+            raise CommandFailed(
+                f"{save} cannot be written: {error.strerror}", do="Name another file with --save."
+            ) from error
+        click.echo(f"Wrote {len(body)} bytes to {save}.", err=True)
+    if message is not None:
+        output(form, message, lambda: print_message(message, body, payload))
+    elif save is None:
+        # Exactly as they are into a file or pipe, made safe on a terminal.
+        if on_terminal():
+            click.echo(safe_lines(body.decode("utf-8", "backslashreplace")))
+        else:
+            click.echo(body, nl=False)
+
+
+@asynccontextmanager
+async def hold_for(
+    dead_letters: DeadLetters, look: Look, name: str
+) -> AsyncIterator[tuple[str, DeadLetter]]:
+    """A browse session that reaches as far as one message, and that message."""
+    # An id begins with its place; a bare number is a place, too.
+    named = name.partition("-")[0]
+    place = int(named) if named.isdecimal() and named.isascii() and len(named) <= 7 else 0
+    size = look.limit or SMALL_WINDOW.limit
+    if place > size:
+        # What stands before it is passed over; what is around it may have moved a little meanwhile.
+        beyond = replace(look, skip=max(place - size // 2, 0))
+        async with hold(dead_letters, beyond, size) as session:
+            found = await dead_letters.messages(session, cursor=beyond.skip, size=size)
+            known = message_named(found.dead_letters, name)
+            if known is not None:
+                yield session, known
+                return
+    async with hold(dead_letters, look, size) as session:
+        found = await dead_letters.messages(session, size=size)
+        yield session, chosen_message(found.dead_letters, name, look.queue)
+
+
+def message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | None:
+    """The message that is meant: by id, by what its id hashes, by message id, or by place."""
+    digest = name.partition("-")[2] or name
+    ways = (
+        lambda one: one.id == name,
+        lambda one: len(digest) >= _SHORTEST_DIGEST and one.digest.startswith(digest),
+        lambda one: one.message_id == name,
+        lambda one: str(one.place) == name,
+    )
+    for way in ways:
+        found = next((one for one in messages if way(one)), None)
+        if found is not None:
+            return found
+    return None
+
+
+def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> DeadLetter:
+    """The message that is meant; CommandFailed if it is not among these."""
+    found = message_named(messages, name)
+    if found is not None:
+        return found
+    raise CommandFailed(
+        f"there is no message {name!r} among the first {len(messages)} of {queue!r}",
+        do="`hopback dlq search` finds messages in the whole queue and shows their ids.",
+        code=Exit.NOT_FOUND,
+    )
+
+
+@click.command(short_help="List the errors of all queues.")
+@click.option(
+    "--survey", is_flag=True, help="Look through all queues first, where that harms nothing."
+)
+@where_options
+@form_option
+def errors(survey: bool, form: str, where: Where) -> None:
+    """List the errors of all dead-letter queues, the most frequent first, by the last survey of each.
+
+    A survey takes every message once and gives all back in order. It leaves out queues that looking would
+    harm, that have consumers, or that a job works on. Of streams, and of the files that discards wrote, it
+    reads what is new, which takes nothing from anybody.
+    """
+    with_dead_letters(where, lambda dead_letters: list_errors(dead_letters, form, survey=survey))
+
+
+async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> None:
+    """Print the errors."""
+    with progress_told() as tell:
+        found = await dead_letters.errors(survey=survey, on_progress=tell)
+    output(
+        form, found if form == "json" else found.items, lambda: _print_errors(found, time.time())
+    )
+
+
+def _print_errors(found: ErrorOverview, now: float) -> None:
+    if not found.items:
+        click.echo("No errors are known. `hopback dlq errors --survey` looks through all queues.")
+    else:
+        rows = [
+            (
+                f"{one.count:,}",
+                one.error or one.reason,
+                one.message,
+                ", ".join(f"{each.queue} {each.count:,}" for each in one.queues),
+                "new" if one.is_new else "",
+                one.fingerprint,
+            )
+            for one in found.items
+        ]
+        table(("count", "error", "message", "queues", "", "group"), rows, right=("count",))
+    surveyed = [one for one in found.queues if one.at is not None]
+    if surveyed:
+        oldest = ago(min(one.at for one in surveyed if one.at is not None), now)
+        click.echo(
+            f"{count_of(found.messages)} of {count_of(len(surveyed), 'queue')} were looked at,"
+            f" the longest time {oldest}."
+        )
+    discarded = sum(one.seen for one in found.archives)
+    if discarded:
+        files = count_of(len(found.archives), "file")
+        click.echo(f"{count_of(discarded)} that were discarded were read in {files}.")
+    for one in found.queues:
+        if one.why_not:
+            click.echo(safe(f"Not surveyed: {one.queue}: {one.why_not}"))
+        elif one.is_stream:
+            click.echo(safe(f"Read without cost: {one.queue}, which is a stream"))
+
+
+@click.command(short_help="Find messages by what they hold, in one queue or in all.")
+@click.argument("terms", nargs=-1, required=True, metavar="WORD...")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="QUEUE",
+    shell_complete=complete_queue,
+    help="Only in this queue; may be repeated. By default in all that can be looked into without harm.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Show so many; all that match are counted.",
+)
+@click.option("--force", "forced", is_flag=True, help="Look even if that could lose messages.")
+@where_options
+@form_option
+def search(
+    terms: tuple[str, ...],
+    queues: tuple[str, ...],
+    limit: int,
+    forced: bool,
+    form: str,
+    where: Where,
+) -> int:
+    """Find the messages that have every WORD, in body, headers or key; a WORD may be a filter term, too.
+
+    Whole queues are read, also packed bodies (gzip, zstd); nothing is changed, and all is given back in
+    order. Ctrl-C cancels. Leaves with 5 if nothing matches.
+    """
+    # What a shell has unquoted is one text: it is quoted again unless it is a term.
+    text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)
+    request = SearchRequest(text, queues, limit, forced)
+    found = with_dead_letters(
+        where, lambda dead_letters: search_messages(dead_letters, request, form)
+    )
+    return Exit.OK if found else Exit.NOT_FOUND
+
+
+async def search_messages(dead_letters: DeadLetters, request: SearchRequest, form: str) -> int:
+    """Print what is found as it is found, and at the end how much was looked at; how many match."""
+    hits: list[SearchHit] = []
+    last: SearchProgress | None = None
+    with refusals_explained(request.queues[0] if request.queues else "QUEUE"):
+        async with aclosing(told_search(dead_letters.search(request))) as progress:
+            async for last in progress:
+                if form == "ndjson":
+                    output(form, last.hits, lambda: None)
+                else:
+                    hits.extend(last.hits)
+    if form == "json":
+        output(form, hits, lambda: None)
+    elif form == "table" and last is not None:
+        if hits:
+            rows = [
+                (one.queue, one.id, one.error or one.reason, hit.excerpt or one.error_message)
+                for hit in hits
+                for one in (hit.dead_letter,)
+            ]
+            table(("queue", "id", "error", "text"), rows, keep=("id",))
+        shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"
+        click.echo(f"{last.matching:,} of {count_of(last.seen)} match{shown}.")
+        if last.not_looked_into:
+            click.echo(f"{count_of(last.not_looked_into)} too large to be searched to the end.")
+        for one in last.skipped:
+            click.echo(safe(f"Not searched: {one.queue}: {one.reason}"))
+        print_held(last.held_by_others)
+        if hits:
+            first = hits[0].dead_letter
+            click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))
+    return 0 if last is None else last.matching

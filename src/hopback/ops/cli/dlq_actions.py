@@ -1,0 +1,603 @@
+"""`hopback dlq redrive`, `discard`, `edit` and `restore-limit`: the plan, a question, then the act.
+
+A re-drive or a discard is a job that is followed to its end. Questions are asked between two visits:
+nothing is held meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+from msgspec import structs
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import header_pairs
+from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, details, json_line, on_terminal
+from hopback.ops.cli.dlq import (
+    Look,
+    filter_option,
+    hold_for,
+    lift_if_needed,
+    look_options,
+    queue_argument,
+    refusals_explained,
+    within_option,
+)
+from hopback.ops.cli.dlq_print import (
+    count_of,
+    form_option,
+    output,
+    place_text,
+    print_plan,
+    progress_told,
+)
+from hopback.ops.cli.jobs import see_through
+from hopback.ops.cli.where import resume_command, where_options, with_dead_letters
+from hopback.ops.contract.requests import (
+    HIGHEST_RATE,
+    LONGEST_WATCH_S,
+    MOST_IN_FLIGHT,
+    MOST_REDRIVES,
+    UNHURRIED,
+    DiscardRequest,
+    Edit,
+    JobKind,
+    Pace,
+    RedriveRequest,
+    Selection,
+    Target,
+    TargetKind,
+)
+from hopback.ops.contract.values import EditedCopy, Price
+from hopback.text import one_line as safe
+from hopback.topology.plan import MAX_REDRIVES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hopback.ops.cli.where import Where
+    from hopback.ops.contract.interface import DeadLetters
+    from hopback.ops.contract.requests import Request
+    from hopback.ops.contract.values import JobPlan, MessageView
+    from hopback.ops.messages.patch import PatchOperation
+
+_Command = TypeVar("_Command", bound="Callable[..., object]")
+_PLANNED = "to see the plan"
+_MOST_EDITED_BYTES = 128 * 1024 * 1024  # no RabbitMQ takes a larger message by default
+_BY_NAME = tuple(kind for kind in TargetKind if kind not in (TargetKind.QUEUE, TargetKind.EXCHANGE))
+
+
+class Ramp(click.ParamType[tuple[int, ...]]):
+    """Stages of a ramp: `1,5,25`."""
+
+    name = "stages"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The sizes of the stages."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in parts):
+            self.fail(f"expected numbers of messages, as in 1,5,25, got {value!r}", param, ctx)
+        return tuple(map(int, parts))
+
+
+def target_options(command: _Command) -> _Command:
+    """Where messages are sent back to: --to, --routing-key and --reset, as `target`."""
+
+    @wraps(command)
+    def called(to: str, routing_key: str, reset: bool | None, **said: Any) -> object:
+        return command(target=target_of(to, routing_key, reset), **said)
+
+    found = cast("_Command", called)
+    for option in (
+        click.option(
+            "--reset/--keep-attempts",
+            default=None,
+            help="Whether attempts begin again at 1; by default they do, unless a design says otherwise.",
+        ),
+        click.option(
+            "--routing-key", default="", metavar="KEY", help="The key for --to exchange:NAME."
+        ),
+        click.option(
+            "--to",
+            default="design",
+            metavar="TARGET",
+            show_default=True,
+            help="design, failed-queue, retry-exchange, origin-exchange, queue:NAME or exchange:NAME.",
+        ),
+    ):
+        found = option(found)
+    return found
+
+
+def target_of(text: str, routing_key: str, reset: bool | None) -> Target:
+    """The target that `--to` names; a usage error says what there is."""
+    kind, _, name = text.partition(":")
+    if routing_key and kind != TargetKind.EXCHANGE:
+        raise click.UsageError("--routing-key belongs to --to exchange:NAME.")
+    if text in _BY_NAME:
+        return Target(TargetKind(text), reset=reset)
+    if kind == TargetKind.QUEUE and name:
+        return Target(TargetKind.QUEUE, routing_key=name, reset=reset)
+    if kind == TargetKind.EXCHANGE and name:
+        return Target(TargetKind.EXCHANGE, name, routing_key, reset)
+    raise click.BadParameter(
+        f"expected {', '.join(_BY_NAME)}, queue:NAME or exchange:NAME, got {text!r}.",
+        param_hint="--to",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ActionChoices:
+    """How the user wants to be asked and told."""
+
+    form: str
+    yes: bool
+    dry_run: bool
+    detailed: bool
+    lift: bool
+
+
+def _action_options(command: _Command) -> _Command:
+    """What re-drives and discards understand, and how to ask and tell, as `choices`."""
+
+    @wraps(command)
+    def called(**said: Any) -> object:
+        own = {name: said.pop(name) for name in ActionChoices.__slots__}
+        return command(choices=ActionChoices(**own), **said)
+
+    found = cast("_Command", called)
+    for option in (
+        click.option(
+            "--detailed-exit-code",
+            "detailed",
+            is_flag=True,
+            help="With --dry-run: leave with 10 if there is something to do.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Show the plan and stop."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        look_options,
+        click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit."),
+        click.option(
+            "--expect-count",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="Do nothing unless exactly N messages are selected.",
+        ),
+        click.option(
+            "--rate",
+            type=click.FloatRange(min=0, min_open=True, max=HIGHEST_RATE),
+            metavar="R",
+            help="At most R messages per second.",
+        ),
+        click.option(
+            "--limit",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Only the first N messages of the queue; by default all that are there now.",
+        ),
+        filter_option,
+    ):
+        found = option(found)
+    return found
+
+
+@click.command(short_help="Send messages back to where they failed, safely.")
+@queue_argument
+@_action_options
+@target_options
+@click.option(
+    "--in-flight",
+    type=click.IntRange(1, MOST_IN_FLIGHT),
+    default=UNHURRIED.in_flight,
+    show_default=True,
+    metavar="N",
+    help="At most N messages sent and not yet confirmed.",
+)
+@click.option(
+    "--ramp",
+    type=Ramp(),
+    is_flag=False,
+    flag_value="1,5,25",
+    default=None,
+    metavar="[1,5,25]",
+    help="Begin with a few messages, and stop by itself if they come back.",
+)
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(0, LONGEST_WATCH_S),
+    metavar="S",
+    help="Seconds to wait after each step of the ramp; by default as long as a retry takes.",
+)
+@click.option(
+    "--max-returned",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="With --ramp: continue until more than N messages come back.",
+)
+@click.option(
+    "--max-redrives",
+    type=click.IntRange(0, MOST_REDRIVES),
+    default=MAX_REDRIVES,
+    show_default=True,
+    metavar="N",
+    help="Leave out what was re-driven N times before; 0 leaves out nothing.",
+)
+@click.option(
+    "--change",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Change each body by this JSON patch (RFC 6902) first; the originals are kept in a file.",
+)
+@where_options
+@form_option
+def redrive(
+    queue: str,
+    terms: str,
+    limit: int | None,
+    target: Target,
+    rate: float | None,
+    in_flight: int,
+    ramp: tuple[int, ...] | None,
+    watch_s: float | None,
+    max_returned: int,
+    max_redrives: int,
+    change: Path | None,
+    expect_count: int | None,
+    reason: str,
+    forced: bool,
+    choices: ActionChoices,
+    where: Where,
+) -> int:
+    """Send the messages of QUEUE back, by default to the queue that failed, or where its design says.
+
+    Shows the plan and asks. Each message is published, mandatory and confirmed, before it leaves the
+    queue. The first Ctrl-C finishes what is in flight and prints how to go on; a second one leaves.
+    """
+    patch: tuple[PatchOperation, ...] = ()
+    if change is not None:
+        from hopback.ops.contract.codec import read_patch
+
+        try:
+            patch = read_patch(change.read_bytes())
+        except OSError as error:
+            raise CommandFailed(
+                f"{change} cannot be read: {error.strerror or error}",
+                do="Name another file.",
+                code=Exit.USAGE,
+            ) from error
+    request = RedriveRequest(
+        queue=queue,
+        selection=Selection(limit=limit, filter=terms),
+        reason=reason,
+        target=target,
+        pace=Pace(rate, in_flight, ramp or (), watch_s, max_returned),
+        max_redrives=max_redrives or None,
+        expected_count=expect_count,
+        forced=forced,
+        change=patch,
+    )
+    return _act(request, where, choices)
+
+
+@click.command(short_help="Remove messages for good, after writing them to a file.")
+@queue_argument
+@_action_options
+@click.option(
+    "--export-to",
+    default="",
+    metavar="FILE",
+    help="Write the messages here first (.zst compresses); by default a file of the user's own.",
+)
+@click.option("--no-export", is_flag=True, help="Write them nowhere: they are gone for good.")
+@where_options
+@form_option
+def discard(
+    queue: str,
+    terms: str,
+    limit: int | None,
+    rate: float | None,
+    expect_count: int | None,
+    reason: str,
+    forced: bool,
+    export_to: str,
+    no_export: bool,
+    choices: ActionChoices,
+    where: Where,
+) -> int:
+    """Remove messages of QUEUE for good. Each is written to a file before it goes.
+
+    Shows the plan and asks for the queue's name. `hopback dlq import` publishes the file again.
+    """
+    if no_export and export_to:
+        raise click.UsageError("--no-export and --export-to exclude each other.")
+    if export_to and where.server is not None:
+        raise CommandFailed(
+            "--export-to names a file of this machine, and a server writes to its own",
+            do="Leave it out: the plan says where the server writes. Or say --broker URL instead of"
+            " --server.",
+            code=Exit.USAGE,
+        )
+    request = DiscardRequest(
+        queue=queue,
+        selection=Selection(limit=limit, filter=terms),
+        reason=reason,
+        confirm=queue,
+        export=not no_export,
+        export_to=export_to,
+        pace=Pace(rate),
+        expected_count=expect_count,
+        forced=forced,
+    )
+    return _act(request, where, choices)
+
+
+def _act(request: Request, where: Where, choices: ActionChoices) -> int:
+    """Plan, ask, act."""
+    if choices.yes and request.reason.strip() and not choices.dry_run:
+        # Nobody is waited for: one connection does for both.
+        return with_dead_letters(where, lambda found: _act_at_once(found, request, choices))
+    plan = with_dead_letters(where, lambda found: _plan(found, request, choices))
+    if choices.dry_run:
+        output(choices.form, plan, lambda: print_plan(plan, err=False))
+        if plan.flaws:
+            return Exit.NOT_ALLOWED
+        return Exit.FOUND if choices.detailed and plan.matching else Exit.OK
+    decided = _decided(plan, request, choices)
+    if decided is None:
+        return Exit.OK
+    return with_dead_letters(where, lambda found: _carry_out(found, plan, decided, choices))
+
+
+async def _act_at_once(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> int:
+    plan = await _plan(dead_letters, request, choices)
+    decided = _decided(plan, request, choices)
+    if decided is None:
+        return Exit.OK
+    return await _carry_out(dead_letters, plan, decided, choices)
+
+
+def _decided(plan: JobPlan, request: Request, choices: ActionChoices) -> Request | None:
+    """Show the plan and ask; what is to be done, or None if there is nothing to do."""
+    _show(plan, choices)
+    if plan.flaws:
+        raise CommandFailed(
+            f"nothing was touched: {'; '.join(plan.flaws)}",
+            do="Remove what is in the way, lift a delivery limit with --lift-limit, choose another"
+            " --to, or accept the danger with --force.",
+            code=Exit.NOT_ALLOWED,
+        )
+    if not plan.selected or (plan.seen == plan.selected and not plan.matching):
+        output(choices.form, plan, lambda: click.echo("Nothing to do."))
+        return None
+    if not choices.yes:
+        about = "about " if plan.selection.estimate else ""
+        some = f"{about}{count_of(plan.selection.count or 0)}"
+        if plan.kind is JobKind.DISCARD:
+            ask_for_name(f"Type the queue's name to discard {some}", plan.queue)
+        else:
+            ask(f"Re-drive {some}?", changes="this moves messages")
+    return structs.replace(
+        request,
+        reason=ask_for_reason(request.reason),
+        selection=plan.selection,
+    )
+
+
+async def _carry_out(
+    dead_letters: DeadLetters, plan: JobPlan, decided: Request, choices: ActionChoices
+) -> int:
+    refused = plan.cost.price is Price.REFUSED
+    with refusals_explained(plan.queue) if refused else nullcontext():
+        return await carry_out(dead_letters, decided, choices.form, resume_command)
+
+
+async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> JobPlan:
+    if not choices.dry_run:
+        # A queue has one job at a time; what that one holds would not even be seen by another.
+        active = await dead_letters.jobs(queue=request.queue, active=True)
+        if active:
+            job = active[0]
+            raise CommandFailed(
+                f"{job.queue} has an active job: {job.id}, a {job.kind} that is {job.state}",
+                do=f"Follow it with `hopback jobs watch {job.id}`, or end it with `jobs cancel`.",
+                code=Exit.CONFLICT,
+            )
+    if choices.lift and not choices.dry_run:
+        await lift_if_needed(dead_letters, request.queue, job=True)
+    reason = request.reason.strip() or _PLANNED
+    with progress_told() as tell:
+        return await dead_letters.plan(structs.replace(request, reason=reason), on_progress=tell)
+
+
+def _show(plan: JobPlan, choices: ActionChoices) -> None:
+    """The plan on stderr: for people, or as a record where people do not look."""
+    if choices.form == "table" or on_terminal(err=True):
+        print_plan(plan, err=True)
+        return
+    from hopback.ops.contract.codec import to_json
+
+    # For a log: counts instead of samples.
+    counts = {
+        "reasons": {group.key: group.count for group in plan.reasons},
+        "errors": {group.key: group.count for group in plan.errors},
+    }
+    record = {"event": "plan", **to_json(plan), **counts, "cost": plan.cost.text}
+    click.echo(json_line(record), err=True)
+
+
+async def carry_out(
+    dead_letters: DeadLetters, request: Request, form: str, how_to_resume: Callable[[str], str]
+) -> int:
+    """Begin the job and see it through."""
+    if not dead_letters.keeps_jobs:
+        click.echo("Warning: jobs are kept in memory; name a --store to resume them.", err=True)
+    with progress_told() as tell:
+        job = await dead_letters.start(request, on_progress=tell)
+    return await see_through(dead_letters, job, form, how_to_resume(job.id))
+
+
+@click.command(short_help="Send a changed copy of one message back.")
+@queue_argument
+@click.argument("message", metavar="ID")
+@within_option
+@click.option(
+    "--body",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="FILE",
+    help="The new payload; `-` is stdin.",
+)
+@click.option("--content-type", metavar="TYPE", help="The new content type.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=TEXT",
+    help="Set this header; repeatable. Hopback's own and the broker's cannot be changed.",
+)
+@click.option("--without", multiple=True, metavar="NAME", help="Leave this header out; repeatable.")
+@target_options
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent and stop.")
+@look_options
+@where_options
+@form_option
+def edit(
+    queue: str,
+    message: str,
+    within: int,
+    body: Path | None,
+    content_type: str | None,
+    headers: tuple[str, ...],
+    without: tuple[str, ...],
+    target: Target,
+    reason: str,
+    yes: bool,
+    dry_run: bool,
+    lift: bool,
+    forced: bool,
+    form: str,
+    where: Where,
+) -> int:
+    """Send a copy of one message of QUEUE back, with another payload or other headers.
+
+    ID is what `peek` shows, a place in the queue, or a message id. Shows what is changed and asks.
+    The copy has a message id of its own, and the original's in a header; the original stays in QUEUE
+    until it is discarded.
+    """
+    change = Edit(
+        None if body is None else _payload(body),
+        content_type,
+        header_pairs(headers),
+        frozenset(without),
+    )
+    if change == Edit():
+        raise click.UsageError("Say what to change: --body, --content-type, --header or --without.")
+    look = Look(queue, within, "", forced, lift)
+    shown = with_dead_letters(
+        where, lambda dead_letters: _find_message(dead_letters, look, message)
+    )
+    if dry_run:
+        output(form, shown, lambda: details(_edit_lines(shown, change, target)))
+        return Exit.OK
+    if form == "table" or on_terminal(err=True):
+        details(_edit_lines(shown, change, target), err=True)
+    if not yes:
+        ask("Send the changed copy?", changes="this publishes a message")
+    why = ask_for_reason(reason)
+    # By its hash: others may have come or gone before it meanwhile.
+    digest = shown.dead_letter.digest
+    sent = with_dead_letters(
+        where, lambda dead_letters: send_edited(dead_letters, look, digest, change, target, why)
+    )
+    output(
+        form, sent, lambda: click.echo(safe(f"Sent a changed copy as message {sent.message_id}."))
+    )
+    return Exit.OK
+
+
+def _payload(path: Path) -> bytes:
+    try:
+        if str(path) == "-":
+            body = sys.stdin.buffer.read(_MOST_EDITED_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                body = file.read(_MOST_EDITED_BYTES + 1)
+    except OSError as error:
+        raise CommandFailed(
+            f"{path} cannot be read: {error.strerror or error}",
+            do="Name the file of the new payload with --body.",
+            code=Exit.NOT_FOUND if isinstance(error, FileNotFoundError) else Exit.FAILED,
+        ) from error
+    if len(body) > _MOST_EDITED_BYTES:
+        raise CommandFailed(
+            f"expected a payload of at most {_MOST_EDITED_BYTES:,} bytes, got more in {path}",
+            do="Name the file of the new payload with --body.",
+            code=Exit.USAGE,
+        )
+    return body
+
+
+async def _find_message(dead_letters: DeadLetters, look: Look, name: str) -> MessageView:
+    with refusals_explained(look.queue):
+        async with hold_for(dead_letters, look, name) as (session, dead_letter):
+            return await dead_letters.message(session, dead_letter.id)
+
+
+def _edit_lines(message: MessageView, change: Edit, target: Target) -> Iterator[tuple[str, str]]:
+    dead_letter = message.dead_letter
+    yield "edit", f"a copy of {dead_letter.id} from {dead_letter.queue}; the original stays"
+    if change.body is not None:
+        yield "payload", f"{message.payload_bytes:,} -> {len(change.body):,} bytes"
+    if change.content_type is not None:
+        yield "type", change.content_type
+    for name, value in change.headers.items():
+        yield "set", f"{name}: {value}"
+    for name in sorted(change.without):
+        yield "without", name
+    way = message.way
+    if target.kind is TargetKind.DESIGN and way is not None:
+        yield "to", place_text(way.exchange, way.routing_key)
+    else:
+        yield "to", str(target)
+
+
+async def send_edited(
+    dead_letters: DeadLetters, look: Look, name: str, change: Edit, target: Target, reason: str
+) -> EditedCopy:
+    """Find the message again and send its changed copy."""
+    async with hold_for(dead_letters, look, name) as (session, dead_letter):
+        sent = await dead_letters.edit_and_redrive(
+            session, dead_letter.id, change, target=target, reason=reason
+        )
+    return EditedCopy(sent)
+
+
+@click.command(name="restore-limit", short_help="Take back a delivery limit that was lifted.")
+@queue_argument
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@where_options
+def restore_limit(queue: str, reason: str, yes: bool, where: Where) -> None:
+    """Delete the policy by which --lift-limit lifted the delivery limit of QUEUE.
+
+    What was in force before is in force again. Refused while the queue has messages that came back so
+    often that the limit would remove them.
+    """
+    if not yes:
+        ask(f"Put the former delivery limit of {queue} back in force?")
+    with_dead_letters(where, lambda dead_letters: dead_letters.restore_limit(queue, reason=reason))
+    click.echo(safe(f"The former delivery limit of {queue} is in force again."), err=True)

@@ -1,0 +1,246 @@
+"""`hopback dlq export` and `import`: messages in files, bytes exact, and back again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from shutil import copyfileobj
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.terminal import ask, details, on_terminal
+from hopback.ops.cli.dlq import (
+    Look,
+    filter_option,
+    lift_if_needed,
+    look_options,
+    queue_argument,
+    refusals_explained,
+)
+from hopback.ops.cli.dlq_print import count_of, form_option, output
+from hopback.ops.cli.where import where_options, with_dead_letters
+from hopback.ops.contract.requests import HIGHEST_RATE, Pace, Selection
+from hopback.text import one_line as safe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+    from hopback.ops.cli.where import Where
+    from hopback.ops.contract.interface import DeadLetters
+    from hopback.ops.contract.values import Imported
+
+_AT_ONCE = 1 << 20  # bytes for one write: few calls, and little to lose when it fails
+
+
+@click.command(short_help="Write messages to a file; nothing is removed.")
+@queue_argument
+@click.option(
+    "--to",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file, which must not exist; .zst compresses. By default stdout.",
+)
+@filter_option
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N; by default all."
+)
+@look_options
+@where_options
+def export(
+    queue: str,
+    path: Path | None,
+    terms: str,
+    limit: int | None,
+    lift: bool,
+    forced: bool,
+    where: Where,
+) -> None:
+    """Write the messages of QUEUE as lines of JSON, bytes and types exact; nothing is removed."""
+    look = Look(queue, limit, terms, forced, lift)
+    count = with_dead_letters(where, lambda dead_letters: export_messages(dead_letters, look, path))
+    to = "" if path is None else f" to {path}"
+    click.echo(safe(f"Exported {count_of(count)}{to}."), err=True)
+
+
+async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | None) -> int:
+    """Write the lines to a file or to stdout; how many."""
+    with refusals_explained(look.queue):
+        if look.lift:
+            await lift_if_needed(dead_letters, look.queue)
+        selection = Selection(limit=look.limit, filter=look.terms)
+        lines = dead_letters.export(look.queue, selection, forced=look.forced)
+        if path is not None:
+            return await _to_file(lines, path)
+        count = 0
+        # The lines are ASCII: no terminal obeys them. A reader that leaves ends it, all is given back.
+        async with aclosing(lines):
+            async for line in lines:
+                text = safe(line.decode().rstrip("\n")) if on_terminal() else line
+                click.echo(text, nl=on_terminal())
+                count += 1
+        return count
+
+
+async def _to_file(lines: AsyncGenerator[bytes, None], path: Path) -> int:
+    from hopback.ops.messages.archive import FileSink
+
+    sink, waiting, count = FileSink(path), bytearray(), 0
+    try:
+        async for line in lines:
+            waiting += line
+            count += 1
+            if len(waiting) >= _AT_ONCE:
+                await sink.write(bytes(waiting))
+                waiting.clear()
+        await sink.write(bytes(waiting))
+    except FileExistsError as error:
+        raise CommandFailed(
+            f"{path} exists; an export never writes over a file",
+            do="Name another file with --to, or move that one away.",
+            code=Exit.CONFLICT,
+        ) from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        await sink.close()
+    return count
+
+
+def _unwritable(path: Path, error: OSError) -> CommandFailed:
+    return CommandFailed(
+        f"{path} cannot be used: {error.strerror or error}", do="Name another file."
+    )
+
+
+@click.command(name="import", short_help="Publish exported messages again, each confirmed.")
+@click.argument(
+    "path", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path)
+)
+@click.option(
+    "--to", "queue", metavar="QUEUE", help="Into this queue instead of the one they were in."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, HIGHEST_RATE, min_open=True),
+    metavar="R",
+    help="At most R messages per second.",
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Leave out the first N lines.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Read the file, say what is in it and stop.")
+@where_options
+@form_option
+def import_(
+    path: Path,
+    queue: str | None,
+    rate: float | None,
+    skip: int,
+    reason: str,
+    yes: bool,
+    dry_run: bool,
+    form: str,
+    where: Where,
+) -> int:
+    """Publish the messages of FILE, written by `export` or `discard`, into the queues they were in.
+
+    The file is read whole before anything is sent; `-` is stdin. A line that cannot be read is named.
+    """
+    with _file(path) as file:
+        found = asyncio.run(_contents(file, queue, skip))
+        plan = {"file": str(path), "messages": found.total(), "queues": dict(found)}
+        if dry_run:
+            output(form, plan, lambda: _print_contents(path, found))
+            return Exit.OK
+        if form == "table":
+            _print_contents(path, found, err=True)
+        if not yes and found:
+            ask(f"Import {count_of(found.total())}?", changes="this publishes messages")
+        done = with_dead_letters(
+            where,
+            lambda dead_letters: import_messages(dead_letters, file, queue, rate, skip, reason),
+        )
+    result = {**plan, "published": done.published, "lines": done.lines, "problem": done.problem}
+    output(form, result, lambda: click.echo(f"Imported {count_of(done.published)}."))
+    if done.problem:
+        raise CommandFailed(
+            f"stopped after {count_of(done.published)}: {done.problem}",
+            do=f"Correct that and go on with --skip {skip + done.lines}.",
+            code=Exit.PARTIAL if done.published else Exit.FAILED,
+        )
+    return Exit.OK
+
+
+@contextmanager
+def _file(path: Path) -> Iterator[Path]:
+    """The file itself; what comes by stdin is put into one, to be read more than once."""
+    if str(path) != "-":
+        yield path
+        return
+    with NamedTemporaryFile(suffix=".ndjson") as spooled:
+        copyfileobj(sys.stdin.buffer, spooled)
+        spooled.flush()
+        yield Path(spooled.name)
+
+
+def _print_contents(path: Path, found: Counter[str], *, err: bool = False) -> None:
+    pairs = [("file", str(path)), ("messages", f"{found.total():,}")]
+    pairs += [("into", f"{queue}: {count:,}") for queue, count in found.most_common()]
+    details(pairs, err=err)
+
+
+async def _contents(path: Path, queue: str | None, skip: int) -> Counter[str]:
+    """How many messages go into which queue; BadLine names the first line that is none."""
+    from hopback.ops.messages.archive import read_line
+
+    found: Counter[str] = Counter()
+    number = skip
+    async for line in _lines(path, skip):
+        number += 1
+        if line.strip():
+            archived = read_line(line, where=f"{path}, line {number},")
+            found[queue or archived.queue] += 1
+    return found
+
+
+async def _lines(path: Path, skip: int) -> AsyncIterator[bytes]:
+    from hopback.ops.messages.archive import read_lines
+
+    number = 0
+    try:
+        async for line in read_lines(path):
+            number += 1
+            if number > skip:
+                yield line
+    except FileNotFoundError as error:
+        raise CommandFailed(
+            f"there is no file {str(path)!r}", do="Name the file of an export.", code=Exit.NOT_FOUND
+        ) from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+async def import_messages(
+    dead_letters: DeadLetters,
+    path: Path,
+    queue: str | None,
+    rate: float | None,
+    skip: int,
+    reason: str,
+) -> Imported:
+    """Publish the lines of a file."""
+    return await dead_letters.import_lines(
+        _lines(path, skip), queue=queue, pace=Pace(rate), reason=reason or "import"
+    )

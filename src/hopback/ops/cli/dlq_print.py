@@ -1,0 +1,605 @@
+"""Dead-letter queues, messages, groups, plans and jobs as people read them, or as JSON."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from hopback.cli.terminal import (
+    clock_text,
+    details,
+    document,
+    gap,
+    json_line,
+    json_text,
+    on_terminal,
+    table,
+)
+from hopback.headers import timestamp
+from hopback.ops.contract.requests import GroupBy, JobKind, TargetKind
+from hopback.ops.contract.values import HELD_BACK
+from hopback.ops.messages.body import packing, unpack
+from hopback.ops.messages.dead_letter import pretty_json
+from hopback.text import one_line as safe
+from hopback.text import safe_lines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+
+    from hopback.ops.browse.search import SearchProgress
+    from hopback.ops.contract.values import (
+        Counts,
+        DeadLetter,
+        Group,
+        HeldMessages,
+        Job,
+        JobPlan,
+        LookProgress,
+        MessageView,
+        OnProgress,
+        QueueDetail,
+        QueueSummary,
+        ReachedQueue,
+        Survey,
+        TargetChoice,
+    )
+
+_Command = TypeVar("_Command", bound="Callable[..., object]")
+
+_ERROR_CELL = (
+    60  # characters of an error in a table: enough to tell errors apart, room for the rest
+)
+_HEADER_CELL = 100  # of a header's value; an export has it whole
+_SHOWN_BYTES = 64 * 1024  # of a payload: some thousand lines, more than anybody reads on a terminal
+_PRETTY_BYTES = (
+    4 * _SHOWN_BYTES
+)  # laying out a large payload takes time, and only its head is shown
+_HEX_BYTES = 2048  # 128 rows: enough to recognise a format
+_HEX_ROW = 16  # bytes, as hexdump has them
+
+
+def form_option(command: _Command) -> _Command:
+    """The option -o: a table on a terminal, lines of JSON anywhere else, or what is said."""
+    return click.option(
+        "-o",
+        "--format",
+        "form",
+        type=click.Choice(("table", "json", "ndjson")),
+        envvar="HOPBACK_FORMAT",
+        default=lambda: "table" if on_terminal() else "ndjson",
+        show_default="table on a terminal, else ndjson",
+        help="What to print; also HOPBACK_FORMAT.",
+    )(command)
+
+
+def output(form: str, found: object, in_words: Callable[[], None]) -> None:
+    """Print a value of the contract, or several, in the form that is wanted."""
+    from hopback.ops.contract.codec import to_json
+
+    if form == "table":
+        in_words()
+    elif form == "json":
+        document(json_text(to_json(found)))
+    else:
+        for each in found if isinstance(found, list | tuple) else (found,):
+            click.echo(json_line(to_json(each)))
+
+
+def count_of(number: int, what: str = "message") -> str:
+    """`1 message`, `1,200 messages`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def ago(moment: float | None, now: float) -> str:
+    """How long ago a moment was: `12s ago`, `4m ago`, `2d ago`; empty if nobody knows."""
+    if moment is None:
+        return ""
+    seconds = max(int(now - moment), 0)
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit} ago"
+    return f"{seconds}s ago"
+
+
+def size_text(size: int) -> str:
+    """A size as people say it: `512 B`, `1.5 KiB`."""
+    shown, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if shown < 1024:
+            break
+        shown, unit = shown / 1024, larger
+    return f"{size} B" if unit == "B" else f"{shown:.1f} {unit}"
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}"
+
+
+def _clipped(text: str) -> str:
+    """On one line, and not wider than a cell."""
+    line = " ".join(text.split())
+    return line if len(line) <= _ERROR_CELL else f"{line[: _ERROR_CELL - 1]}…"
+
+
+def _filled(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str] = (),
+    keep: Sequence[str] = (),
+) -> None:
+    """A table without the columns in which nothing stands."""
+    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    table(
+        [columns[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        right=right,
+        keep=keep,
+    )
+
+
+def print_queues(queues: Sequence[QueueSummary]) -> None:
+    """A row for each queue, the fullest first; below them how many there are, and how old that is."""
+    if not queues:
+        click.echo("No dead-letter queues were found; --topology and --dlq name some.")
+        return
+    queues = sorted(queues, key=lambda one: (-(one.messages or 0), one.queue))
+    rows = [
+        (
+            one.queue,
+            ", ".join(one.origins or (one.main_queue or "?",)),
+            _number(one.messages) if one.exists else "-",
+            _number(one.messages_unacknowledged) if one.messages_unacknowledged else "",
+            _job_cell(one.active_job),
+            "; ".join(_notes(one)),
+        )
+        for one in queues
+    ]
+    columns = ("queue", "from", "messages", "held", "job", "note")
+    _filled(columns, rows, right=("messages", "held"), keep=("job",))
+    total = sum(one.messages or 0 for one in queues)
+    full = sum(bool(one.messages) for one in queues)
+    age = max((one.depth.age_s for one in queues), default=0.0)
+    old = f"; as of up to {age:.0f} s ago" if age >= 1 else ""
+    click.echo(f"{count_of(total)} in {full} of {count_of(len(queues), 'queue')}{old}.")
+    if any(one.held_back for one in queues):
+        gap()
+        click.echo(HELD_BACK)
+
+
+def _job_cell(job: Job | None) -> str:
+    return "" if job is None else f"{job.kind} {job.state} {job.id}"
+
+
+def _notes(one: QueueSummary) -> Iterator[str]:
+    if not one.exists:
+        yield "not on the broker"
+    if one.consumers and one.active_job is None:  # else it is the job's own
+        yield count_of(one.consumers, "consumer")
+    for held in one.held_back:
+        yield f"{held.messages:,} held back in {held.queue}"
+    if one.state not in (None, "running", "idle"):  # RabbitMQ's words for a queue that is well
+        yield str(one.state)
+    if one.known_by == "name":
+        yield "by its name only"
+
+
+def print_queue(queue: QueueDetail) -> None:
+    """One queue with everything known."""
+    depth = queue.depth
+    numbers = f"{_number(depth.ready)} ready, {_number(depth.unacked)} held"
+    limit = "none" if queue.limit is None else f"{queue.limit:,} deliveries"
+    if queue.limit_lifted:
+        limit += ", lifted by a policy of Hopback"
+    elif queue.can_lift:
+        limit += "; --lift-limit can lift it"
+    pairs = [
+        ("queue", queue.queue),
+        ("from", ", ".join(queue.origins) or "unknown"),
+        ("messages", f"{numbers} (by {depth.source}, {depth.age_s:.0f} s old)"),
+        ("type", f"{queue.type or 'unknown'} on RabbitMQ {queue.broker_version}"),
+        ("limit", limit),
+        ("looking", queue.cost.text),
+        ("known by", queue.known_by),
+    ]
+    if queue.active_job is not None:
+        pairs.append(("job", _job_cell(queue.active_job)))
+    if queue.held_back:
+        held_back = ", ".join(f"{held.messages:,} in {held.queue}" for held in queue.held_back)
+        pairs.append(("held back", held_back))
+    details(pairs)
+    if queue.held_back:
+        click.echo(HELD_BACK)
+    gap()
+    rows = [
+        (
+            f"{_target_name(queue, one)}{' (default)' if one.is_default else ''}",
+            one.text
+            if one.exchange is None or one.routing_key is None
+            else place_text(one.exchange, one.routing_key),
+            one.flaw or one.warning,
+        )
+        for one in queue.targets
+    ]
+    _filled(("target", "where", "note"), rows)
+
+
+def _target_name(queue: QueueDetail, choice: TargetChoice) -> str:
+    """What `--to` takes. Where no plan is known nothing was designed: it is the queue that failed."""
+    if choice.kind is TargetKind.DESIGN and queue.known_by != "plan":
+        return TargetKind.FAILED_QUEUE.value
+    return choice.kind.value
+
+
+def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
+    """A row for each message."""
+    if not messages:
+        click.echo("No messages.")
+        return
+    rows = [
+        (
+            one.id,
+            one.type,
+            one.reason,
+            _clipped(_error(one)),
+            ("≥ " if one.attempts_at_least else "")
+            + f"{one.attempts:,}"
+            + (f" +{one.redrives} re-driven" if one.redrives else ""),
+            ago(one.last_failed, now),
+            size_text(one.size),
+        )
+        for one in messages
+    ]
+    columns = ("id", "type", "reason", "error", "attempts", "failed", "size")
+    _filled(columns, rows, right=("size", "failed"))
+
+
+def _error(message: DeadLetter) -> str:
+    return ": ".join(part for part in (message.error, message.error_message) if part)
+
+
+@contextmanager
+def progress_told() -> Iterator[OnProgress | None]:
+    """What hears how far something is, and says so in a line on the terminal, until it is over."""
+    if not on_terminal():
+        yield None
+        return
+
+    def tell(progress: LookProgress) -> None:
+        share = f"{progress.seen:,} of {count_of(progress.total)} looked at"
+        click.echo(f"\x1b[2K{safe(share)}, now in {safe(progress.queue)}\r", nl=False, err=True)
+
+    try:
+        yield tell
+    finally:
+        click.echo("\x1b[2K", nl=False, err=True)
+
+
+async def told_search(
+    progress: AsyncGenerator[SearchProgress, None],
+) -> AsyncGenerator[SearchProgress, None]:
+    """The same, with a line on the terminal that says how far it is."""
+    async with aclosing(progress):
+        async for told in progress:
+            if on_terminal() and not told.is_over:
+                share = f"{told.seen:,} of {count_of(told.total)}"
+                line = f"{share} looked at, {told.matching:,} match, now in {told.queue}"
+                click.echo(f"\x1b[2K{safe(line)}\r", nl=False, err=True)
+            elif on_terminal():
+                click.echo("\x1b[2K", nl=False, err=True)
+            yield told
+
+
+def print_held(held: Iterable[HeldMessages]) -> None:
+    """Print which messages were not read because other consumers hold them."""
+    for one in held:
+        number = "messages, number unknown" if one.count is None else count_of(one.count)
+        holders = ", ".join(one.holders) or "another consumer"
+        click.echo(safe(f"Not read: {number} in {one.queue}, held by {holders}."))
+
+
+def print_groups(found: Survey, now: float) -> None:
+    """A row for each group, the largest first."""
+    print_held(found.held)
+    if not found.groups:
+        click.echo("No messages.")
+        print_not_looked_into(found.not_looked_into)
+        return
+    columns = ["count", str(found.by), "reason", "from", "error", "first", "last"]
+    rows = [
+        (
+            f"{one.count:,}",
+            _key(one),
+            one.sample.reason,
+            one.sample.origin or "?",
+            _clipped(_error(one.sample)),
+            ago(one.first, now),
+            ago(one.last, now),
+        )
+        for one in found.groups
+    ]
+    # What they are grouped by is shown once.
+    twin = "from" if found.by == GroupBy.ORIGIN else str(found.by)
+    kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
+    _filled(
+        [columns[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        right=("count", "first", "last"),
+        keep=(str(found.by),) if found.by == GroupBy.FINGERPRINT else (),
+    )
+    if found.matching != found.seen or not found.complete:
+        more = "" if found.complete else "; the queue holds more"
+        click.echo(f"{found.matching:,} of {count_of(found.seen)} match{more}.")
+    print_not_looked_into(found.not_looked_into)
+
+
+def _key(group: Group) -> str:
+    """What a group has in common; an error without a type goes by its words."""
+    return group.key or _clipped(group.sample.error_message) or "(none)"
+
+
+def print_not_looked_into(number: int) -> None:
+    """How many messages the filter could not judge, if there are any."""
+    if number:
+        click.echo(
+            f"{count_of(number)} not looked into: the body is too large or too deeply nested for"
+            " payload terms."
+        )
+
+
+def print_message(message: MessageView, body: bytes, payload: str = "pretty") -> None:
+    """One message: what happened, when, its headers with their types, its payload."""
+    click.echo(safe_lines(clock_text(message.sentence)))
+    click.echo()
+    details(_facts(message))
+    happened = [
+        ("" if one.time is None else clock_text(timestamp(one.time)), one.what)
+        for one in message.timeline
+    ]
+    _section("What happened", happened)
+    if message.failure is not None and message.failure.stack:
+        click.echo(f"\nStack\n{_indented(message.failure.stack)}")
+    _section("Properties", [(name, str(value)) for name, value in message.properties.items()])
+    if message.headers:
+        gap()
+        rows = []
+        for one in message.headers:
+            value = one.value
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if len(shown) > _HEADER_CELL:
+                shown = f"{shown[:_HEADER_CELL]}…"
+            rows.append((one.name, one.type, shown))
+        table(("header", "type", "value"), rows)
+        if message.more_headers:
+            click.echo(f"and {message.more_headers:,} more headers, which an export has")
+    inside, done = _unpacked(message, body, payload)
+    text, cut = payload_text(inside, payload)
+    notes = ", ".join(filter(None, (size_text(len(body)), done, cut)))
+    click.echo(f"\nPayload ({safe(notes)})\n{_indented(text)}")
+
+
+def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
+    dead_letter = message.dead_letter
+    yield "id", dead_letter.id
+    yield "queue", dead_letter.queue
+    for name, value in (
+        ("type", dead_letter.type),
+        ("from", dead_letter.origin),
+        ("group", dead_letter.fingerprint),
+    ):
+        if value:
+            yield name, value
+    yield "came by", f"exchange {dead_letter.exchange!r} with key {dead_letter.routing_key!r}"
+    way = message.way
+    if way is None:
+        yield "goes to", f"nowhere: {message.no_way}"
+    else:
+        yield (
+            "goes to",
+            place_text(way.exchange, way.routing_key)
+            + ("" if way.flaw is None else f", but {way.flaw}"),
+        )
+
+
+def place_text(exchange: str, routing_key: str) -> str:
+    """Where a message is sent to."""
+    return f"exchange {exchange} with key {routing_key}" if exchange else f"queue {routing_key}"
+
+
+def _section(title: str, pairs: list[tuple[str, str]]) -> None:
+    if pairs:
+        click.echo(f"\n{title}")
+        details([(f"  {name}", value) for name, value in pairs])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in safe_lines(text).split("\n"))
+
+
+def _unpacked(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]:
+    """What is inside the body, and what was done to it; with the form `hex` the body as it is."""
+    if form == "hex":
+        return body, ""
+    headers = {one.name: one.value for one in message.headers}
+    how = packing(message.properties.get("contentEncoding"), headers)
+    inside, is_whole, packed_by = unpack(body, how, _PRETTY_BYTES)
+    notes = (
+        [f"unpacked from {packed_by}{'' if is_whole else ', its beginning'}"] if packed_by else []
+    )
+    if form == "pretty" and message.payload_encoding == "msgpack":
+        notes.append("as JSON, from MessagePack")
+        return json.dumps(message.payload).encode(), ", ".join(notes)
+    return inside if packed_by else body, ", ".join(notes)
+
+
+def payload_text(body: bytes, form: str) -> tuple[str, str]:
+    """The payload for eyes, and what was done to it; what is no text is shown in hex."""
+    if form == "hex":
+        return _hex(body)
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        shown, note = _hex(body)
+        return shown, note or "not UTF-8"
+    if form == "pretty" and len(body) <= _PRETTY_BYTES:
+        text, _ = pretty_json(text, _SHOWN_BYTES + 1) or (text, False)
+    if len(text) > _SHOWN_BYTES:
+        return text[:_SHOWN_BYTES], f"the first {size_text(_SHOWN_BYTES)}; --save FILE has it all"
+    return text, ""
+
+
+def _hex(body: bytes) -> tuple[str, str]:
+    """Rows of hex with the ASCII characters beside them, and a note if that is not all."""
+    rows = []
+    for start in range(0, min(len(body), _HEX_BYTES), _HEX_ROW):
+        row = body[start : start + _HEX_ROW]
+        characters = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
+        rows.append(f"{start:06x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {characters}")
+    cut = len(body) > _HEX_BYTES
+    return (
+        "\n".join(rows),
+        f"the first {size_text(_HEX_BYTES)}; --save FILE has it all" if cut else "",
+    )
+
+
+def print_plan(plan: JobPlan, *, err: bool) -> None:
+    """What would happen: how many, why they are here, where they go, what it costs."""
+    details(plan_lines(plan), err=err)
+    for title, groups in (("reason", plan.reasons), ("error", plan.errors)):
+        rows = [(f"{one.count:,}", _key(one)) for one in groups]
+        if rows:
+            gap(err=err)
+            table(("count", title), rows, right=("count",), err=err)
+    for sample in plan.changes:
+        gap(err=err)
+        lines = sample.diff or (f"cannot be changed: {sample.problem}",)
+        click.echo(safe_lines("\n".join((f"{sample.id}:", *lines))), err=err)
+    for text in plan.warnings:
+        click.echo(safe(f"Warning: {text}"), err=err)
+    for text in plan.flaws:
+        click.echo(safe(f"In the way: {text}"), err=err)
+
+
+def _consumers(reached: ReachedQueue) -> str:
+    """Who takes what is sent to a queue."""
+    if reached.consumers is None:
+        return f"{reached.queue}: nobody tells by how many consumers"
+    return f"{reached.queue}: {reached.consumers:,} consumer{'' if reached.consumers == 1 else 's'}"
+
+
+def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
+    """The facts of a plan, by name."""
+    yield plan.kind, f"from {plan.queue}"
+    yield "messages", _count_text(plan)
+    if plan.selection.filter:
+        yield "filter", plan.selection.filter
+    if plan.kind is JobKind.DISCARD:
+        yield "export", plan.export_to or "none: what is discarded is gone for good"
+    else:
+        ways = [
+            f"{place_text(way.exchange, way.routing_key)}: {way.count:,}, {way.flaw or 'exists and routes'}"
+            for way in plan.ways
+        ]
+        yield "to", "\n".join(ways) or plan.target
+        if plan.reaches:
+            yield "taken by", "\n".join(map(_consumers, plan.reaches))
+        yield "order", plan.order
+    for one in plan.left_out:
+        yield "left out", f"{one.count:,}: {one.reason}"
+    if plan.ramp:
+        yield "ramp", ", ".join(map(str, plan.ramp)) + ", then the rest"
+        yield "watch", f"after each stage and at the end {plan.watch_text}"
+    if plan.stop_rule:
+        yield "stops", plan.stop_rule
+    if plan.duplicates:
+        yield "twice", plan.duplicates
+    if plan.changes:
+        yield "originals", plan.export_to
+    yield "looking", plan.cost.text
+
+
+def _count_text(plan: JobPlan) -> str:
+    """The number of messages of a plan, and how well it is known."""
+    selection, count = plan.selection, f"{plan.selection.count or 0:,}"
+    if selection.estimate:
+        return f"about {count} of {plan.selected:,}: {selection.estimate}"
+    if selection.filter:
+        return f"{count} of {plan.selected:,}, by the filter"
+    return count if plan.seen >= plan.selected else f"{count}; {plan.seen:,} were looked at"
+
+
+def print_jobs(jobs: Sequence[Job], now: float) -> None:
+    """A row for each job, the newest first."""
+    if not jobs:
+        click.echo(
+            "No jobs: a re-drive or a discard becomes one (`hopback dlq redrive`), and stays here when"
+            " it has ended."
+        )
+        return
+    numbers = ("done", "left out", "failed", "came back", "begun")
+    columns = ("id", "kind", "queue", "state", *numbers[:4], "by", numbers[4])
+    rows = [
+        (
+            one.id,
+            one.kind,
+            one.queue,
+            one.state,
+            f"{one.counts.done:,}/{one.counts.selected:,}",
+            f"{one.counts.skipped:,}" if one.counts.skipped else "",
+            f"{one.counts.failed:,}" if one.counts.failed else "",
+            came_back_text(one.counts)
+            if one.counts.came_back != 0 and one.kind is JobKind.REDRIVE
+            else "",
+            one.by,
+            ago(one.created, now),
+        )
+        for one in jobs
+    ]
+    _filled(columns, rows, right=numbers, keep=("queue",))
+
+
+def came_back_text(counts: Counts) -> str:
+    """How many came back, as far as anybody has counted."""
+    if counts.came_back is None:
+        return "not known"
+    return f"{'≥ ' if counts.came_back_at_least else ''}{counts.came_back:,}"
+
+
+def print_job(job: Job) -> None:
+    """One job with everything known."""
+    counts = job.counts
+    aim = f" {job.target}" if job.kind is JobKind.REDRIVE else ""
+    further = (
+        (counts.skipped, "left out"),
+        (counts.failed, "failed"),
+        (counts.gone, "left the queue otherwise"),
+        (counts.remaining, "remaining"),
+        (counts.returned, "given back"),
+        (counts.arrived_meanwhile, "arrived meanwhile"),
+    )
+    returned = f", {came_back_text(counts)} came back" if counts.came_back else ""
+    first = f"{counts.selected:,} selected, {counts.done:,} done"
+    lines = [
+        ("job", job.id),
+        ("what", f"{job.kind} from {job.queue}{aim}"),
+        ("state", job.state + (f": {clock_text(job.reason)}" if job.reason else "")),
+        (
+            "messages",
+            ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)]) + returned,
+        ),
+    ]
+    if job.selection.filter:
+        lines.append(("filter", job.selection.filter))
+    if job.duplicates:
+        lines.append(("twice", job.duplicates))
+    if job.rate is not None:
+        lines.append(("rate", f"{job.rate:g} per second"))
+    if job.export_to:
+        lines.append(("export", job.export_to))
+    lines.append(("by", job.by or "unknown"))
+    if job.why:
+        lines.append(("why", job.why))
+    moments = (("begun", job.created), ("changed", job.updated))
+    details([*lines, *((name, clock_text(timestamp(at))) for name, at in moments)])

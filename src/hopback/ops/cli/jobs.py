@@ -1,0 +1,590 @@
+"""`hopback jobs`: re-drives and discards that run, here or in another process, or have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections import deque
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.terminal import ask_for_reason, clock_text, json_line, on_terminal, table
+from hopback.ops.cli.dlq_print import (
+    came_back_text,
+    count_of,
+    form_option,
+    output,
+    print_job,
+    print_jobs,
+)
+from hopback.ops.cli.where import (
+    complete_job,
+    complete_queue,
+    resume_command,
+    where_options,
+    with_dead_letters,
+)
+from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.values import JobState
+from hopback.text import one_line as safe
+from hopback.text import safe_lines
+from hopback.waiting import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hopback.ops.cli.where import Where
+    from hopback.ops.contract.interface import DeadLetters
+    from hopback.ops.contract.values import FailedMessage, Job
+
+_job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
+
+
+@click.group(short_help="Re-drives and discards: follow, pause, cancel, resume them.")
+def jobs() -> None:
+    """Re-drives and discards: those that run, here or in another process, and those that ended.
+
+    They are kept in the store (--store), where every process that names the same one finds them.
+    """
+
+
+@jobs.command(short_help="List jobs, the newest first.")
+@click.option(
+    "--queue", default="", metavar="Q", help="Only of this queue.", shell_complete=complete_queue
+)
+@click.option("--active", is_flag=True, help="Only those that run or are paused.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 500),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="At most so many.",
+)
+@where_options
+@form_option
+def ls(queue: str, active: bool, limit: int, form: str, where: Where) -> None:
+    """List jobs, the newest first; of all brokers unless one is named."""
+    found = with_dead_letters(
+        where, lambda dead_letters: dead_letters.jobs(queue=queue, active=active, limit=limit)
+    )
+    output(form, found, lambda: print_jobs(found, time.time()))
+
+
+@jobs.command(short_help="Show a job.")
+@_job_argument
+@where_options
+@form_option
+def show(job: str, form: str, where: Where) -> None:
+    """Show what JOB does, for whom and why, and how far it is."""
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.job(job))
+    output(form, found, lambda: print_job(found))
+
+
+@jobs.command(short_help="Follow a job until it ends.")
+@_job_argument
+@where_options
+@form_option
+def watch(job: str, form: str, where: Where) -> int:
+    """Follow JOB until it runs no more; leaves with the code that says how it ended.
+
+    Ctrl-C ends the watching, not the job.
+    """
+    return with_dead_letters(where, lambda dead_letters: watch_job(dead_letters, job, form))
+
+
+async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
+    """Follow a job that runs somewhere."""
+    with signals_heard() as signals:
+        last = await follow(dead_letters, await dead_letters.job(job), signals, form)
+        if signals.heard:
+            return Exit.INTERRUPTED
+        code = await exit_code(dead_letters, last)
+    output(form, last, lambda: print_job(last))
+    return code
+
+
+@jobs.command(short_help="Let a job finish what is in flight, then wait.")
+@_job_argument
+@where_options
+@form_option
+def pause(job: str, form: str, where: Where) -> None:
+    """Let JOB finish what is in flight, then wait, in whatever process it runs."""
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.pause(job))
+    output(form, found, lambda: _say(found, "is told to pause"))
+
+
+@jobs.command(short_help="Let a paused, interrupted or failed job go on.")
+@_job_argument
+@where_options
+@form_option
+def resume(job: str, form: str, where: Where) -> int:
+    """Let JOB go on: a paused one in the process where it runs, any other in this one."""
+    again = resume_command(job)
+    return with_dead_letters(where, lambda dead_letters: resume_job(dead_letters, job, form, again))
+
+
+async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str) -> int:
+    """Go on with a job; one that begins here is seen through."""
+    before = await dead_letters.job(job)
+    if before.state is JobState.RUNNING:
+        raise CommandFailed(
+            f"job {job} is running",
+            do="Follow it with `hopback jobs watch`. If its process has died, try again in half a"
+            " minute: then it counts as interrupted.",
+            code=Exit.CONFLICT,
+        )
+    resumed = await dead_letters.resume(job)
+    if before.is_active:
+        output(form, resumed, lambda: _say(resumed, "is told to go on"))
+        return Exit.OK
+    return await see_through(dead_letters, resumed, form, again)
+
+
+@jobs.command(short_help="Let a job finish what is in flight and give the rest back.")
+@_job_argument
+@where_options
+@form_option
+def cancel(job: str, form: str, where: Where) -> None:
+    """Let JOB finish what is in flight and give the rest back, in whatever process it runs."""
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.cancel(job))
+    output(form, found, lambda: _say(found, "is told to end"))
+
+
+def _say(job: Job, request: str) -> None:
+    """What becomes of the job: what it was asked for, or that it has ended already."""
+    happens = request if job.is_active else f"is {job.state}"
+    click.echo(safe(f"{job.id} ({job.kind} from {job.queue}) {happens}."))
+
+
+@jobs.command(short_help="Let a job go faster or slower.")
+@_job_argument
+@click.argument("rate", metavar="(R | none)")
+@where_options
+@form_option
+def rate(job: str, rate: str, form: str, where: Where) -> None:
+    """Let JOB send at most R messages per second from now on, or as many as it can."""
+    try:
+        wanted = None if rate == "none" else float(rate)
+    except ValueError:
+        raise click.BadParameter(
+            f"expected a number above 0 or none, got {rate!r}.", param_hint="RATE"
+        ) from None
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.set_rate(job, wanted))
+    output(form, found, lambda: _say(found, f"goes at {rate} messages per second"))
+
+
+@jobs.command(short_help="List what a job could not move or left out.")
+@_job_argument
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="At most so many.",
+)
+@click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Begin after N.")
+@where_options
+@form_option
+def failures(job: str, limit: int, after: int, form: str, where: Where) -> None:
+    """List the messages that JOB could not move or left out, with the reasons.
+
+    All of them are still in their queue.
+    """
+
+    async def read(dead_letters: DeadLetters) -> tuple[Job, tuple[FailedMessage, ...]]:
+        known = await dead_letters.job(job)
+        return known, await dead_letters.failures(job, cursor=after, limit=limit)
+
+    known, found = with_dead_letters(where, read)
+    output(form, found, lambda: print_failures(known, found, after))
+
+
+def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> None:
+    """The messages that a job could not move; those that its filter left out are only counted."""
+    if found:
+        rows = [(one.id, one.message_id, one.reason) for one in found]
+        table(("id", "message", "why"), rows, keep=("message",))
+    elif after:
+        click.echo("No more failures.")
+    elif job.counts.skipped:
+        wanted = f" the filter {job.selection.filter}" if job.selection.filter else ""
+        click.echo(safe(f"No failures. {count_of(job.counts.skipped)} did not match{wanted}."))
+    else:
+        click.echo("No failures.")
+
+
+@jobs.command(name="came-back", short_help="Show what a re-drive had sent and what died again.")
+@_job_argument
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Show so many; all are counted.",
+)
+@click.option("--force", "forced", is_flag=True, help="Look even if that could lose messages.")
+@where_options
+@form_option
+def came_back(job: str, limit: int, forced: bool, form: str, where: Where) -> int:
+    """Show the messages that JOB had sent and that are dead again, with their new error.
+
+    The whole queue is read, and all is given back in order; JOB keeps how many there are. Leaves with 5 if
+    there are none.
+    """
+    from hopback.ops.browse.search import SearchRequest
+    from hopback.ops.cli.dlq import search_messages
+
+    request = SearchRequest(job=job, limit=limit, force=forced)
+    found = with_dead_letters(
+        where, lambda dead_letters: search_messages(dead_letters, request, form)
+    )
+    return Exit.OK if found else Exit.NOT_FOUND
+
+
+@jobs.command(name="retry-failures", short_help="Begin a job for what another could not move.")
+@_job_argument
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@where_options
+@form_option
+def retry_failures(job: str, reason: str, form: str, where: Where) -> int:
+    """Begin a new job for exactly the messages that JOB could not move."""
+    why = ask_for_reason(reason)
+
+    async def retry(dead_letters: DeadLetters) -> int:
+        begun = await dead_letters.retry_failures(job, reason=why)
+        return await see_through(dead_letters, begun, form, resume_command(begun.id))
+
+    return with_dead_letters(where, retry)
+
+
+#
+# A bar on a terminal, a record every few seconds elsewhere. The first Ctrl-C lets it finish what is in
+# flight, a second one leaves.
+
+
+_SPAN_S = 10.0  # long enough to be steady, short enough to follow a new rate
+_BETWEEN_RECORDS_S = 5.0  # twelve lines a minute: a log stays readable
+_BAR_CELLS = 24
+"""Each cell is about 4 % of the job: finer than the eye follows."""
+_NARROW_CELLS = 10
+"""A tenth per cell: what is left of 80 columns beside the counts."""
+_WIDE_COLUMNS = 100  # from here on the wide bar leaves room for a long queue name
+_LOG_COLUMNS = 200  # a line of a log is as long as it needs to be
+_DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
+
+
+class Meter:
+    """How fast messages come to their end, by what was counted within the last seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, at: float, settled: int) -> None:
+        """So many are through at that moment."""
+        self._samples.append((at, settled))
+        while len(self._samples) > 2 and at - self._samples[0][0] > _SPAN_S:
+            self._samples.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Messages per second; None before anything can be said."""
+        if len(self._samples) < 2:
+            return None
+        (began, before), (now, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (now - began) if now > began else None
+
+
+def time_left(job: Job, rate: float | None) -> float | None:
+    """Seconds until it is through at this rate; None where nobody can say, as of a job that waits."""
+    is_sending = job.state is JobState.RUNNING and not _waits_for(job)
+    return job.counts.remaining / rate if rate and is_sending else None
+
+
+def _waits_for(job: Job) -> str:
+    """What a running job waits for, in words; empty while it sends."""
+    return job.reason if job.state is JobState.RUNNING else ""
+
+
+def _settled_count(job: Job) -> int:
+    return job.counts.done + job.counts.skipped + job.counts.failed
+
+
+def bar_line(job: Job, rate: float | None, columns: int) -> str:
+    """The bar as one line that fits."""
+    counts = job.counts
+    settled = _settled_count(job)
+    share = min(settled / max(counts.selected, 1), 1.0)
+    cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
+    filled = int(share * cells)
+    left = time_left(job, rate)
+    # What it waits for is worth more than a bar that stands still, and has its place.
+    waits_for = clock_text(_waits_for(job), day=False)  # nothing is waited for longer than a day
+    parts = [
+        f"{job.kind} {job.queue}",
+        "" if waits_for else "━" * filled + "─" * (cells - filled),
+        f"{int(share * 100):3d}%",
+        f"{settled:,}/{counts.selected:,}",
+        f"{rate:,.0f}/s" if rate is not None and not waits_for else "",
+        f"{_brief(left)} left" if left is not None else "",
+        f"failed {counts.failed:,}" if counts.failed or not waits_for else "",
+        f"came back {came_back_text(counts)}" if counts.came_back is not None else "",
+        waits_for if job.state is JobState.RUNNING else job.state,
+    ]
+    line = safe("  ".join(part for part in parts if part))
+    # One column less than there are: some terminals wrap when the last one is written.
+    most = max(columns - 1, 10)
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _brief(seconds: float) -> str:
+    whole = int(seconds + 0.999)  # what has begun counts: 0.2 s is not "0s left"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Progress(Protocol):
+    """Where the progress of a job is told."""
+
+    def show(self, job: Job) -> None:
+        """The job has come so far."""
+
+    def finish(self) -> None:
+        """Nothing more is told: leave the place clean."""
+
+
+class Bar:
+    """One line of a terminal, drawn again and again. No escape sequences are needed for it."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._meter = Meter()
+        self._drawn = 0
+
+    def show(self, job: Job) -> None:
+        """Draw it."""
+        self._meter.add(self._now(), _settled_count(job))
+        columns = shutil.get_terminal_size().columns
+        line = bar_line(job, self._meter.rate, columns)
+        click.echo("\r" + line.ljust(min(self._drawn, columns - 1)), err=True, nl=False)
+        self._drawn = len(line)
+
+    def finish(self) -> None:
+        """End the line: what was last drawn stays to be read."""
+        if self._drawn:
+            click.echo(err=True)
+            self._drawn = 0
+
+
+class _EveryFewSeconds:
+    """Progress that is written down: every few seconds, and at once if the job has begun to wait."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._meter = Meter()
+        self._next = now() + _BETWEEN_RECORDS_S
+        self._reason = ""
+
+    def show(self, job: Job) -> None:
+        """Write it down if it is time."""
+        now, known = self._now(), self._reason
+        self._meter.add(now, _settled_count(job))
+        self._reason = job.reason
+        if now >= self._next or self._reason != known:
+            self._next = now + _BETWEEN_RECORDS_S
+            click.echo(self._line(job, self._meter.rate), err=True)
+
+    def finish(self) -> None:
+        """There is nothing to leave clean."""
+
+    def _line(self, job: Job, rate: float | None) -> str:
+        raise NotImplementedError
+
+
+class Records(_EveryFewSeconds):
+    """A line of JSON, for logs."""
+
+    def _line(self, job: Job, rate: float | None) -> str:
+        from hopback.ops.contract.codec import to_json
+
+        left = time_left(job, rate)
+        return json_line(
+            {
+                "event": "progress",
+                "job": job.id,
+                "state": job.state,
+                "reason": job.reason,
+                "counts": to_json(job.counts),
+                "rate": None if rate is None or _waits_for(job) else round(rate, 1),
+                "secondsLeft": None if left is None else round(left, 1),
+            }
+        )
+
+
+class TextLines(_EveryFewSeconds):
+    """A line for people, where a table goes into a pipe or a file."""
+
+    def _line(self, job: Job, rate: float | None) -> str:
+        return bar_line(job, rate, _LOG_COLUMNS)
+
+
+class Signals:
+    """Hears SIGINT and SIGTERM: the first is an event, the second cancels, the third ends."""
+
+    def __init__(self) -> None:
+        self.first: asyncio.Event = asyncio.Event()
+        self.heard: int = 0
+        self._main = asyncio.current_task()
+
+    def __call__(self) -> None:
+        """A signal has come."""
+        self.heard += 1
+        self.first.set()
+        if self.heard == 2 and self._main is not None:
+            self._main.cancel()
+        elif self.heard > 2:
+            os._exit(Exit.INTERRUPTED)
+
+
+@contextmanager
+def signals_heard() -> Iterator[Signals]:
+    """Hear signals as long as this lasts."""
+    loop, signals = asyncio.get_running_loop(), Signals()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    # Where a loop hears no signals, Ctrl-C ends the process at once, which loses nothing either.
+    with suppress(NotImplementedError, RuntimeError, ValueError):
+        for number in numbers:
+            loop.add_signal_handler(number, signals)
+    try:
+        yield signals
+    except asyncio.CancelledError:
+        if signals.heard > 1:
+            raise click.Abort from None
+        raise
+    finally:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: str) -> int:
+    """Follow a job that was begun from here, print how it ended and return the exit code.
+
+    `resume` is the command that goes on with it if it is interrupted.
+    """
+    with signals_heard() as signals:
+        last = await follow(dead_letters, job, signals, form)
+        if signals.heard and last.is_active and dead_letters.runs_jobs_here:
+            click.echo("Finishing what is in flight; Ctrl-C again leaves at once.", err=True)
+            last = await dead_letters.interrupt(last.id)
+        code = await exit_code(dead_letters, last)
+    if signals.heard and (last.is_active or last.state is JobState.INTERRUPTED):
+        output(form, last, lambda: None)
+        if dead_letters.runs_jobs_here:
+            again = (
+                f"Go on with:\n  {resume}"
+                if dead_letters.keeps_jobs
+                else "Begin again for the rest."
+            )
+            text = (
+                f"Interrupted: {last.counts.done:,} of {count_of(last.counts.selected)} are"
+                f" {_DONE[last.kind]}, the rest is in {last.queue}. {again}"
+            )
+        else:
+            text = (
+                f"Job {last.id} goes on at the server; `hopback jobs watch {last.id}` follows it."
+            )
+        click.echo(safe_lines(text), err=True)
+        return Exit.INTERRUPTED
+    output(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
+    if last.can_resume and dead_letters.keeps_jobs and code is not Exit.OK:
+        click.echo(safe_lines(f"Go on with:\n  {resume}"), err=True)
+    return code
+
+
+async def follow(
+    dead_letters: DeadLetters, job: Job, signals: Signals, form: str = "ndjson"
+) -> Job:
+    """Tell the progress until the job runs no more, or a signal comes; the job as it then is.
+
+    Off a terminal it is told in the form of the rest: lines of JSON, or of words beside a table.
+    """
+    now = asyncio.get_running_loop().time
+    told = TextLines if form == "table" else Records
+    progress: Progress = Bar(now) if on_terminal(err=True) else told(now)
+    last = job
+
+    async def watch() -> None:
+        nonlocal last
+        async for last in dead_letters.events(job.id):
+            progress.show(last)
+
+    try:
+        watched, _ = await first_of(watch(), signals.first.wait())
+        if watched is not None:
+            watched.result()
+    finally:
+        progress.finish()
+    return last
+
+
+async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:
+    """The exit code that says how a job ended."""
+    counts = job.counts
+    match job.state:
+        case JobState.COMPLETED:
+            # What a filter leaves out is meant to stay; what is noted is not.
+            left = counts.failed or (
+                counts.skipped and await dead_letters.failures(job.id, limit=1)
+            )
+            return Exit.PARTIAL if left else Exit.OK
+        case JobState.CANCELLED:
+            return Exit.CANCELLED
+        case JobState.STOPPED:
+            return Exit.PARTIAL
+        case JobState.FAILED:
+            return Exit.PARTIAL if counts.done else Exit.FAILED
+        case JobState.INTERRUPTED:
+            return Exit.UNREACHABLE
+    return Exit.OK
+
+
+def _print_end(job: Job, *, noted: bool) -> None:
+    counts = job.counts
+    first = f"{job.state.capitalize()}: {count_of(counts.done)} {_DONE[job.kind]}"
+    if job.state is JobState.STOPPED:
+        first = f"Stopped: messages came back. {count_of(counts.done)} {_DONE[job.kind]}"
+    more = [
+        f"{number:,} {words}"
+        for number, words in (
+            (counts.skipped, "left out"),
+            (counts.failed, "failed"),
+            (counts.gone, "left the queue otherwise"),
+            (counts.remaining, "not touched"),
+            (counts.arrived_meanwhile, "arrived meanwhile"),
+        )
+        if number
+    ]
+    more += [f"{came_back_text(counts)} came back"] if counts.came_back else []
+    click.echo(safe(", ".join([first, *more]) + "."))
+    if job.reason and job.state in (JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED):
+        click.echo(safe(f"Because: {job.reason}"))
+    if job.state is JobState.STOPPED:
+        click.echo(f"`hopback jobs came-back {job.id}` shows what came back.")
+    if job.duplicates:
+        click.echo(f"Delivered twice: {job.duplicates}.")
+    if job.export_to and counts.done:
+        click.echo(safe(f"Written to {job.export_to}"))
+    if noted and (counts.failed or counts.skipped):
+        click.echo(f"`hopback jobs failures {job.id}` lists what was not moved.")

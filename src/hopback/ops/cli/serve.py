@@ -1,0 +1,218 @@
+"""`hopback serve`: dead letters, jobs, topology and audit by HTTP and on a page."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopback.cli.event_loop import quick_loop
+from hopback.cli.exits import Exit
+from hopback.cli.options import HttpAddress, cannot_listen, url_host
+from hopback.cli.store import journal
+from hopback.clock import SystemClock
+from hopback.ops.cli.where import (
+    broker_where_options,
+    file_brokers,
+    journal_names,
+    open_in_process,
+    open_operations,
+    operating,
+    said_of,
+)
+
+if TYPE_CHECKING:
+    from hopback.ops.cli.where import Where
+    from hopback.ops.http.app import AdminBroker
+    from hopback.ops.http.settings import AdminSettings
+    from hopback.ops.jobs.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class _ServeChoices:
+    """What the options say about the service itself."""
+
+    http: tuple[str, int]
+    config: Path | None
+    dev: bool
+    tls_cert: str | None
+    tls_key: str | None
+    proxied: bool
+
+
+@click.command(short_help="Serve dead letters and jobs by HTTP and on a page.")
+@broker_where_options
+@click.option(
+    "--http",
+    type=HttpAddress(),
+    default="8080",
+    show_default=True,
+    metavar="[HOST:]PORT",
+    help="Where to listen; the host is 127.0.0.1. Another one needs a sign-in (--config).",
+)
+@click.option(
+    "--config",
+    envvar="HOPBACK_CONFIG",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="TOML file: brokers, tokens, keys, roles and limits; also HOPBACK_CONFIG.",
+)
+@click.option("--dev", is_flag=True, help="Print a login link; for development.")
+@click.option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate.")
+@click.option("--tls-key", metavar="FILE", help="The key of that certificate.")
+@click.option(
+    "--proxied", is_flag=True, help="A proxy on this machine says who connects and by which scheme."
+)
+@click.option("--new-key", metavar="NAME", help="Make an API key for the settings file, and leave.")
+@click.option(
+    "--role",
+    type=click.Choice(("viewer", "operator", "admin")),
+    default="viewer",
+    show_default=True,
+    help="With --new-key: its role.",
+)
+def serve(new_key: str | None, role: str, where: Where, **options: Any) -> int:
+    """Serve the admin page and the HTTP API until it is stopped.
+
+    Without --config nobody is asked who they are, and only this machine is served.
+    """
+    from hopback.ops import http as admin
+
+    if new_key is not None:
+        return _print_key(new_key, role)
+    choices = _ServeChoices(config=where.config, **options)
+    settings = admin.AdminSettings()
+    if choices.config is not None:
+        settings = admin.read_settings(choices.config, os.environ)
+    if settings.brokers and where.broker is not None:
+        raise click.UsageError(
+            "--broker (or HOPBACK_BROKER) and the [[brokers]] of --config both say what to serve:"
+            " leave one of them away."
+        )
+    if not settings.brokers and where.broker is None:
+        raise click.UsageError(
+            "Missing option '--broker' (or HOPBACK_BROKER, or [[brokers]] in --config)."
+        )
+    admin.refuse_public(choices.http[0], asks_who=settings.asks_who or choices.dev)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for chatty in ("httpx", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=quick_loop()) as runner:
+        runner.run(_serve(where, choices, settings))
+    return Exit.OK
+
+
+async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) -> None:
+    from hopback.ops.http import create_app
+    from hopback.ops.http import serve as serve_app
+    from hopback.ops.http.auth import new_secret
+
+    link = new_secret() if choices.dev else None
+    async with AsyncExitStack() as stack:
+        served = await _open_brokers(where, stack, choices.config, settings)
+        first, others = served[0], served[1:]
+        app = create_app(
+            first.operations,
+            first.broker,
+            view=first.view,
+            vhost=first.vhost,
+            topologies=first.topologies,
+            settings=settings,
+            clock=first.operations.clock,
+            link=link,
+            name=first.name,
+            others=others,
+            **_stores(first.operations.journal),
+        )
+
+        def tell(host: str, port: int) -> None:
+            scheme = "https" if choices.tls_cert else "http"
+            address = f"{scheme}://{url_host(host, port)}/"
+            click.echo(f"Serving {address}", err=True)
+            if link is not None:
+                click.echo(f"Sign in: {address}login?token={link}", err=True)
+                click.echo("The link opens once.", err=True)
+            elif choices.config is None:
+                click.echo("No sign-in is configured: only this machine is served.", err=True)
+
+        try:
+            await serve_app(
+                app,
+                host=choices.http[0],
+                port=choices.http[1],
+                on_ready=tell,
+                certificate=choices.tls_cert,
+                key=choices.tls_key,
+                proxied=choices.proxied,
+            )
+        except SystemExit as ended:  # how uvicorn says that it could not listen
+            raise cannot_listen(choices.http, "see the line above") from ended
+
+
+async def _open_brokers(
+    where: Where, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
+) -> list[AdminBroker]:
+    """The brokers of the settings on one journal, or the one of the options; none is asked yet."""
+    from hopback.ops.http.app import AdminBroker
+
+    editing, lease = settings.deadletters.editing, settings.jobs.lease_seconds
+    if not settings.brokers:
+        opened = {"": await open_in_process(where, stack, editing=editing, lease=lease)}
+    else:
+        clock, brokers = SystemClock(), file_brokers(config)
+        kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
+        opened = {
+            named.name: await open_operations(
+                said_of(named, where),
+                stack,
+                kept,
+                clock,
+                operating(editing=editing, lease=lease),
+                ask=False,
+                beside=journal_names(brokers),
+                is_first=named is brokers[0],
+            )
+            for named in brokers
+        }
+    return [
+        AdminBroker(name, one.operations, one.broker, one.management, one.vhost, one.topologies)
+        for name, one in opened.items()
+    ]
+
+
+def _stores(kept: Journal) -> dict[str, Any]:
+    """Keys and ended sessions are kept where jobs and audit are, if that is a database."""
+    engine = getattr(kept, "engine", None)
+    if engine is None:
+        return {}
+    from hopback.store.admin import EndedSessionTable, KeyTable, OidcSessionTable
+
+    return {
+        "keys": KeyTable(engine),
+        "ended": EndedSessionTable(engine),
+        "oidc": OidcSessionTable(engine),
+    }
+
+
+def _print_key(name: str, role: str) -> int:
+    """A new key on stdout; what to write into the settings file, too: the hash, never the key."""
+    from hopback.ops.http.keys import new_key
+    from hopback.ops.http.roles import Grant, Role
+    from hopback.text import one_line as safe
+
+    secret, key = new_key(name, Grant(Role(role)), expires=None, made_by="", now=0.0)
+    click.echo("This is the key. It is shown this once:", err=True)
+    click.echo(secret)
+    click.echo("Put this into the settings file:", err=True)
+    quoted = safe(name).replace("\\", "\\\\").replace('"', '\\"')
+    click.echo(
+        f'\n[[auth.keys]]\nname = "{quoted}"\nhash = "{key.hash}"\nrole = "{role}"\nqueues = ["*"]',
+        err=True,
+    )
+    return Exit.OK

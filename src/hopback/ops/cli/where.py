@@ -1,0 +1,500 @@
+"""Where the dead letters are: the options that say it, and how a command gets there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import shlex
+from contextlib import AsyncExitStack, asynccontextmanager, redirect_stderr
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+import click
+from click.core import ParameterSource
+
+from hopback.cli.event_loop import quick_loop
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import (
+    EMBEDDED,
+    Access,
+    TopologySource,
+    config_option,
+    did_you_mean,
+    is_broker_name,
+    named_broker,
+    rabbitmq,
+    reach_management,
+)
+from hopback.cli.store import alert_book, journal, light_journal, state_folder
+from hopback.clock import SystemClock
+from hopback.endpoint import is_loopback
+from hopback.errors import HopbackError, NoSuch
+from hopback.text import one_line as safe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from pathlib import Path
+
+    from click.shell_completion import CompletionItem
+
+    from hopback.broker.named_brokers import NamedBroker
+    from hopback.broker.port import Broker, Connection
+    from hopback.clock import Clock
+    from hopback.ops.brokers.discovery import Override
+    from hopback.ops.brokers.live import LiveView
+    from hopback.ops.contract.interface import DeadLetters
+    from hopback.ops.contract.requests import Settings, Who
+    from hopback.ops.jobs.journal import Journal
+    from hopback.ops.operations import Operations
+    from hopback.topology.model import Topology
+
+_Command = TypeVar("_Command", bound="Callable[..., object]")
+_T = TypeVar("_T")
+_PASSWORD = re.compile(r"(//[^/@:]*):[^/]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the user said of where the dead letters are."""
+
+    broker: str | None = None
+    management: str | None = None
+    amqp_only: bool = False
+    topologies: tuple[str, ...] = ()
+    hardened: bool = False
+    named: tuple[str, ...] = ()
+    store: str | None = None
+    server: str | None = None
+    token: str | None = None
+    config: Path | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the broker is named, by a settings file or for a server."""
+        return is_broker_name(self.broker)
+
+
+_BROKER = (
+    click.option(
+        "--broker",
+        envvar="HOPBACK_BROKER",
+        metavar="URL|NAME",
+        help="amqp(s):// address, or a name in --config or on --server; also HOPBACK_BROKER, which keeps"
+        " it out of process lists.",
+    ),
+    click.option(
+        "--management",
+        envvar="HOPBACK_MANAGEMENT",
+        metavar="URL",
+        help="http(s):// address of the management API; by default the broker's host.",
+    ),
+    click.option(
+        "--amqp-only", is_flag=True, help="Do without the management API: declare what there is."
+    ),
+    click.option(
+        "--topology",
+        "topologies",
+        multiple=True,
+        metavar="(SYSTEM | FILE | MODULE:APP)",
+        help="A design, file or application whose plans hold for the queues; repeatable.",
+    ),
+    click.option("--hardened", is_flag=True, help="The hardened form of the design."),
+    click.option(
+        "--dlq",
+        "named",
+        multiple=True,
+        metavar="QUEUE[=ORIGIN]",
+        help="Another dead-letter queue, and the queue its messages failed in; repeatable.",
+    ),
+    click.option(
+        "--store",
+        envvar="HOPBACK_STORE",
+        metavar="URL",
+        help="Where jobs and audit are kept: sqlite:///file.db, postgresql://…, or `memory`;"
+        " by default a file of the user's own.",
+    ),
+)
+_SERVER = (
+    click.option(
+        "--server",
+        envvar="HOPBACK_SERVER",
+        metavar="URL",
+        help="http(s):// address of `hopback serve`; instead of an address of a broker.",
+    ),
+    click.option(
+        "--token",
+        envvar="HOPBACK_TOKEN",
+        metavar="TOKEN",
+        help="Bearer token or API key for the server; better by HOPBACK_TOKEN.",
+    ),
+)
+
+
+def where_options(command: _Command) -> _Command:
+    """Give a command everything that says where the dead letters are, as `where`."""
+    return _with_where(command, *_BROKER, config_option, *_SERVER)
+
+
+def broker_where_options(command: _Command) -> _Command:
+    """The same without a server and its --config: for what is one, and has one of its own."""
+    return _with_where(command, *_BROKER)
+
+
+def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
+    @wraps(command)
+    def called(**said: Any) -> object:
+        own = {name: said.pop(name) for name in Where.__slots__ if name in said}
+        return command(where=Where(**own), **said)
+
+    found = cast("_Command", called)
+    for option in reversed(options):
+        found = option(found)
+    return found
+
+
+def with_dead_letters(
+    where: Where, work: Callable[[DeadLetters], Awaitable[_T]], *, light: bool = True
+) -> _T:
+    """Do the work on the dead letters, on an event loop of its own; `light` as in `open_in_process`."""
+
+    async def working() -> _T:
+        async with open_dead_letters(where, light=light) as dead_letters:
+            try:
+                return await work(dead_letters)
+            except NoSuch as missing:
+                raise await _with_close_name(dead_letters, missing) from missing
+
+    with asyncio.Runner(loop_factory=quick_loop()) as runner:
+        return runner.run(working())
+
+
+async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> HopbackError:
+    """The error, with the name of a queue that was probably meant, if there is a close one."""
+    if "queue" not in missing.kind and "queue" not in str(missing):
+        return missing
+    # A server tells its errors in words only: the name is what stands in quotes.
+    named = missing.name or next(iter(re.findall(r"'([^']*)'", str(missing))), "")
+    try:
+        known = [one.queue for one in await dead_letters.queues()]
+    except HopbackError:
+        return missing
+    close = did_you_mean(named, known)
+    return CommandFailed(
+        str(missing),
+        do=f"{close}`hopback dlq ls` lists {count_text(len(known))}; --dlq NAME adds another.",
+        code=Exit.NOT_FOUND,
+    )
+
+
+def count_text(queues: int) -> str:
+    """`1 dead-letter queue`, `12 dead-letter queues`."""
+    return f"{queues:,} dead-letter queue{'' if queues == 1 else 's'}"
+
+
+@asynccontextmanager
+async def open_dead_letters(where: Where, *, light: bool = True) -> AsyncIterator[DeadLetters]:
+    """Those of the server if one is named, else those of the broker, in this process."""
+    async with AsyncExitStack() as stack:
+        if where.server is not None:
+            from hopback.ops.client import RemoteDeadLetters
+
+            _warn_of_plain_token(where)
+            name = where.broker if where.is_named else None
+            remote = RemoteDeadLetters(where.server, where.token, broker=name)
+            yield await stack.enter_async_context(remote)
+        else:
+            # Who may use the broker may also publish to it: editing is theirs, after a question.
+            found = await open_in_process(where, stack, editing=True, light=light)
+            # Without a broker only the store can be asked, and that for the jobs of all brokers.
+            yield found.operations.acting_as(_user(), everywhere=where.broker is None)
+
+
+def _warn_of_plain_token(where: Where) -> None:
+    server = urlsplit(where.server or "")
+    host = server.hostname or ""
+    is_here = host == "localhost" or is_loopback(host)
+    if where.token and server.scheme == "http" and not is_here:
+        click.echo(
+            f"Warning: the token goes to {safe(host)} without encryption."
+            " Give --server an https:// address.",
+            err=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """The operations on a broker, and what they were made with."""
+
+    operations: Operations
+    broker: Broker
+    management: LiveView | None
+    vhost: str
+    topologies: tuple[Topology, ...]
+    clock: Clock
+
+
+async def open_in_process(
+    where: Where,
+    stack: AsyncExitStack,
+    *,
+    editing: bool = False,
+    light: bool = False,
+    lease: float = 30.0,
+) -> InProcess:
+    """The operations on the broker that was named, until the stack is closed.
+
+    With `light` an SQLite file does without SQLAlchemy, and alerts are not known. A process that gives no
+    sign for `lease` seconds has lost its jobs.
+    """
+    beside: tuple[str, ...] = ()
+    is_first = True
+    if where.is_named:
+        name = where.broker or ""
+        chosen, brokers = named_broker(name, where.config), file_brokers(where.config)
+        where, beside = said_of(chosen, where), journal_names(brokers)
+        is_first = brokers[0].name == name
+    clock = SystemClock()
+    opened = (
+        light_journal(where.store, clock) if light else journal(where.store, clock, lease=lease)
+    )
+    kept = await stack.enter_async_context(opened)
+    settings = operating(editing=editing, lease=lease)
+    return await open_operations(
+        where, stack, kept, clock, settings, beside=beside, is_first=is_first
+    )
+
+
+def operating(*, editing: bool, lease: float = 30.0) -> Settings:
+    """The settings of operations that a command or service of this user carries out."""
+    from hopback.ops.contract.requests import Settings
+
+    return Settings(exports=state_folder() / "exports", editing=editing, lease_s=lease)
+
+
+async def open_operations(
+    where: Where,
+    stack: AsyncExitStack,
+    kept: Journal,
+    clock: Clock,
+    settings: Settings,
+    *,
+    ask: bool = True,
+    beside: Iterable[str] = (),
+    is_first: bool = True,
+) -> InProcess:
+    """The operations on one broker in a journal that may be shared with those `beside`."""
+    from hopback.designs import DESIGNS
+    from hopback.ops.operations import Operations
+
+    broker, vhost = _broker(where.broker)
+    management = await _management(where, broker, stack, ask=ask)
+    # --hardened is for the designs among them; a file says itself what it declares.
+    topologies = tuple(
+        TopologySource(name, where.hardened and name in DESIGNS).topology()
+        for name in where.topologies
+    )
+    operations = Operations(
+        broker,
+        management=management,
+        vhost=vhost,
+        topologies=topologies,
+        overrides=tuple(map(_override, where.named)),
+        journal=kept,
+        alerts=alert_book(kept),
+        settings=settings,
+        clock=clock,
+        beside=beside,
+        is_first=is_first,
+    )
+    await stack.enter_async_context(operations)
+    return InProcess(operations, broker, management, vhost, topologies, clock)
+
+
+def file_brokers(config: Path | None) -> tuple[NamedBroker, ...]:
+    """The brokers of a settings file; none without one. BadBrokers if two of them are the same."""
+    from hopback.broker.named_brokers import BadBrokers, read_brokers
+
+    found = () if config is None else read_brokers(config, os.environ)
+    names: dict[str, str] = {}
+    for each, name in zip(found, journal_names(found), strict=True):
+        if name in names:
+            raise BadBrokers(
+                f"{config}: brokers: {names[name]!r} and {each.name!r} are the same broker and virtual host"
+            )
+        names[name] = each.name
+    return found
+
+
+def journal_names(brokers: Iterable[NamedBroker]) -> tuple[str, ...]:
+    """By what the jobs of these brokers are told apart in a journal."""
+    from hopback.ops.operations import journal_name
+
+    return tuple(journal_name(*_broker(each.url)) for each in brokers)
+
+
+def said_of(named: NamedBroker, where: Where) -> Where:
+    """What the settings file says of a broker; what the options say goes before it."""
+    return replace(
+        where,
+        broker=named.url,
+        management=where.management or named.management,
+        amqp_only=where.amqp_only or named.amqp_only,
+        topologies=where.topologies or named.topologies,
+        hardened=where.hardened or named.hardened,
+        named=(*named.dlq, *where.named),
+    )
+
+
+async def _management(
+    where: Where, broker: Broker, stack: AsyncExitStack, *, ask: bool
+) -> LiveView | None:
+    if where.broker is None:
+        return None
+    if where.broker == EMBEDDED:
+        from hopback.broker.embedded import EmbeddedBroker
+        from hopback.broker.embedded.management import EmbeddedManagement
+
+        return EmbeddedManagement(broker) if isinstance(broker, EmbeddedBroker) else None
+    access = Access(where.broker, where.management, where.amqp_only)
+    return await reach_management(access, stack, ask=ask)
+
+
+def _broker(url: str | None) -> tuple[Broker, str]:
+    """The broker and its virtual host."""
+    from hopback.broker.management import virtual_host
+
+    if url is None:
+        return _NoBroker(), "/"
+    if url == EMBEDDED:
+        from hopback.broker.embedded import EmbeddedBroker
+
+        return EmbeddedBroker(), "/"
+    return rabbitmq(url), virtual_host(url)
+
+
+class _NoBroker:
+    """Stands where none was named: what is in the store can be told without one."""
+
+    @property
+    def address(self) -> str:
+        """Nowhere."""
+        return ""
+
+    async def connect(self, name: str = "hopback") -> Connection:
+        """Say what is missing."""
+        raise CommandFailed(
+            "no broker was named",
+            do="Say --broker URL or NAME, or set HOPBACK_BROKER; --server URL asks a server instead.",
+            code=Exit.USAGE,
+        )
+
+
+def _override(text: str) -> Override:
+    from hopback.ops.brokers.discovery import Override
+
+    queue, separator, origin = text.partition("=")
+    if not queue or (separator and not origin):
+        raise click.BadParameter(
+            f"expected QUEUE or QUEUE=ORIGIN, got {text!r}.", param_hint="--dlq"
+        )
+    return Override(queue, main_queue=origin or None)
+
+
+def _user() -> Who:
+    """Who runs the command, for jobs and audit."""
+    import getpass
+    import socket
+
+    from hopback.ops.contract.requests import Who
+
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = "unknown"
+    return Who(f"{name}@{socket.gethostname()}", name)
+
+
+def resume_command(job: str) -> str:
+    """The command that goes on with a job, with the options that were said; never a password."""
+    ctx = click.get_current_context()
+    said = [
+        word
+        for param in ctx.command.params
+        if param.name in Where.__slots__
+        and param.name != "token"
+        and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        for word in _option_words(param.opts[0], ctx.params[param.name])
+    ]
+    return shlex.join(["hopback", "jobs", "resume", job, *said])
+
+
+def _option_words(option: str, value: object) -> list[str]:
+    match value:
+        case True:
+            return [option]
+        case tuple():
+            return [word for each in value for word in (option, str(each))]
+    return [option, _PASSWORD.sub(r"\1:…@", str(value))]
+
+
+_COMPLETION_S = 3.0  # a shell that hangs at the tab key is worse than one that knows no names
+_COMPLETED_JOBS = 100  # more names than anybody reads
+
+
+def complete_queue(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Dead-letter queues of the broker that the command line, or the environment, names."""
+
+    async def names(dead_letters: DeadLetters) -> list[tuple[str, str]]:
+        return [(one.queue, f"{one.messages} messages") for one in await dead_letters.queues()]
+
+    return _completions(ctx, incomplete, names)
+
+
+def complete_job(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Jobs of the store, the newest first."""
+
+    async def names(dead_letters: DeadLetters) -> list[tuple[str, str]]:
+        found = await dead_letters.jobs(limit=_COMPLETED_JOBS)
+        return [(one.id, f"{one.kind} {one.queue} {one.state}") for one in found]
+
+    return _completions(ctx, incomplete, names)
+
+
+def _completions(
+    ctx: click.Context,
+    incomplete: str,
+    ask: Callable[[DeadLetters], Awaitable[list[tuple[str, str]]]],
+) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    said = {
+        name: value
+        for name, value in ctx.params.items()
+        if name in Where.__slots__ and value is not None
+    }
+
+    async def asking() -> list[tuple[str, str]]:
+        async with (
+            asyncio.timeout(_COMPLETION_S),
+            open_dead_letters(Where(**said)) as dead_letters,
+        ):
+            return await ask(dead_letters)
+
+    try:
+        with redirect_stderr(io.StringIO()):
+            found = asyncio.run(asking())
+    except Exception:
+        return []  # the tab key gives names or nothing, never an error
+    return [
+        CompletionItem(name, help=text)
+        for name, text in found
+        if name.startswith(incomplete) and name.isprintable()
+    ]

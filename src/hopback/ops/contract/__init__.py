@@ -1,0 +1,5 @@
+"""The values, requests and answers of the operations on dead letters."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,150 @@
+"""Values of the contract as JSON and back, and their schema. Thin over msgspec.
+
+Whatever prints or reads a value of the contract does it here: HTTP, the command, events, OpenAPI.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from hopback.errors import BadRequest
+from hopback.headers import timestamp
+from hopback.ops.contract.values import Moment
+from hopback.ops.messages.patch import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hopback.ops.messages.patch import PatchOperation
+
+ValueT = TypeVar("ValueT")
+
+_PATH = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_SHOWN = 80  # characters of a wrong value: enough to recognise it, too few to leak a payload
+
+
+def to_json(value: object) -> Any:
+    """The value as objects, lists, texts and numbers that JSON has."""
+    return msgspec.json.decode(encode(value))
+
+
+def encode(value: object) -> bytes:
+    """The value as the bytes of a JSON document."""
+    return msgspec.json.encode(value, enc_hook=_write)
+
+
+def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
+    """The value in a JSON document; BadRequest with everything that is wrong, and where."""
+    try:
+        said = decode(data)
+    except ValueError as error:
+        raise BadRequest("body", f"JSON: {error}") from None
+    return convert(kind, said)
+
+
+def decode(data: bytes | str) -> Any:
+    """What a JSON document says; ValueError with the reason if it is none, or nested too deeply.
+
+    Python's own words for too many levels differ from version to version, and speak of its stack.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def convert(kind: type[ValueT], said: object, *, strict: bool = True) -> ValueT:
+    """The value that these objects say; BadRequest with everything that is wrong, and where.
+
+    `strict` False also reads numbers and booleans from text, as a query has them.
+    """
+    try:
+        return msgspec.convert(said, kind, strict=strict, dec_hook=_read)
+    except msgspec.ValidationError:
+        problems = list(_problems(kind, said, "", strict=strict))
+    path, expected = problems[0]
+    more = "".join(f"; {at}: expected {what}" for at, what in problems[1:])
+    raise BadRequest(path or "body", f"{expected}{more}")
+
+
+def read_patch(text: bytes | str) -> tuple[PatchOperation, ...]:
+    """The steps of a change that somebody wrote down; BadRequest of `change` if they cannot be taken."""
+    try:
+        steps: tuple[PatchOperation, ...] = from_json(Patch, text)
+    except BadRequest as wrong:
+        where = "" if wrong.field == "body" else f"at {wrong.field}, "
+        what = wrong.expected.removeprefix("JSON: ")
+        what = what if what.startswith("JSON") else what[:1].lower() + what[1:]
+        raise BadRequest("change", f"a JSON patch: {where}{what}") from None
+    if not steps:
+        raise BadRequest("change", "a JSON patch of at least one step, got none")
+    return steps
+
+
+def schemas(
+    kinds: Iterable[Any], ref_template: str = "#/components/schemas/{name}"
+) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """JSON schemas of these types, and the components that they refer to by name."""
+    return msgspec.json.schema_components(kinds, schema_hook=_describe, ref_template=ref_template)
+
+
+def _write(value: object) -> str:
+    if isinstance(value, Moment):
+        return timestamp(value)
+    raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
+
+
+def _read(kind: type, said: object) -> object:
+    if kind is Moment and isinstance(said, str):
+        moment = datetime.fromisoformat(said)
+        return Moment((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    raise NotImplementedError(f"{kind.__name__} cannot be read from {type(said).__name__}")
+
+
+def _describe(kind: type) -> dict[str, Any]:
+    if kind is Moment:
+        return {"type": "string", "format": "date-time"}
+    raise NotImplementedError(f"{kind.__name__} has no form in JSON")
+
+
+def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
+    """Where something is wrong and what was expected there; msgspec alone tells the first only."""
+    try:
+        msgspec.convert(said, kind, strict=strict, dec_hook=_read)
+    except msgspec.ValidationError as error:
+        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or not isinstance(
+            said, dict
+        ):
+            yield _explain(str(error), said, at)
+            return
+        inside = [
+            problem
+            for field in msgspec.structs.fields(kind)
+            if field.encode_name in said
+            for problem in _problems(
+                field.type, said[field.encode_name], _below(at, field.encode_name), strict=strict
+            )
+        ]
+        yield from inside or [_explain(str(error), said, at)]
+
+
+def _explain(text: str, said: Any, at: str) -> tuple[str, str]:
+    """msgspec's sentence as a path and what is expected there, with what was found."""
+    match = _PATH.fullmatch(text)
+    what, path = (text, "") if match is None else (match["what"], match["path"] or "")
+    expected = what.removeprefix("Expected ").replace("`", "")
+    # The sentences of an object say what it has; ours say what it should be.
+    expected = expected.replace("Object contains unknown", "an object without the unknown", 1)
+    expected = expected.replace("Object missing", "an object with the missing", 1)
+    shown = "" if path or isinstance(said, dict) or ", got " in what else f", got {said!r}"
+    if len(shown) > _SHOWN:
+        shown = f"{shown[:_SHOWN]}…"
+    return _below(at, path), f"{expected}{shown}"
+
+
+def _below(at: str, name: str) -> str:
+    return f"{at}.{name}" if at and name and not name.startswith("[") else f"{at}{name}"

@@ -1,0 +1,482 @@
+"""What operators ask for: frozen values with their defaults and bounds, which stand nowhere else.
+
+A field that is not known is a mistake here; `codec` tells where. What is answered is in `contract`. The
+limits of the process that runs the operations are the `Settings`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+from hopback.ops.messages.patch import (  # noqa: TC001  msgspec reads them at run time
+    Patch,
+    PatchOperation,
+)
+from hopback.topology.plan import MAX_REDRIVES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+HIGHEST_RATE = 1_000_000
+"""Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
+
+
+LONGEST_WATCH_S = 86_400
+"""Seconds between two stages of a ramp: a day, beyond which nobody waits for a job."""
+
+
+LONGEST_FOUND_WATCH_S = 480
+"""The same where nobody asks for more: three of them end before a broker takes back what is held (30 min)."""
+
+
+MOST_HELD = 10_000
+"""Messages of one browse session: more than anybody looks through, few enough for a process to hold."""
+
+
+MOST_IN_FLIGHT = 10_000
+"""Unconfirmed messages of one job: what a broker and this process can hold without harm."""
+
+
+MOST_REDRIVES = 1000
+"""Times that a message may have been sent back before: beyond it a guard against loops guards nothing."""
+
+
+RAMP = (1, 5, 25)
+"""The careful beginning: one message, then five, then twenty-five, then the rest.
+
+The page proposes it, because a person who clicks looks at the first messages anyway. `Pace` has no ramp
+unless one is asked for: programs and scripts that call the API, the library or the command wait for a job
+to end, and must not begin to wait between stages because a default changed.
+"""
+
+
+_LONGEST_PAUSE_S = 30.0  # between two tries of one message; a broker under alarm recovers in less
+
+_MOST_DOUBLINGS = 16  # beyond it the pause is the longest anyhow, and 2.0 ** n could overflow
+
+Rate = Annotated[float, Meta(gt=0, le=HIGHEST_RATE)]
+
+
+# A name in AMQP has at most 255 bytes.
+_Name = Annotated[str, Meta(max_length=255)]
+
+_QueueName = Annotated[str, Meta(min_length=1, max_length=255)]
+
+# One line of the audit; more is a report, not a reason.
+_Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
+
+# A page of terms: longer ones are made by mistake.
+_FilterText = Annotated[str, Meta(max_length=4096)]
+
+_Ids = Annotated[tuple[_Name, ...], Meta(max_length=2000)]
+
+# A broker takes back what is held for half an hour: a session ends before.
+_SessionSeconds = Annotated[float, Meta(ge=1, le=1500)]
+
+_SessionMessages = Annotated[int, Meta(ge=1, le=MOST_HELD)]
+
+# As many as one search goes through.
+_Skipped = Annotated[int, Meta(ge=0, le=5_000_000)]
+
+_SessionBytes = Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)]
+
+
+class _Asked(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """What is asked for: a field that is not known is a mistake."""
+
+
+class Who(Struct, frozen=True, rename="camel"):
+    """Somebody who acts: an id that stays, and a name for people."""
+
+    id: str = ""
+    name: str = ""
+
+
+NOBODY = Who()
+"""Nobody in particular: a program, or the person who runs it."""
+
+
+class TargetKind(StrEnum):
+    """What a re-drive aims at."""
+
+    DESIGN = "design"
+    """Where the queue's plan sends it; the queue that failed where there is no plan."""
+    FAILED_QUEUE = "failed-queue"
+    RETRY_EXCHANGE = "retry-exchange"
+    ORIGIN_EXCHANGE = "origin-exchange"
+    """The exchange it first came by: every other queue bound there gets it again."""
+    QUEUE = "queue"
+    EXCHANGE = "exchange"
+
+
+class Target(_Asked, frozen=True):
+    """A choice of target. `reset` None leaves it to the plan whether attempts begin anew."""
+
+    kind: TargetKind = TargetKind.DESIGN
+    exchange: _Name = ""
+    routing_key: _Name = ""
+    reset: bool | None = None
+
+    @property
+    def warning(self) -> str:
+        """What an operator has to know before choosing it."""
+        if self.kind is TargetKind.ORIGIN_EXCHANGE:
+            return "every queue bound to the exchange gets the message again, not only the one that failed"
+        return ""
+
+    def __str__(self) -> str:
+        if self.kind is TargetKind.QUEUE:
+            return f"queue {self.routing_key}"
+        if self.kind is TargetKind.EXCHANGE:
+            return f"exchange {self.exchange} with key {self.routing_key!r}"
+        return self.kind.value
+
+
+BY_DESIGN = Target()
+"""Where the design sends it."""
+
+
+class GroupBy(StrEnum):
+    """What dead letters can be grouped by."""
+
+    FINGERPRINT = "fingerprint"
+    REASON = "reason"
+    ORIGIN = "origin"
+    TYPE = "type"
+    ERROR = "error"
+
+
+class Window(_Asked, frozen=True):
+    """How much a session may hold, and for how long; `bodies` False keeps metadata only.
+
+    The first `skip` messages are passed over: the broker holds them meanwhile, and this process keeps
+    nothing of them, so that a message is in reach wherever it stands.
+    """
+
+    limit: _SessionMessages = 100
+    max_bytes: _SessionBytes = 64 * 1024 * 1024
+    seconds: _SessionSeconds = field(default=300.0, name="ttlSeconds")
+    bodies: bool = True
+    skip: _Skipped = 0
+
+
+SMALL_WINDOW = Window()
+"""A hundred messages for five minutes."""
+
+
+class SessionRequest(_Asked, frozen=True):
+    """How much to hold and for how long; `force` accepts a danger, `lift` removes it by a policy.
+
+    The first `skip` messages are passed over and held by the broker meanwhile.
+    """
+
+    limit: _SessionMessages = SMALL_WINDOW.limit
+    max_bytes: _SessionBytes = SMALL_WINDOW.max_bytes
+    ttl_seconds: _SessionSeconds = SMALL_WINDOW.seconds
+    force: bool = False
+    lift: bool = False
+    skip: _Skipped = 0
+
+    @property
+    def window(self) -> Window:
+        """What the session may hold."""
+        return Window(self.limit, self.max_bytes, self.ttl_seconds, skip=self.skip)
+
+
+class Renewal(_Asked, frozen=True):
+    """For how long again; the session's own time by default."""
+
+    ttl_seconds: _SessionSeconds | None = None
+
+
+class Pace(_Asked, frozen=True):
+    """How fast, and how carefully.
+
+    `rate` is messages per second, None for as fast as it goes. Between the stages of `ramp` the
+    job waits `watch_s` seconds and stops if more than `max_returned` messages come back; None waits as long
+    as the design lets a message try, at most eight minutes. `tries` is how often a refused message is sent
+    again before the job stops; the waits between them grow from `pause_s`.
+    """
+
+    rate: Rate | None = None
+    in_flight: Annotated[int, Meta(ge=1, le=MOST_IN_FLIGHT)] = 500
+    ramp: Annotated[tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(max_length=20)] = ()
+    watch_s: Annotated[float, Meta(ge=0, le=LONGEST_WATCH_S)] | None = field(
+        default=None, name="watchSeconds"
+    )
+    max_returned: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    tries: Annotated[int, Meta(ge=1, le=1000)] = 5
+    pause_s: Annotated[float, Meta(ge=0, le=_LONGEST_PAUSE_S)] = field(
+        default=0.25, name="pauseSeconds"
+    )
+
+    def pause(self, attempt: int) -> float:
+        """Seconds to wait before the next attempt."""
+        return min(self.pause_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE_S)
+
+    def stage_ends(self) -> frozenset[int]:
+        """After how many messages the job stops to look."""
+        sums, total = [], 0
+        for size in self.ramp:
+            total += size
+            sums.append(total)
+        return frozenset(sums)
+
+
+UNHURRIED = Pace()
+"""As fast as it goes, within the window, without a ramp."""
+
+
+class Selection(_Asked, frozen=True, kw_only=True):
+    """Messages of one dead-letter queue, and their number once they were counted.
+
+    Without a `session` these are the first `limit` messages of the queue: by default, all messages that
+    are ready when they are counted. With a `session` they are the messages `ids` that this browse session
+    holds, or all of its messages. `filter` leaves out messages that do not match. A family, or group, of
+    failures is the filter `group:FINGERPRINT`.
+
+    A plan returns the selection with `queue`, `limit` and `count` set: a job that starts with it moves
+    no message that arrived after the plan. `count` is the number of messages that match. It is exact
+    unless `estimate` gives the reason why it is not. `mark` is the digest of the last message that the plan
+    has read, and `place` its position in the queue: from its new position the start of the job knows how
+    many messages have left the queue since.
+    """
+
+    session: _Name = ""
+    ids: _Ids = ()
+    filter: _FilterText = ""
+    limit: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
+    queue: _Name = ""
+    count: Annotated[int, Meta(ge=0)] | None = None
+    estimate: str = ""
+    mark: _Name = ""
+    place: Annotated[int, Meta(ge=0)] = 0
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan has counted it."""
+        return self.count is not None
+
+    def __str__(self) -> str:
+        if self.session:
+            found = "messages of a browse session"
+        elif self.limit is None:
+            found = "all messages"
+        else:
+            found = "the first message" if self.limit == 1 else f"the first {self.limit:,} messages"
+        return f"{found} that match {self.filter}" if self.filter else found
+
+
+WHOLE_QUEUE = Selection()
+"""All messages that are ready when they are counted."""
+
+
+class RedriveRequest(Struct, frozen=True, rename="camel", kw_only=True):
+    """Send messages of a dead-letter queue back.
+
+    `expected_count` None does not compare. `max_redrives` None switches the loop guard off.
+    `key` makes the request safe to repeat: a second one with the same key finds the first job.
+    `stamped` also writes the `x-redriven-…` headers; None leaves that to the design. `operation` is
+    the correlation id they carry, by default the job's id. `forced` accepts what looking costs.
+    `change` changes each body before it goes; the originals are written to a file first.
+    """
+
+    queue: str
+    selection: Selection
+    reason: str
+    change: tuple[PatchOperation, ...] = ()
+    by: Who = NOBODY
+    target: Target = BY_DESIGN
+    pace: Pace = UNHURRIED
+    max_redrives: int | None = MAX_REDRIVES
+    expected_count: int | None = None
+    key: str | None = None
+    stamped: bool | None = None
+    operation: str = ""
+    forced: bool = False
+
+
+class DiscardRequest(Struct, frozen=True, rename="camel", kw_only=True):
+    """Remove messages of a dead-letter queue for good.
+
+    `confirm` must repeat the queue's name. Each message is written to `export_to` before it goes; a
+    name that ends in `.zst` is compressed. Empty: a file named for the job in the folder of exports.
+    `export` False goes without.
+    """
+
+    queue: str
+    selection: Selection
+    reason: str
+    confirm: str
+    by: Who = NOBODY
+    export: bool = True
+    export_to: str = ""
+    pace: Pace = UNHURRIED
+    expected_count: int | None = None
+    key: str | None = None
+    forced: bool = False
+
+
+Request: TypeAlias = RedriveRequest | DiscardRequest
+
+
+class JobKind(StrEnum):
+    """What a job does with its messages."""
+
+    REDRIVE = "re-drive"
+    DISCARD = "discard"
+
+
+class JobRequest(_Asked, frozen=True, kw_only=True):
+    """A re-drive or a discard, as the API is asked for it; `confirm` repeats the queue's name."""
+
+    kind: JobKind
+    queue: _QueueName
+    reason: _Reason
+    selection: Selection = WHOLE_QUEUE
+    target: Target = BY_DESIGN
+    pace: Pace = UNHURRIED
+    expected_count: Annotated[int, Meta(ge=0)] | None = None
+    max_redrives: Annotated[int, Meta(ge=0, le=MOST_REDRIVES)] | None = MAX_REDRIVES
+    confirm: _Name = ""
+    export: bool = True
+    force: bool = False
+    dry_run: bool = False
+    change: Patch = ()
+
+    def request(self, by: Who = NOBODY, key: str | None = None, operation: str = "") -> Request:
+        """The same in the words of the library, with what the caller's connection says."""
+        if self.kind is JobKind.DISCARD:
+            return DiscardRequest(
+                queue=self.queue,
+                selection=self.selection,
+                reason=self.reason,
+                confirm=self.confirm,
+                by=by,
+                export=self.export,
+                pace=self.pace,
+                expected_count=self.expected_count,
+                key=key,
+                forced=self.force,
+            )
+        return RedriveRequest(
+            queue=self.queue,
+            selection=self.selection,
+            reason=self.reason,
+            by=by,
+            target=self.target,
+            pace=self.pace,
+            max_redrives=self.max_redrives,
+            expected_count=self.expected_count,
+            key=key,
+            operation=operation,
+            forced=self.force,
+            change=self.change,
+        )
+
+    @classmethod
+    def of(cls, request: Request, *, dry_run: bool = False) -> JobRequest:
+        """The same in the words of the API."""
+        redrive = request if isinstance(request, RedriveRequest) else None
+        discard = request if isinstance(request, DiscardRequest) else None
+        return cls(
+            kind=JobKind.DISCARD if redrive is None else JobKind.REDRIVE,
+            queue=request.queue,
+            reason=request.reason,
+            selection=request.selection,
+            target=BY_DESIGN if redrive is None else redrive.target,
+            pace=request.pace,
+            expected_count=request.expected_count,
+            max_redrives=MAX_REDRIVES if redrive is None else redrive.max_redrives,
+            confirm="" if discard is None else discard.confirm,
+            export=discard is None or discard.export,
+            force=request.forced,
+            dry_run=dry_run,
+            change=() if redrive is None else redrive.change,
+        )
+
+
+class NewRate(_Asked, frozen=True):
+    """Another rate, messages per second; null for no limit."""
+
+    rate: Rate | None
+
+
+class RetryRequest(_Asked, frozen=True):
+    """Why it is tried again."""
+
+    reason: _Reason
+
+
+class LimitReason(_Asked, frozen=True):
+    """Why a delivery limit is lifted, or restored."""
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class Edit(_Asked, frozen=True):
+    """What a copy says differently; None leaves what the original says.
+
+    `headers` are set, `without` are removed; Hopback's own and the broker's cannot be edited. In JSON
+    the body is base64.
+    """
+
+    body: bytes | None = None
+    content_type: _Name | None = None
+    headers: dict[_Name, Any] = {}
+    without: frozenset[_Name] = frozenset()
+
+
+class EditRequest(_Asked, frozen=True, kw_only=True):
+    """A changed copy that is to be sent back; the original stays where it is."""
+
+    edit: Edit
+    reason: _Reason
+    target: Target = BY_DESIGN
+
+
+class AuditQuery(_Asked, frozen=True):
+    """Which entries are wanted, the newest first; empty means any. `before` is a number to go on from."""
+
+    by: _Name = ""
+    action: _Name = ""
+    queue: _Name = ""
+    job: _Name = ""
+    before: int | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+NEWEST = AuditQuery()
+"""The newest hundred of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Limits and switches.
+
+    `exports` is the folder for what a discard writes before it removes; None: every discard has to
+    name a file. `editing` allows to re-drive a changed copy. `sessions` is how many browse sessions
+    may be open at once, `session_messages`, `session_bytes` and `session_s` how much and how long
+    one may hold: a broker takes back what is held for half an hour. `scan` is how many messages a
+    dry run looks at; to count the messages that match a filter it looks at up to `count_scan`. A job
+    whose process was not heard of for `lease_s` counts as interrupted; one whose broker is away waits for
+    it up to `patience_s` before it is interrupted. `per_turn` is how many messages a job sends before
+    others in the process have their turn.
+    """
+
+    exports: Path | None = None
+    editing: bool = False
+    sessions: int = 20
+    session_messages: int = 10_000
+    session_bytes: int = 256 * 1024 * 1024
+    session_s: float = 1500.0
+    scan: int = 1000
+    count_scan: int = 100_000
+    lease_s: float = 30.0
+    patience_s: float = 1800.0
+    per_turn: int = 64

@@ -1,0 +1,535 @@
+"""The API as a table: each row says who may call, what is asked, what is answered. One dispatcher.
+
+The OpenAPI document is made from the same rows, so it cannot say anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from urllib.parse import quote, unquote
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from hopback import __version__
+from hopback.errors import BadRequest
+from hopback.ops.contract.codec import convert, decode, encode
+from hopback.ops.contract.codec import schemas as schemas_of
+from hopback.ops.http.auth import address_of, forbidden, unauthorized
+from hopback.ops.http.events import AT_ONCE_S, EVENTS, LongWork
+from hopback.ops.http.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
+from hopback.ops.http.queue_rules import may_begin, require
+from hopback.ops.http.roles import Role
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Scope
+
+    from hopback.ops.contract.values import OnProgress
+    from hopback.ops.http.queue_rules import QueueRule
+    from hopback.ops.http.roles import Principal
+    from hopback.ops.http.services import Services
+    from hopback.ops.operations import Operations
+
+JSON = "application/json"
+"""The media type of most answers."""
+
+_LOG = logging.getLogger("hopback.ops.http")
+_UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing is asked, or nothing is answered."""
+
+
+QueryT = TypeVar("QueryT")
+BodyT = TypeVar("BodyT")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[QueryT, BodyT]):
+    """One request that was let in, with everything it says."""
+
+    request: Request
+    services: Services
+    principal: Principal
+    path: dict[str, str]
+    query: QueryT
+    body: BodyT
+    on_progress: OnProgress | None = None
+    """Hears how far it is, where somebody waits for what takes long."""
+
+    @property
+    def operations(self) -> Operations:
+        """The operations, in the name of the caller."""
+        return self.services.acting_as(self.principal)
+
+    @property
+    def correlation(self) -> str:
+        """The correlation id of the request."""
+        return str(self.request.state.correlation)
+
+    def refusal(self, error: BaseException) -> Response:
+        """The answer to an error, where the answer has begun already; nobody else writes it down then."""
+        refused = None
+        if isinstance(error, Exception):
+            refused = self.services.placed_refusal(error, self.request)
+        if refused is None:
+            _LOG.error("request %s failed", self.correlation, exc_info=error)
+        else:
+            log_refusal(self.request.scope, refused.status)
+        path = self.request.url.path
+        return problem_response(refused or unexpected(), path, self.correlation)
+
+    def need(self, role: Role, queue: str) -> None:
+        """Refuse unless the caller has the role for that queue."""
+        if not self.principal.allows(role, queue):
+            raise forbidden(f"Expected the role {role} for queue {queue!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiEndpoint:
+    """One endpoint.
+
+    `role` None: every authenticated caller may call it. `public`: unauthenticated callers may, too.
+    """
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    call: Callable[[Any], Awaitable[object]]
+    role: Role | None
+    queues: tuple[QueueRule, ...]
+    """The queues that a request touches. The caller needs the role for each of them."""
+    query: type = Empty
+    body: type | None = None
+    body_optional: bool = False
+    answer: Any = None
+    status: int = 200
+    errors: tuple[int, ...] = ()
+    media: tuple[str, ...] = (JSON,)
+    headers: tuple[tuple[str, str], ...] = ()
+    """Headers that a caller may send, each with what it is for."""
+    further: tuple[tuple[int, Any], ...] = ()
+    """Other good answers: their statuses and what they hold."""
+    takes_long: bool = False
+    """It may take minutes: it ends when its caller hangs up, and who accepts events is told how far it is."""
+    public: bool = False
+    is_heavy: bool = False
+    """It may take much time or memory. The number of such requests is limited per caller."""
+
+
+_Answers = TypeVar("_Answers", bound="Callable[[Any], Awaitable[object]]")
+
+
+class ApiTable(list[ApiEndpoint]):
+    """Rows of the API; `row` stands above the function that answers it."""
+
+    def row(
+        self,
+        method: str,
+        path: str,
+        role: Role | None,
+        *queues: QueueRule,
+        **more: Any,
+    ) -> Callable[[_Answers], _Answers]:
+        """Add a row with the fields of ApiEndpoint; its name and summary are those of the function."""
+
+        def add(call: _Answers) -> _Answers:
+            first, *words = call.__name__.strip("_").split("_")
+            name = first + "".join(map(str.title, words))
+            summary = " ".join((call.__doc__ or "").split())
+            self.append(ApiEndpoint(method, path, name, summary, call, role, queues, **more))
+            return call
+
+        return add
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAnswer:
+    """An answer with a status or headers of its own."""
+
+    value: object
+    status: int | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class PathRoute(Route):
+    """Matches the path as it was sent and decodes the names in it, once.
+
+    A queue's name may hold a slash, which is sent encoded. Decoding a name a second time would ask for
+    the permission of one queue and use another.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether it is meant; the scope then holds the path as it was sent, and the names decoded."""
+        sent = sent_path(scope)
+        if (
+            unquote(sent) != scope["path"]
+        ):  # Starlette tries the path with and without its last slash
+            return super().matches(scope)
+        match, child = super().matches({**scope, "path": sent})
+        if match is Match.NONE:
+            return match, child
+        try:
+            names = {
+                name: unquote(value, errors="strict")
+                for name, value in child["path_params"].items()
+            }
+        except UnicodeDecodeError:
+            raise HTTPException(400, "The path: expected UTF-8, percent-encoded.") from None
+        return match, {**child, "path": sent, "path_params": names}
+
+
+def sent_path(scope: Scope) -> str:
+    """The path as it was sent, percent-encoded."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    return raw.partition(b"?")[0].decode("latin-1")
+
+
+def api_routes(endpoints: Iterable[ApiEndpoint], services: Services) -> list[Route]:
+    """The rows as routes."""
+    rows: dict[str, dict[str, ApiEndpoint]] = {}
+    for each in endpoints:
+        rows.setdefault(each.path, {})[each.method] = each
+    return [_route(services.prefix + path, methods, services) for path, methods in rows.items()]
+
+
+def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Route:
+    async def answer(request: Request) -> ASGIApp:
+        method = "GET" if request.method == "HEAD" else request.method
+        try:
+            return await _admit_and_answer(methods[method], request, services)
+        except Exception as error:
+            refused = services.placed_refusal(error, request)
+            if refused is None:
+                raise
+            return problem_response(refused, request.url.path, request.state.correlation)
+
+    # Starlette only calls the answer, which may be any ASGI application.
+    return PathRoute(path, cast("Any", answer), methods=list(methods))
+
+
+async def _admit_and_answer(endpoint: ApiEndpoint, request: Request, services: Services) -> ASGIApp:
+    params, rules = request.path_params, endpoint.queues
+    if endpoint.public:
+        services.gate.take_turn(address_of(request))
+        principal = services.nobody
+    else:
+        principal = await admit(
+            services, request, lambda found: may_begin(endpoint.role, rules, found, params)
+        )
+    if not endpoint.is_heavy:
+        return await _answer(endpoint, request, services, principal)
+    end = services.heavy.begin(principal.id)
+    try:
+        response = await _answer(endpoint, request, services, principal)
+    except BaseException:
+        end()
+        raise
+    return services.heavy.limit(response, end)
+
+
+async def _answer(
+    endpoint: ApiEndpoint, request: Request, services: Services, principal: Principal
+) -> Response:
+    params = request.path_params
+    try:
+        query: Any = convert(endpoint.query, dict(request.query_params), strict=False)
+    except BadRequest as error:
+        raise Refused(400, "bad-query", f"The query: {error}.") from error
+    body = await _body(endpoint, request)
+    call: Call[Any, Any] = Call(request, services, principal, params, query, body)
+    if not endpoint.takes_long:
+        return await _called(endpoint, call)
+    # An answer of its own if it is there within a moment; then events, for who accepts them.
+    work = LongWork(lambda tell: _called(endpoint, replace(call, on_progress=tell)))
+    streams = EVENTS in request.headers.get("accept", "")
+    if await work.ended(request, AT_ONCE_S if streams else None):
+        return work.task.result()
+    try:
+        return services.streams.open(_work_events(work, call), principal, work.end)
+    except Refused:
+        await work.end()
+        raise
+
+
+async def _work_events(
+    work: LongWork[Response], call: Call[Any, Any]
+) -> AsyncGenerator[bytes, None]:
+    """How far it is, and at last an event `answer`: the status, the place and the body of the answer."""
+    async for event in work.events():
+        yield event
+    error = work.task.exception()
+    yield answer_event(work.task.result() if error is None else call.refusal(error))
+
+
+def answer_event(answer: Response) -> bytes:
+    """An answer as the last event of what took long."""
+    # What JSON says has no line ends of its own, so it is one line of an event.
+    said = (
+        (b'"location":%s,' % encode(answer.headers["location"]))
+        if "location" in answer.headers
+        else b""
+    )
+    body = bytes(answer.body) or b"null"
+    return b'event: answer\ndata: {"status":%d,%s"body":%s}\n\n' % (answer.status_code, said, body)
+
+
+async def _called(endpoint: ApiEndpoint, call: Call[Any, Any]) -> Response:
+    """What the row answers."""
+    request, services = call.request, call.services
+    try:
+        await require(endpoint.role, endpoint.queues, call)
+        found = await endpoint.call(call)
+    except Refused as refused:
+        if refused.status == 403 and request.method in _UNSAFE:
+            await services.denied(call.principal, request, refused, call.path.get("queue", ""))
+        raise
+    if isinstance(found, Response):
+        return found
+    answer = found if isinstance(found, ApiAnswer) else ApiAnswer(found)
+    content = b"" if answer.value is None else encode(services.placed(answer.value))
+    headers = {
+        name: services.prefix + value if name == "Location" else value
+        for name, value in answer.headers
+    }
+    media = None if answer.value is None else JSON
+    return Response(content, answer.status or endpoint.status, headers, media)
+
+
+async def admit(
+    services: Services, request: Request, permits: Callable[[Principal], bool]
+) -> Principal:
+    """Who asks, if they are permitted; a refused change is written down."""
+    principal = services.nobody
+    try:
+        found = await services.gate.identify(request)
+        if found is None:
+            raise unauthorized("Missing Authorization header.")
+        principal = services.asking(found)
+        services.gate.take_turn(principal.id)
+        if not permits(principal):
+            raise forbidden()
+    except Refused as refused:
+        if request.method in _UNSAFE and refused.status in (401, 403):
+            queue = request.path_params.get("queue", "")
+            await services.denied(principal, request, refused, queue)
+        raise
+    return principal
+
+
+async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
+    kind = endpoint.body
+    if kind is None:
+        return None
+    raw = await request.body()
+    if not raw and endpoint.body_optional:
+        return kind()
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise Refused(415, "not-json", f"The body: expected Content-Type {JSON}.")
+    try:
+        said = decode(raw)
+    except ValueError as error:
+        raise Refused(400, "bad-json", f"The body: expected JSON; {error}.") from error
+    try:
+        return convert(kind, said)
+    except BadRequest as error:
+        raise Refused(422, "invalid", f"The body: {error}.") from error
+
+
+async def _admitted(services: Services, request: Request) -> Principal:
+    """Who asks, if they are an admin of the queue in the path, or of all."""
+    queue = request.path_params.get("queue", "")
+    return await admit(
+        services,
+        request,
+        lambda found: (
+            found.allows(Role.ADMIN, queue) if queue else found.allows_everywhere(Role.ADMIN)
+        ),
+    )
+
+
+def _decoded(value: str) -> str:
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.") from None
+
+
+_REF = "#/components/schemas/{name}"
+# Answers that need no row of their own: every request can be malformed, unwanted or one too many.
+_ALWAYS = (400, 401, 403, 429, 503)
+_PUBLIC = (429, 503)
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, rename="camel"):
+    """An error (RFC 9457); some kinds carry further fields."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    correlation_id: str
+
+
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+"""One server-sent event; its data is JSON."""
+
+
+def openapi_document(
+    endpoints: Iterable[ApiEndpoint],
+    further: Mapping[str, Any] | None = None,
+    brokers: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The whole document; `further` are paths that others wrote.
+
+    `brokers` are the names of those that are served: the same paths hold below each of them.
+    """
+    rows = list(endpoints)
+    types: list[Any] = [ProblemDocument]
+    for row in rows:
+        types += [row.body, row.answer, *(kind for _, kind in row.further)]
+    types = [kind for kind in types if kind]
+    schemas, components = schemas_of(types, _REF)
+    by_type = dict(zip(map(id, types), schemas, strict=True))
+    paths: dict[str, Any] = dict(further or {})
+    for row in rows:
+        paths.setdefault(row.path, {})[row.method.lower()] = _operation(row, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Hopback admin API",
+            "version": __version__,
+            "description": "Dead letters, jobs and topology of a RabbitMQ. Times are RFC 3339, UTC.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        **_servers(brokers),
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A JWT, or an API key.",
+                }
+            },
+        },
+    }
+
+
+def _servers(brokers: Sequence[str]) -> dict[str, Any]:
+    if not brokers:
+        return {}
+    name = {"default": brokers[0], "enum": list(brokers)}
+    return {
+        "servers": [
+            {"url": "/", "description": f"The first broker: {brokers[0]}."},
+            {
+                "url": "/brokers/{broker}",
+                "description": "The broker of that name; `/admin/brokers` is only without one.",
+                "variables": {"broker": name},
+            },
+        ]
+    }
+
+
+def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+    name = {"type": "string", "minLength": 1, "maxLength": 255}
+    parameters = [
+        {"name": each, "in": "path", "required": True, "schema": name}
+        for each in re.findall(r"\{(\w+)\}", row.path)
+    ]
+    if row.query is not Empty:
+        _, components = schemas_of([row.query], _REF)
+        parameters += [
+            {"name": each, "in": "query", "required": False, "schema": _inlined(said, components)}
+            for each, said in components[row.query.__name__]["properties"].items()
+        ]
+    text = {"type": "string", "maxLength": 200}
+    parameters += [
+        {"name": each, "in": "header", "required": False, "description": words, "schema": text}
+        for each, words in row.headers
+    ]
+    operation: dict[str, Any] = {
+        "operationId": row.name,
+        "summary": row.summary,
+        "parameters": parameters,
+        "responses": _responses(row, schemas),
+    }
+    if row.role is not None:
+        rules = "; and for ".join(rule.text for rule in row.queues)
+        operation["description"] = f"Needs the role `{row.role}` for {rules}."
+    if row.public:
+        operation["security"] = []
+    if row.body is not None:
+        operation["requestBody"] = {
+            "required": not row.body_optional,
+            "content": {JSON: {"schema": schemas[id(row.body)]}},
+        }
+    return operation
+
+
+def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
+    """A parameter's schema without references: those of a query are not among the components."""
+    if isinstance(schema, dict) and "$ref" in schema:
+        return components[schema["$ref"].rpartition("/")[2]]
+    if isinstance(schema, dict):
+        return {key: _inlined(value, components) for key, value in schema.items()}
+    return [_inlined(each, components) for each in schema] if isinstance(schema, list) else schema
+
+
+def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+    success: dict[str, Any] = {"description": HTTPStatus(row.status).phrase}
+    if row.status != HTTPStatus.NO_CONTENT:
+        schema = {} if row.answer is None else schemas[id(row.answer)]
+        success["content"] = {media: {"schema": {"type": "string"}} for media in row.media}
+        for media in row.media:
+            if media == JSON:
+                success["content"][media] = {"schema": schema}
+            elif media.endswith("+json"):
+                success["content"][media] = {"schema": {"type": "object"}}
+            elif media == EVENTS:
+                success["content"][media] = {"schema": _EVENT}
+    found = {str(row.status): success}
+    for status, kind in row.further:
+        content = {JSON: {"schema": schemas[id(kind)]}}
+        found[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    if row.takes_long:
+        # The status of events is always 200; that of the answer stands in the last of them.
+        events = found.setdefault("200", {"description": HTTPStatus.OK.phrase, "content": {}})
+        events["content"][EVENTS] = {"schema": _EVENT}
+    always = _PUBLIC if row.public else _ALWAYS
+    own = (404,) if "{" in row.path else ()
+    asked = (413, 415, 422) if row.body is not None else ()
+    problem = {"$ref": _REF.format(name=ProblemDocument.__name__)}
+    for status in sorted({*always, *own, *asked, *row.errors} - {row.status}):
+        found[str(status)] = {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": problem}},
+        }
+    return found

@@ -1,0 +1,280 @@
+"""Exports to download and imports to upload, by HTTP and on the page; both go through as they come."""
+
+from __future__ import annotations
+
+import re
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+from msgspec import Meta, Struct
+from starlette.requests import ClientDisconnect
+from starlette.responses import FileResponse
+
+from hopback.errors import BadLine
+from hopback.ops.contract.requests import WHOLE_QUEUE, Selection
+from hopback.ops.contract.values import Imported
+from hopback.ops.http.api import ApiTable, Call, Empty
+from hopback.ops.http.events import StreamedResponse
+from hopback.ops.http.problems import Refused
+from hopback.ops.http.queue_rules import JOB_QUEUE, PATH_QUEUE, SESSION_QUEUE
+from hopback.ops.http.roles import Role
+from hopback.ops.page.pages import Pages, release_look
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from starlette.responses import Response
+
+    from hopback.ops.contract.values import Job
+    from hopback.ops.operations import Operations
+    from hopback.ops.page.pages import Visit
+
+ARCHIVES = ApiTable()
+"""The rows of this part, each above what answers it."""
+
+ARCHIVE_PAGES = Pages()
+"""The pages of this part."""
+
+IMPORT_PATH = re.compile(r"(/brokers/[^/]+)?(/admin/dlq)?/queues/[^/]+/import")
+"""Where a request may be as large as an import."""
+
+_NDJSON = "application/x-ndjson"
+
+
+class ExportRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which messages of a queue; `force` accepts the danger where looking could lose some."""
+
+    selection: Selection = WHOLE_QUEUE
+    force: bool = False
+
+
+class ImportQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Why they are imported."""
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
+    """The lines as a file. The first is waited for: what stands in the way is an answer, not half a file."""
+    first = await anext(lines, b"")
+
+    async def content() -> AsyncIterator[bytes]:
+        async with aclosing(lines):
+            yield first
+            async for line in lines:
+                yield line
+
+    plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+    return StreamedResponse(
+        content(),
+        media_type=_NDJSON,
+        headers={"Content-Disposition": f'attachment; filename="{plain}.ndjson"'},
+    )
+
+
+@ARCHIVES.row(
+    "POST",
+    "/admin/dlq/queues/{queue}/export",
+    Role.OPERATOR,
+    PATH_QUEUE,
+    body=ExportRequest,
+    body_optional=True,
+    media=(_NDJSON,),
+    errors=(400, 404, 409),
+    is_heavy=True,
+)
+async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
+    """Messages of a queue as lines of JSON, bytes and types exact; nothing is removed."""
+    said, queue = call.body, call.path["queue"]
+    lines = call.operations.export(queue, said.selection, forced=said.force)
+    return await _download(lines, queue)
+
+
+@ARCHIVES.row(
+    "GET", "/admin/dlq/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE, media=(_NDJSON,), errors=(404,)
+)
+async def _export_of_job(call: Call[Empty, None]) -> Response:
+    """The file to which a discard wrote its messages before it removed them."""
+    job = await call.operations.job(call.path["job"])
+    return await _send_file(call.operations, job)
+
+
+async def _send_file(operations: Operations, job: Job) -> Response:
+    folder, path = operations.settings.exports, Path(job.export_to or "/")
+    # A discard by the command may name any file: only those of our own folder are given out.
+    is_there = path.is_file()  # noqa: ASYNC240  one look at a local folder
+    if folder is None or path.parent != folder or not is_there:
+        raise Refused(404, "not-found", f"There is no file of job {job.id!r} here any more.")
+    details = {"file": path.name}
+    await operations.note("messages.download", queue=job.queue, job=job.id, details=details)
+    return FileResponse(path, media_type=_NDJSON, filename=path.name)
+
+
+@ARCHIVES.row(
+    "POST",
+    "/admin/dlq/queues/{queue}/import",
+    Role.OPERATOR,
+    PATH_QUEUE,
+    query=ImportQuery,
+    answer=Imported,
+    errors=(404, 413),
+    is_heavy=True,
+)
+async def _import_lines(call: Call[ImportQuery, None]) -> Imported:
+    """Publish exported messages (lines of JSON in the body) into this queue, each confirmed."""
+    lines = lines_in(call.request.stream())
+    return await _import(call.operations, call.path["queue"], lines, call.query.reason)
+
+
+async def _import(
+    operations: Operations, queue: str, lines: AsyncIterator[bytes], reason: str
+) -> Imported:
+    await operations.dead_letter_queue(queue)  # NoSuch: only into dead-letter queues
+    return await operations.import_lines(lines, queue=queue, reason=reason or "import")
+
+
+@ARCHIVE_PAGES.get("/sessions/{session}/export", Role.OPERATOR, SESSION_QUEUE, is_heavy=True)
+async def _export_session_page(visit: Visit) -> Response:
+    view = visit.operations.session(visit.path["session"])
+    ids = tuple(visit.all("ids"))
+    selection = Selection(session=view.id, ids=ids, filter="" if ids else visit.field("filter"))
+    return await _download(visit.operations.export(view.queue, selection), view.queue)
+
+
+@ARCHIVE_PAGES.post("/queues/{queue}/export", Role.OPERATOR, PATH_QUEUE, is_heavy=True)
+async def _export_queue_page(visit: Visit) -> Response:
+    queue = visit.path["queue"]
+    limit = visit.number("limit", 0, least=1, most=10_000_000) or None
+    await release_look(visit, queue)
+    selection = Selection(limit=limit, filter=visit.field("filter"))
+    return await _download(visit.operations.export(queue, selection), queue)
+
+
+@ARCHIVE_PAGES.get("/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE)
+async def _export_of_job_page(visit: Visit) -> Response:
+    job = await visit.operations.job(visit.path["job"])
+    return await _send_file(visit.operations, job)
+
+
+@ARCHIVE_PAGES.upload("/queues/{queue}/import", Role.OPERATOR, PATH_QUEUE)
+async def _import_page(visit: Visit) -> Response:
+    queue = visit.path["queue"]
+    request = visit.request
+    form = FormUpload(request.headers.get("content-type", ""), request.stream())
+    file = form.file()
+    first = await anext(file, b"")  # a form that is none is refused before anything is published
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in file:
+            yield piece
+
+    found = await _import(visit.operations, queue, lines_in(pieces()), "import on the page")
+    way = f"/queues/{quote(queue, safe='')}"
+    return visit.page("imported.html", queue=queue, found=found, way=way)
+
+
+#
+# A file that somebody sends: read as it comes, never held whole.
+#
+# A form of the page sends it as multipart/form-data (RFC 7578); of that, small fields and then one
+# file are read, in pieces of whatever size they come.
+
+# Bytes of a line: a message of 16 MiB, RabbitMQ's default limit, in base64 with its headers. A longer line is
+# refused, because parsing it would block the service for more than 100 ms.
+_LONGEST_LINE = 32 * 1024 * 1024
+_LONGEST_FIELD = 8192  # a reason, a name; and the heads of parts
+_MOST_FIELDS = 10  # the form has three
+_BOUNDARY = re.compile(
+    r'multipart/form-data *;.*?boundary="?([\w\'()+,./:=?-]{1,70})"?', re.IGNORECASE
+)
+_NAME = re.compile(rb'content-disposition:[^\r\n]*?[; ]name="([^"\r\n]*)"', re.IGNORECASE)
+_FILE = re.compile(rb'content-disposition:[^\r\n]*?[; ]filename="([^"\r\n]*)"', re.IGNORECASE)
+
+
+async def lines_in(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Return the lines of a file. Raise BadLine if one is too long, OSError if the upload breaks off."""
+    begun = bytearray()  # the beginning of a line whose end has not arrived
+    try:
+        async for piece in pieces:
+            first, *others = piece.split(b"\n")
+            begun += first
+            if len(begun) > _LONGEST_LINE:
+                raise BadLine(
+                    f"expected lines of at most {_LONGEST_LINE:,} bytes, got a longer one"
+                )
+            for following in others:
+                yield bytes(begun)
+                begun = bytearray(following)
+    except ClientDisconnect:
+        raise OSError("the upload was interrupted") from None
+    if begun:
+        yield bytes(begun)
+
+
+def _bad(what: str) -> Refused:
+    return Refused(400, "bad-form", f"The form: {what}.")
+
+
+class FormUpload:
+    """The fields and the file of a form, in the order in which they are sent: the file is the last."""
+
+    def __init__(self, content_type: str, pieces: AsyncIterator[bytes]) -> None:
+        found = _BOUNDARY.match(content_type)
+        if found is None:
+            raise Refused(415, "not-a-form", "Expected a form with a file (multipart/form-data).")
+        self._mark = b"\r\n--" + found[1].encode()
+        self._pieces = pieces
+        self._buffer = b"\r\n"  # the first mark stands at the beginning of the body
+        self.fields: dict[str, str] = {}
+
+    async def file(self) -> AsyncIterator[bytes]:
+        """The content of the file; before its first piece, `fields` has what was sent before it."""
+        await self._until(self._mark, _LONGEST_FIELD)
+        for _ in range(_MOST_FIELDS):
+            while len(self._buffer) < 2:
+                await self._more()
+            end, self._buffer = self._buffer[:2], self._buffer[2:]
+            if end != b"\r\n":
+                break
+            head = await self._until(b"\r\n\r\n", _LONGEST_FIELD)
+            name = _NAME.search(head)
+            if name is None:
+                raise _bad("expected parts with names")
+            if _FILE.search(head) is not None:
+                async for piece in self._content():
+                    yield piece
+                return
+            value = await self._until(self._mark, _LONGEST_FIELD)
+            self.fields[name[1].decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+        raise _bad("expected a file, found none")
+
+    async def _content(self) -> AsyncIterator[bytes]:
+        while True:
+            end = self._buffer.find(self._mark)
+            if end >= 0:
+                yield self._buffer[:end]
+                return
+            # A mark may have come in half.
+            keep = len(self._mark) - 1
+            if len(self._buffer) > keep:
+                yield self._buffer[:-keep]
+                self._buffer = self._buffer[-keep:]
+            await self._more()
+
+    async def _until(self, mark: bytes, most: int) -> bytes:
+        while (end := self._buffer.find(mark)) < 0:
+            if len(self._buffer) > most:
+                raise _bad("a field is too long")
+            await self._more()
+        found, self._buffer = self._buffer[:end], self._buffer[end + len(mark) :]
+        return found
+
+    async def _more(self) -> None:
+        async for piece in self._pieces:
+            if piece:
+                self._buffer += piece
+                return
+        raise _bad("it ends too early")

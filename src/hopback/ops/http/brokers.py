@@ -1,0 +1,138 @@
+"""The API over all brokers of the service: which there are, their dead-letter queues, their metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, Struct, field
+from starlette.responses import Response
+
+from hopback.ops.contract.values import Moment, QueueSummary
+from hopback.ops.http.access import metrics_of
+from hopback.ops.http.api import ApiTable, Call, Empty
+from hopback.ops.http.overview import read_all
+from hopback.ops.http.queue_rules import VISIBLE_QUEUES
+from hopback.ops.http.roles import Role
+from hopback.ops.http.services import Services, placed
+
+if TYPE_CHECKING:
+    from hopback.ops.http.overview import Swept
+    from hopback.ops.http.roles import Principal
+
+BROKERS = ApiTable()
+"""The rows of this part, each above what answers it."""
+
+
+class FindQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which queues: those with this in their name, or in the name of their broker."""
+
+    find: Annotated[str, Meta(max_length=255)] = ""
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+
+
+class BrokerAnswer(Struct, frozen=True, rename="camel"):
+    """A broker that the caller may see. `path` is what its paths begin with.
+
+    `ready` is false while it does not answer, and `reason` says why; the numbers are then the last known.
+    """
+
+    name: str
+    path: str
+    address: str
+    role: Role
+    ready: bool
+    reason: str
+    read_at: Moment | None
+    queues: int
+    messages: int
+
+
+class BrokerList(Struct, frozen=True, rename="camel"):
+    """The brokers, in the order of the settings: the first is the one of the paths without a name."""
+
+    items: list[BrokerAnswer]
+    total: int
+
+
+class BrokerQueue(Struct, frozen=True, rename="camel"):
+    """A dead-letter queue, and the broker it is on."""
+
+    broker: str
+    summary: QueueSummary = field(name="queue")
+
+
+class AllQueues(Struct, frozen=True, rename="camel"):
+    """The dead-letter queues of all brokers, the fullest first; `total` counts all that were found."""
+
+    items: list[BrokerQueue]
+    total: int
+    brokers: list[BrokerAnswer]
+
+
+async def _visible_brokers(call: Call[Any, None]) -> list[tuple[Services, Principal, Swept | None]]:
+    """The brokers that the caller may see, each with their grants there and what was last read."""
+    asking = [(each, each.asking(call.principal)) for each in call.services.brokers]
+    allowed = [(each, known) for each, known in asking if known.allows_somewhere(Role.VIEWER)]
+    found = await read_all([each.sweep for each, _ in allowed])
+    return [(*pair, swept) for pair, swept in zip(allowed, found, strict=True)]
+
+
+def _answer(services: Services, principal: Principal, swept: Swept | None) -> BrokerAnswer:
+    queues = [] if swept is None else swept.queues
+    depths = [one.depth.total or 0 for one in queues if principal.allows(Role.VIEWER, one.queue)]
+    reason = "it has not answered yet"
+    if swept is not None:
+        reason = "" if swept.error is None else str(swept.error)
+    return BrokerAnswer(
+        services.name,
+        services.prefix,
+        services.live.address,
+        principal.role or Role.VIEWER,
+        not reason,
+        reason,
+        None if swept is None else Moment(swept.at),
+        len(depths),
+        sum(depths),
+    )
+
+
+@BROKERS.row("GET", "/admin/brokers", None, VISIBLE_QUEUES, answer=BrokerList)
+async def _list_brokers(call: Call[Empty, None]) -> BrokerList:
+    """The brokers that the caller may see, and whether they answer."""
+    items = [_answer(*each) for each in await _visible_brokers(call)]
+    return BrokerList(items, len(items))
+
+
+@BROKERS.row(
+    "GET", "/admin/brokers/queues", None, VISIBLE_QUEUES, query=FindQuery, answer=AllQueues
+)
+async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
+    """The dead-letter queues of all brokers, as they were read some seconds ago."""
+    seen, wanted = await _visible_brokers(call), call.query.find.lower()
+    found = [
+        BrokerQueue(services.name, one)
+        for services, principal, swept in seen
+        for one in (() if swept is None else swept.queues)
+        if principal.allows(Role.VIEWER, one.queue)
+        and wanted in f"{services.name} {one.queue}".lower()
+    ]
+    found.sort(key=lambda each: (-(each.summary.depth.total or 0), each.summary.queue))
+    prefixes = {services.name: services.prefix for services, _, _ in seen}
+    items = [
+        BrokerQueue(each.broker, placed(each.summary, prefixes[each.broker]))
+        for each in found[: call.query.limit]
+    ]
+    return AllQueues(items, len(found), [_answer(*each) for each in seen])
+
+
+@BROKERS.row("GET", "/admin/brokers/metrics", None, VISIBLE_QUEUES, media=("text/plain",))
+async def _all_metrics(call: Call[Empty, None]) -> Response:
+    """The metrics of every broker for all of whose queues the caller is a viewer, by the label `broker`."""
+    allowed = [
+        services
+        for services, principal, _ in await _visible_brokers(call)
+        if principal.allows_everywhere(Role.VIEWER)
+    ]
+    return Response(
+        metrics_of(allowed, labelled=True), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )

@@ -1,0 +1,56 @@
+"""Limits on requests that take much time or memory: imports, exports, searches, rehearsals and dry runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hopback.ops.http.problems import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from hopback.ops.http.settings import RequestLimits
+
+
+class HeavyRequests:
+    """Counts the heavy requests of the service, per caller and in total."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._running: Counter[str] = Counter()
+
+    def begin(self, caller: str) -> Callable[[], None]:
+        """Count one request more and return the function that ends it. Refused if too many are running."""
+        own, total, limits = self._running[caller], self._running.total(), self._limits
+        if own >= limits.heavy_requests_per_caller or total >= limits.heavy_requests:
+            raise Refused(
+                429,
+                "too-many-heavy-requests",
+                f"{own} heavy requests of yours are running, {total} in all: expected at most"
+                f" {limits.heavy_requests_per_caller} per caller and {limits.heavy_requests} in all."
+                " Wait until one ends.",
+                headers={"Retry-After": "5"},
+            )
+        self._running[caller] += 1
+        return lambda: self._end(caller)
+
+    def limit(self, answer: ASGIApp, end: Callable[[], None]) -> ASGIApp:
+        """Return the answer with a limit on its time. `end` is called when it was sent or cut off."""
+
+        async def send_answer(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                async with asyncio.timeout(self._limits.heavy_seconds):
+                    await answer(scope, receive, send)
+            finally:
+                end()
+
+        return send_answer
+
+    def _end(self, caller: str) -> None:
+        self._running[caller] -= 1
+        if not self._running[caller]:
+            del self._running[caller]

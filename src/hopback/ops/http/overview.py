@@ -1,0 +1,283 @@
+"""Dead-letter queues at a glance: depths from one sweep a second, and what was last seen inside."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from hopback.errors import HopbackError
+from hopback.ops.contract.requests import GroupBy
+from hopback.ops.contract.values import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from hopback.clock import Clock
+    from hopback.ops.contract.values import Job, QueueSummary, SessionView
+    from hopback.ops.operations import Operations
+
+_LOG = logging.getLogger("hopback.ops.http")
+
+_FRESH_S = 1.0  # one sweep a second, however many ask
+# A trend of five minutes, with a sample at each tick in which RabbitMQ counts its queues anew.
+_BETWEEN_SAMPLES_S = 5.0
+_SAMPLES = 60
+BETWEEN_SWEEPS_S = 5.0
+"""How often a broker is read when nobody asks (seconds): as often as a sample is kept."""
+_MOMENT_S = 0.1  # seconds that a page waits for an expensive answer before it shows the last one
+_LONGEST_WAIT_S = 2.0  # for a broker that was never read: a list over many must not wait for one
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What the last sweep found, when, and why there is no newer one, if there is none."""
+
+    queues: tuple[QueueSummary, ...]
+    at: float
+    error: Exception | None = None
+
+    def age(self, now: float) -> float:
+        """How old it is, in seconds."""
+        return max(now - self.at, 0.0)
+
+
+class Sweep:
+    """Reads all dead-letter queues at most once a second."""
+
+    def __init__(
+        self, read: Callable[[], Awaitable[tuple[QueueSummary, ...]]], clock: Clock
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._last: Swept | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self._failed_at = float("-inf")
+        self._trends: dict[str, deque[tuple[float, int]]] = {}
+        self._content: object = None
+        self.changed_at: float = float("-inf")
+        """When a sweep last found something else than the one before it."""
+
+    async def get(self) -> Swept:
+        """The queues as of less than a second ago; raises what the broker said if it is away."""
+        swept = await self.get_or_last()
+        if swept.error is not None:
+            raise swept.error
+        return swept
+
+    async def get_or_last(self) -> Swept:
+        """The same; while the broker is away, the last that was read, with the error."""
+        now, last = self._clock.now(), self._last
+        if self._error is not None:
+            is_due = now - self._failed_at >= _FRESH_S
+        else:
+            is_due = last is None or now - last.at >= _FRESH_S
+        if is_due:
+            if self._running is None:
+                self._running = asyncio.create_task(self._refresh(), name="sweep")
+            # A large broker takes seconds: what is known is shown with its age.
+            known_s = None if last is None else _MOMENT_S
+            await asyncio.wait({self._running}, timeout=known_s)
+        if self._last is None:
+            error = self._error or RuntimeError("nothing was read yet")
+            return Swept((), self._clock.now(), error)
+        return Swept(self._last.queues, self._last.at, self._error)
+
+    @property
+    def known(self) -> Swept | None:
+        """What was read, without asking; None before the first sweep has ended."""
+        if self._last is None and self._error is None:
+            return None
+        return self.last
+
+    def forget(self) -> None:
+        """The next one that asks gets a new sweep: what is a dead-letter queue has changed."""
+        self._last = None
+
+    @property
+    def last(self) -> Swept:
+        """What is known without asking: a page that only wants to know is not kept waiting."""
+        if self._last is None:
+            return Swept((), self._clock.now(), self._error)
+        return Swept(self._last.queues, self._last.at, self._error)
+
+    def trend(self, queue: str) -> tuple[tuple[float, int], ...]:
+        """Depths of the last minutes, the oldest first."""
+        return tuple(self._trends.get(queue, ()))
+
+    async def run(self, delay: float = 0.0) -> None:
+        """Sweep from time to time even if nobody asks, so that trends have a past; the second time later.
+
+        `delay` keeps the sweeps of many brokers from falling into the same moment.
+        """
+        with suppress(Exception):
+            await self.get()
+        await asyncio.sleep(delay)
+        while True:
+            with suppress(Exception):  # the next one that asks is told
+                await self.get()
+            await asyncio.sleep(BETWEEN_SWEEPS_S)
+
+    async def _refresh(self) -> None:
+        try:
+            found = await self._read()
+        except Exception as error:  # kept, and told to those who ask
+            self._error, self._failed_at = error, self._clock.now()
+        else:
+            self._error = None
+            self._last = Swept(found, self._clock.now())
+            for gone in self._trends.keys() - {summary.queue for summary in found}:
+                del self._trends[gone]
+            for summary in found:
+                total, at = summary.depth.total, self._last.at
+                past = self._trends.setdefault(summary.queue, deque(maxlen=_SAMPLES))
+                if total is not None and (not past or at - past[-1][0] >= _BETWEEN_SAMPLES_S):
+                    past.append((at, total))
+        finally:
+            self._running = None
+        content = (
+            self._error is None,
+            self._last
+            and [
+                (
+                    one.queue,
+                    one.depth.total,
+                    one.depth.unacked,
+                    one.active_job and (one.active_job.id, one.active_job.changes),
+                )
+                for one in self._last.queues
+            ],
+        )
+        if content != self._content:
+            self._content = content
+            self.changed_at = self._failed_at if self._error or not self._last else self._last.at
+
+
+async def read_all(sweeps: Sequence[Sweep]) -> list[Swept | None]:
+    """What is known of each broker; None for one that has not answered yet, for which nobody waits long.
+
+    What was read once is read again beside, every few seconds: a list over many brokers asks none of them.
+    """
+    unread = [each for each in sweeps if each.known is None]
+    if unread:
+        tasks = [asyncio.ensure_future(each.get_or_last()) for each in unread]
+        _, waiting = await asyncio.wait(tasks, timeout=_LONGEST_WAIT_S)
+        for task in waiting:
+            task.cancel()
+    return [each.known for each in sweeps]
+
+
+_ASKED_EVERY_S = (
+    10.0  # what the survey found, and queues that nobody knows, do not change by the second
+)
+_T = TypeVar("_T")
+
+
+class RecentReading(Generic[_T]):
+    """An expensive answer that is computed in the background and shown until the next one is there."""
+
+    def __init__(self) -> None:
+        self._found: _T | None = None
+        self._at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+
+    async def get(self, read: Callable[[], Awaitable[_T]], now: float) -> _T | None:
+        """Return the last answer. Start a new one if it is old, and wait for it for a moment."""
+        is_old = not 0 <= now - self._at < _ASKED_EVERY_S
+        if is_old and self._reading is None:
+            self._at = now
+            self._reading = asyncio.create_task(self._read(read), name="recent reading")
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=_MOMENT_S)
+        return self._found
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a newer answer is being computed."""
+        return self._reading is not None
+
+    def forget(self) -> None:
+        """Compute a new answer at the next request."""
+        self._at = float("-inf")
+
+    async def _read(self, read: Callable[[], Awaitable[_T]]) -> None:
+        try:
+            self._found = await read()
+        except HopbackError:  # the page itself reports that the broker or the store does not answer
+            self._found = None
+        except Exception as error:  # the page shows the last answer
+            _LOG.error("an expensive answer could not be computed", exc_info=error)
+        finally:
+            self._reading = None
+
+
+_SPEED_S = 10.0  # long enough to be steady, short enough to follow a new rate
+_FOLLOWED = 100  # jobs; more than pages stand open
+
+
+class JobSpeeds:
+    """How fast the jobs go whose pages stand open, by what these were shown within the last seconds."""
+
+    def __init__(self) -> None:
+        self._shown: OrderedDict[str, deque[tuple[float, int]]] = OrderedDict()
+
+    def of(self, job: Job, now: float) -> float | None:
+        """Messages a second; None before that can be said, and where nothing moves."""
+        if job.state is not JobState.RUNNING:
+            self._shown.pop(job.id, None)
+            return None
+        shown = self._shown.setdefault(job.id, deque())
+        self._shown.move_to_end(job.id)
+        if len(self._shown) > _FOLLOWED:
+            self._shown.popitem(last=False)
+        shown.append((now, job.counts.selected - job.counts.remaining))
+        while now - shown[0][0] > _SPEED_S:
+            shown.popleft()
+        (began, before), (_, after) = shown[0], shown[-1]
+        return (after - before) / (now - began) if after > before and now > began else None
+
+
+_MOST = 1000  # queues; a name and a few numbers each
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """The most frequent failure among the messages that were held, and when that was."""
+
+    error: str
+    count: int
+    seen: int
+    oldest: float | None
+    at: float
+
+
+class Insights:
+    """The last insight of each queue."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Insight] = OrderedDict()
+
+    @property
+    def known(self) -> Mapping[str, Insight]:
+        """By queue."""
+        return self._known
+
+    async def remember(self, operations: Operations, view: SessionView) -> None:
+        """Keep what a session shows of its queue."""
+        groups = (await operations.groups(view.id, GroupBy.FINGERPRINT)).items
+        if not groups:
+            self._known.pop(view.queue, None)
+            return
+        top = groups[0]
+        times = [group.first for group in groups if group.first is not None]
+        error = top.sample.error or top.sample.error_message
+        self._known[view.queue] = Insight(
+            error, top.count, view.held, min(times, default=None), view.opened_at
+        )
+        self._known.move_to_end(view.queue)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)

@@ -1,0 +1,125 @@
+"""The queues that a request reads, writes or configures.
+
+Every endpoint of the API and every action of a page lists its rules. The dispatchers resolve them before they
+answer: the caller needs the role of the endpoint for each queue that a rule returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hopback.ops.contract.requests import BY_DESIGN, JobKind
+from hopback.ops.http.auth import forbidden
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from hopback.ops.brokers.discovery import QueueAnswer
+    from hopback.ops.contract.requests import Target
+    from hopback.ops.contract.values import Job
+    from hopback.ops.http.roles import Principal, Role
+    from hopback.ops.operations import Operations
+
+
+class TouchingRequest(Protocol):
+    """The parts of an API call and of a visit to a page that rules read."""
+
+    @property
+    def principal(self) -> Principal: ...
+    @property
+    def operations(self) -> Operations: ...
+    @property
+    def path(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRule:
+    """One source of queue names. `text` completes the sentence "needs the role for …"."""
+
+    text: str
+    find: Callable[[Any], Awaitable[Iterable[str] | None]] | None = None
+    """Return the queues of a request, or None if they are unknown: then the role must hold for all queues."""
+    is_everywhere: bool = False
+    """The role must hold for all queues."""
+    hides_others: bool = False
+    """The answer contains only queues that the caller may see."""
+
+
+async def require(role: Role | None, rules: Iterable[QueueRule], asked: TouchingRequest) -> None:
+    """Refuse the request unless its caller has the role for every queue that the rules return."""
+    if role is None:
+        return
+    for rule in rules:
+        if rule.find is None:
+            continue
+        queues = await rule.find(asked)
+        if queues is None:
+            if not asked.principal.allows_everywhere(role):
+                raise forbidden(
+                    f"The queues that this request reaches are unknown: expected the role {role}"
+                    " for all queues, or a target queue."
+                )
+            continue
+        for queue in sorted(set(queues)):
+            if not asked.principal.allows(role, queue):
+                raise forbidden(f"Expected the role {role} for queue {queue!r}.")
+
+
+def may_begin(
+    role: Role | None, rules: Iterable[QueueRule], principal: Principal, path: Mapping[str, str]
+) -> bool:
+    """Return whether the request may be read at all, before its body and its queues are known."""
+    if role is None:
+        return True
+    rules = tuple(rules)
+    if any(rule.is_everywhere for rule in rules):
+        return principal.allows_everywhere(role)
+    if PATH_QUEUE in rules:
+        return principal.allows(role, path["queue"])
+    return principal.allows_somewhere(role)
+
+
+async def _path_queue(asked: TouchingRequest) -> Iterable[str]:
+    return (asked.path["queue"],)
+
+
+async def _session_queue(asked: TouchingRequest) -> Iterable[str]:
+    return (asked.operations.session(asked.path["session"]).queue,)
+
+
+async def _job_queue(asked: TouchingRequest) -> Iterable[str]:
+    return ((await asked.operations.job(asked.path["job"])).queue,)
+
+
+async def _job_targets(asked: TouchingRequest) -> Iterable[str] | None:
+    return await targets_of_job(asked, await asked.operations.job(asked.path["job"]))
+
+
+async def targets_of_job(asked: TouchingRequest, job: Job) -> Iterable[str] | None:
+    """Return the queues that a job publishes to."""
+    if job.kind is not JobKind.REDRIVE:
+        return ()
+    return await targets_of(asked, job.queue, job.target_choice or BY_DESIGN)
+
+
+async def targets_of(asked: TouchingRequest, queue: str, target: Target) -> Iterable[str] | None:
+    """Return the queues that a re-drive of `queue` to `target` publishes to."""
+    return await asked.operations.queues_reached(queue, target)
+
+
+def queues_of_answer(answer: QueueAnswer) -> tuple[str, ...]:
+    """Return the queues that an answer about a candidate configures."""
+    return (answer.queue, answer.main_queue) if answer.main_queue else (answer.queue,)
+
+
+NO_QUEUE = QueueRule("no queue")
+VISIBLE_QUEUES = QueueRule(
+    "any queue; the answer contains only queues that the caller may see", hides_others=True
+)
+BROKER_MAP = QueueRule("any queue; the answer is the topology of the whole broker")
+EVERY_QUEUE = QueueRule("all queues", is_everywhere=True)
+PATH_QUEUE = QueueRule("the queue in the path", _path_queue)
+SESSION_QUEUE = QueueRule("the queue of the browse session", _session_queue)
+JOB_QUEUE = QueueRule("the queue of the job", _job_queue)
+JOB_TARGETS = QueueRule("every queue that the job publishes to", _job_targets)

@@ -1,0 +1,441 @@
+"""What every answer is made from: the operations, the live broker, who may do what, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from msgspec import structs
+
+from hopback.broker.apply import live_plan
+from hopback.errors import ManagementNotFound
+from hopback.ops.brokers.live import BrokerSnapshot
+from hopback.ops.contract.requests import Who
+from hopback.ops.contract.values import (
+    Job,
+    JobList,
+    MessageView,
+    Overview,
+    QueueSummary,
+    SessionView,
+)
+from hopback.ops.http.auth import address_of
+from hopback.ops.http.overview import Insights, JobSpeeds, RecentReading
+from hopback.ops.http.problems import Refused, refusal_of
+from hopback.ops.http.roles import Grant, Principal, Role
+from hopback.ops.page.topology_drawing import draw_topology
+from hopback.topology.check import check
+from hopback.topology.model import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from starlette.requests import Request
+
+    from hopback.broker.apply import ApplyPlan
+    from hopback.broker.management import Management
+    from hopback.broker.management.readings import QueueReading
+    from hopback.broker.port import Broker
+    from hopback.clock import Clock
+    from hopback.ops.alerts.service import Alerting
+    from hopback.ops.brokers.discovery import CandidateList
+    from hopback.ops.brokers.live import LiveView
+    from hopback.ops.browse.surveys import ErrorOverview
+    from hopback.ops.contract.requests import SessionRequest
+    from hopback.ops.contract.values import OnProgress
+    from hopback.ops.http.auth import Gate
+    from hopback.ops.http.events import EventStreams
+    from hopback.ops.http.heavy_requests import HeavyRequests
+    from hopback.ops.http.keys import ApiKey
+    from hopback.ops.http.overview import Sweep
+    from hopback.ops.http.settings import AdminSettings
+    from hopback.ops.operations import Operations
+    from hopback.ops.page.pages import PageWork
+    from hopback.ops.page.topology_drawing import TopologyDrawing
+    from hopback.topology.model import Topology
+    from hopback.version import BrokerVersion
+
+_FRESH_S = 2.0  # two readings of a large broker a few seconds apart are as good as one
+_MOMENT_S = 0.1  # seconds that a page waits for a newer snapshot before it shows the last one
+
+
+class LiveBroker:
+    """Reads the broker for everyone who asks; without a management API it knows declarations only."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        view: LiveView | None,
+        clock: Clock,
+        *,
+        vhost: str = "/",
+        declared: Iterable[Topology] = (),
+    ) -> None:
+        self._broker = broker
+        self._view = view
+        self._clock = clock
+        self._vhost = vhost
+        self._declared = tuple(declared)
+        self._reading: asyncio.Future[BrokerSnapshot] | None = None
+        self._snapshot: BrokerSnapshot | None = None
+        self._version: BrokerVersion | None = None
+        self._drawings: tuple[TopologyDrawing, ...] = ()
+        """Of the last topology and the one before it, which a request may still show."""
+
+    @property
+    def address(self) -> str:
+        """Where the broker is, fit to be shown."""
+        return self._broker.address
+
+    async def snapshot(self) -> BrokerSnapshot:
+        """Return the last snapshot. Read the broker again if it is older than two seconds.
+
+        Waits for the first snapshot, and for a newer one for a moment: a large broker takes seconds. Raises
+        BrokerError if the broker is away.
+        """
+        last = self._snapshot
+        if last is None or not 0 <= self._clock.now() - last.at < _FRESH_S:
+            if self._reading is None:
+                self._reading = asyncio.ensure_future(self._read())
+                self._reading.add_done_callback(self._end_reading)
+            reading = self._reading
+            await asyncio.wait({reading}, timeout=None if last is None else _MOMENT_S)
+            if reading.done():
+                return reading.result()
+        return cast("BrokerSnapshot", self._snapshot)
+
+    def _end_reading(self, reading: asyncio.Future[BrokerSnapshot]) -> None:
+        self._reading = None
+        if not reading.cancelled() and reading.exception() is None:
+            self._snapshot = reading.result()
+
+    async def _read(self) -> BrokerSnapshot:
+        version, now = self._version or await self.reachable(), self._clock.now()
+        live, readings = None, {}
+        topology = joined(self._declared)
+        if self._view is not None:
+            found = await self._view.queues(self._vhost)
+            readings = {reading.queue.name: reading for reading in found}
+            live = await self._view.live_topology(self._vhost)
+            # The live objects with the plans that are declared for them.
+            names = {queue.name for queue in live.queues}
+            plans = tuple(
+                plan for each in self._declared for plan in each.plans if plan.queue in names
+            )
+            unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
+            topology = replace(live, plans=plans, unconsumed=unconsumed)
+        last = self._snapshot
+        if last is not None and last.topology == topology and last.version == version:
+            # The same object: the drawing is found by its identity.
+            topology, findings = last.topology, last.findings
+        else:
+            findings = await asyncio.to_thread(check, topology, version)
+            drawing = await asyncio.to_thread(draw_topology, topology, version, findings)
+            self._drawings = (*self._drawings[-1:], drawing)
+        return BrokerSnapshot(
+            topology, version, at=now, live=live, readings=readings, findings=findings
+        )
+
+    async def drawing(self, snapshot: BrokerSnapshot) -> TopologyDrawing:
+        """Return the rows and edges of a snapshot's topology."""
+        for drawing in self._drawings:
+            if drawing.topology is snapshot.topology:
+                return drawing
+        return await asyncio.to_thread(
+            draw_topology, snapshot.topology, snapshot.version, snapshot.findings
+        )
+
+    async def reading(self, queue: str) -> QueueReading | None:
+        """One queue with its present rate; None if there is none, or nobody to tell."""
+        if self._view is None:
+            return None
+        try:
+            return await self._view.queue(self._vhost, queue)
+        except ManagementNotFound:
+            return None
+
+    async def plan(self, desired: Topology) -> ApplyPlan:
+        """What would have to change on the broker for it to be as desired; changes nothing."""
+        connection = await self._broker.connect("hopback admin plan")
+        try:
+            view = cast("Management | None", self._view)
+            return await live_plan(desired, connection, view, self._vhost)
+        finally:
+            await connection.close()
+
+    async def reachable(self) -> BrokerVersion:
+        """Connect once more: the broker's version; BrokerError if it is away."""
+        connection = await self._broker.connect("hopback admin")
+        self._version = connection.version
+        await connection.close()
+        return self._version
+
+
+_LOG = logging.getLogger("hopback.ops.http")
+
+ValueT = TypeVar("ValueT")
+
+NOBODY = Principal("", "nobody", "nobody", ())
+"""Someone of whom nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything that an answer about one broker may need.
+
+    `gate`, `settings`, `clock` and `streams` are those of the whole service. `name` is the broker's in the
+    settings, empty for one without; `prefix` is what its paths begin with. `brokers` are the services of
+    every broker in the order of the settings, each under the prefix of its own.
+    """
+
+    operations: Operations
+    live: LiveBroker
+    gate: Gate
+    sweep: Sweep
+    settings: AdminSettings
+    clock: Clock
+    denials: Denials
+    streams: EventStreams
+    heavy: HeavyRequests
+    alerting: Alerting
+    insights: Insights = field(default_factory=Insights)
+    speeds: JobSpeeds = field(default_factory=JobSpeeds)
+    asked: RecentReading[CandidateList] = field(default_factory=RecentReading)
+    errors: RecentReading[ErrorOverview] = field(default_factory=RecentReading)
+    surveying: set[asyncio.Task[ErrorOverview]] = field(default_factory=set)
+    """The survey that somebody asked for on the page and does not wait for, if it still runs."""
+    working: dict[str, PageWork] = field(default_factory=dict)
+    """What forms asked for and somebody waits for."""
+    nobody: Principal = NOBODY
+    name: str = ""
+    prefix: str = ""
+    is_first: bool = True
+    brokers: list[Services] = field(default_factory=list)
+
+    @property
+    def spans_brokers(self) -> bool:
+        """Whether it answers under the paths without a name, and there are several brokers."""
+        return not self.prefix and len(self.brokers) > 1
+
+    def placed(self, value: ValueT) -> ValueT:
+        """An answer of the operations with its paths below the prefix."""
+        return placed(value, self.prefix) if self.prefix else value
+
+    def placed_refusal(self, error: Exception, request: Request) -> Refused | None:
+        """The answer to an error that is known, with its paths below the prefix."""
+        refused = refusal_of(error, request)
+        job = None if refused is None else refused.more.get("job")
+        if refused is None or not self.prefix or not isinstance(job, str):
+            return refused
+        more = {**refused.more, "job": self.prefix + job}
+        return Refused(
+            refused.status, refused.code, refused.detail, more=more, headers=refused.headers
+        )
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """The keys that hold for this broker."""
+        return self.gate.keys.of(self.name, is_first=self.is_first)
+
+    def grant(self, role: Role, queues: tuple[str, ...]) -> Grant:
+        """A grant for this broker; one for the first names none, as those that have always been."""
+        return Grant(role, queues, "" if self.is_first else self.name)
+
+    async def remove_key(self, key_id: str) -> ApiKey:
+        """Let a key of this broker open no more; Refused if it has none of that id."""
+        await self.gate.keys.refresh(self.clock.now())
+        known = any(key.id == key_id for key in self.keys)
+        found = await self.gate.keys.remove(key_id) if known else None
+        if found is None:
+            raise Refused(404, "not-found", f"There is no key {key_id!r}.")
+        return found
+
+    def has(self, broker: str) -> bool:
+        """Whether what names that broker is about this one; what names none is about the first."""
+        return broker == self.name or (self.is_first and not broker)
+
+    def manages(self, principal: Principal) -> bool:
+        """Whether they look after the service itself, which an admin of the first broker does."""
+        return self.is_first and principal.allows_everywhere(Role.ADMIN)
+
+    def asking(self, principal: Principal) -> Principal:
+        """Somebody who is known, with the grants that hold for this broker."""
+        return principal.at(self.name, is_first=self.is_first)
+
+    def acting_as(self, principal: Principal) -> Operations:
+        """The operations, with everything done in the name of this caller."""
+        return self.operations.acting_as(who(principal))
+
+    def check_room(self, principal: Principal) -> None:
+        """Refuse a browse session beyond what one caller, or all together, may hold."""
+        limits = self.settings.limits
+        # They fill the memory of one process, whichever brokers they are of.
+        open_now = [view for each in self.brokers for view in each.operations.sessions()]
+        own = [view for view in open_now if view.by_id == principal.id]
+        if len(own) >= limits.sessions_per_caller:
+            raise Refused(
+                429,
+                "too-many-sessions",
+                f"{len(own)} browse sessions of yours are open; release one first.",
+                more={
+                    "sessions": [
+                        f"{'' if each.is_first else each.prefix}/admin/dlq/sessions/{view.id}"
+                        for each in self.brokers
+                        for view in each.operations.sessions()
+                        if view.by_id == principal.id
+                    ]
+                },
+            )
+        held = sum(view.held_bytes for view in open_now)
+        if len(open_now) >= limits.sessions or held >= limits.held_bytes:
+            raise Refused(
+                429,
+                "too-much-held",
+                f"{len(open_now)} browse sessions hold {held} bytes; wait until one ends.",
+            )
+
+    async def hold(
+        self,
+        principal: Principal,
+        queue: str,
+        asked: SessionRequest,
+        on_progress: OnProgress | None = None,
+    ) -> SessionView:
+        """A browse session for a caller; cancelled, it gives back what it held, for nobody knows its id."""
+        self.check_room(principal)
+        operations = self.acting_as(principal)
+        view = await operations.open_session(
+            queue, asked.window, forced=asked.force, lift=asked.lift, on_progress=on_progress
+        )
+        try:
+            await self.insights.remember(operations, view)
+        except BaseException:
+            await operations.release(view.id)
+            raise
+        return view
+
+    async def denied(
+        self, principal: Principal, request: Request, refused: Refused, queue: str
+    ) -> None:
+        """Write a refused change down, or count it; what is refused for its number is neither."""
+        if refused.status == 429:
+            return
+        details = {
+            "method": request.method,
+            "path": request.url.path[:500],
+            "code": refused.code,
+            "correlationId": request.state.correlation,
+        }
+        address = address_of(request)
+        await self.denials.add(Denial(principal.id, principal.name, address, queue[:255], details))
+
+
+def placed(value: ValueT, prefix: str) -> ValueT:
+    """A value of the contract, with the paths in it below this prefix."""
+    match value:
+        case Job() | SessionView():
+            return structs.replace(value, url=prefix + value.url)
+        case MessageView():
+            return structs.replace(value, body_url=prefix + value.body_url)
+        case QueueSummary(active_job=Job() as job):
+            return structs.replace(value, active_job=placed(job, prefix))
+        case JobList() | Overview():
+            return structs.replace(value, items=tuple(placed(each, prefix) for each in value.items))
+    return value
+
+
+async def write_denial(operations: Operations, denial: Denial) -> None:
+    """A refused change as a row of the audit; what cannot be written is not worth failing for."""
+    try:
+        await operations.note(
+            "access.denied",
+            by=Who(denial.caller, denial.name),
+            queue=denial.queue,
+            result="refused",
+            details={"address": denial.address, **denial.details},
+        )
+    except Exception as error:  # whatever keeps the audit from being written
+        _LOG.warning("a refusal could not be written to the audit", exc_info=error)
+
+
+def who(principal: Principal) -> Who:
+    """The principal as the operations know people."""
+    return Who(principal.id, principal.name)
+
+
+_WINDOW_S = 60.0  # short enough that an attack is seen while it goes on
+_ROWS_OF_A_STRANGER = 1  # anybody can be a stranger, as often as they like
+_ROWS_OF_A_CALLER = 20  # somebody known who tries several things is worth reading in full
+_MOST_WINDOWS = 100  # at most 200 rows a minute, from however many addresses
+_ELSEWHERE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """One refused change: who was refused from which address, of which queue, and the rest."""
+
+    caller: str
+    """The id of somebody known; empty for a stranger."""
+    name: str
+    address: str
+    queue: str
+    details: Mapping[str, object]
+
+
+@dataclass(slots=True)
+class _DenialWindow:
+    """What one caller, or one address of strangers, was refused since it began."""
+
+    begun: float
+    first: Denial
+    rows: int = 0
+    counted: int = 0
+
+
+class Denials:
+    """Decides which refusals are rows; `write` puts one into the audit."""
+
+    def __init__(self, clock: Clock, write: Callable[[Denial], Awaitable[None]]) -> None:
+        self._clock = clock
+        self._write = write
+        self._windows: dict[str, _DenialWindow] = {}
+
+    async def add(self, denial: Denial) -> None:
+        """Write it down, or count it."""
+        await self.flush()
+        known = bool(denial.caller)
+        key = denial.caller or f"address {denial.address}"
+        if key not in self._windows and len(self._windows) >= _MOST_WINDOWS:
+            key = _ELSEWHERE
+        window = self._windows.setdefault(key, _DenialWindow(self._clock.now(), denial))
+        if window.rows < (_ROWS_OF_A_CALLER if known and key else _ROWS_OF_A_STRANGER):
+            window.rows += 1
+            await self._write(denial)
+        else:
+            window.counted += 1
+
+    async def flush(self, *, everything: bool = False) -> None:
+        """Write the counts of the windows that are over, or of all when the service ends."""
+        now = self._clock.now()
+        over = [
+            key
+            for key, window in self._windows.items()
+            if everything or not 0 <= now - window.begun < _WINDOW_S
+        ]
+        for key in over:
+            window = self._windows.pop(key)
+            if window.counted:
+                first = window.first
+                details = {"times": window.counted, "seconds": round(now - window.begun)}
+                several = key == _ELSEWHERE
+                await self._write(
+                    Denial(
+                        first.caller if not several else "",
+                        first.name if not several else "nobody",
+                        first.address if not several else "several addresses",
+                        "",
+                        {**details, "code": "repeated"},
+                    )
+                )

@@ -1,0 +1,450 @@
+"""The topology in the API and on the page: what stands on the broker, its hazards, its routes, a plan."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from enum import StrEnum
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from markupsafe import Markup
+from msgspec import Meta, Struct
+from starlette.responses import JSONResponse, Response
+
+from hopback.errors import InvalidTopology
+from hopback.ops.contract.values import Moment
+from hopback.ops.http.api import ApiTable, Call, Empty
+from hopback.ops.http.problems import Refused
+from hopback.ops.http.queue_rules import BROKER_MAP, QueueRule
+from hopback.ops.http.roles import Role
+from hopback.ops.page.pages import Pages
+from hopback.ops.page.topology_drawing import delayed_messages, graph, role_of
+from hopback.topology.asyncapi import write_asyncapi
+from hopback.topology.definitions import write_definitions
+from hopback.topology.diagram import draw_flow
+from hopback.topology.document import from_document, to_document
+from hopback.topology.hazards.rule import Finding, Severity  # noqa: TC001  msgspec reads them at run time
+
+if TYPE_CHECKING:
+    from hopback.ops.brokers.live import BrokerSnapshot
+    from hopback.ops.page.pages import Visit
+    from hopback.rehearse.scenario import Scenario
+
+_DEFINITIONS = "application/vnd.rabbitmq.definitions+json"
+_ASYNCAPI = "application/vnd.aai.asyncapi+json"
+_Name = Annotated[str, Meta(max_length=255)]
+
+
+TOPOLOGY = ApiTable()
+"""The rows of this part, each above what answers it."""
+
+
+class Format(StrEnum):
+    """The forms of a topology."""
+
+    JSON = "json"
+    MERMAID = "mermaid"
+    DEFINITIONS = "definitions"
+    ASYNCAPI = "asyncapi"
+
+
+class TopologyQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """In which form."""
+
+    format: Format = Format.JSON
+
+
+class TopologyAnswer(Struct, frozen=True, rename="camel"):
+    """The topology of the broker; `live` is false if only what is declared is known."""
+
+    broker: str
+    broker_version: str
+    read_at: Moment
+    live: bool
+    topology: dict[str, Any]
+
+
+class FindingAnswer(Struct, frozen=True, rename="camel"):
+    """A hazard."""
+
+    rule: str
+    severity: Severity
+    place: str
+    explanation: str
+    fix: str
+
+
+class CheckAnswer(Struct, frozen=True, rename="camel"):
+    """The hazards of what stands on the broker, the gravest first."""
+
+    broker_version: str
+    read_at: Moment
+    items: list[FindingAnswer]
+    total: int
+
+
+class RouteQuery(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A publish to ask about."""
+
+    exchange: _Name = ""
+    routing_key: _Name = ""
+
+
+class RouteAnswer(Struct, frozen=True, rename="camel"):
+    """The queues that a publish would reach."""
+
+    exchange: str
+    routing_key: str
+    queues: list[str]
+
+
+class DesiredTopology(Struct, frozen=True, forbid_unknown_fields=True):
+    """A topology as `GET /admin/topology` gives it, or as a file has it."""
+
+    topology: dict[str, Any]
+
+
+class StepAnswer(Struct, frozen=True, rename="camel"):
+    """Something that would be created."""
+
+    kind: str
+    name: str
+    why: str
+
+
+class DifferenceAnswer(Struct, frozen=True, rename="camel"):
+    """Where the broker has something else."""
+
+    field: str
+    desired: str
+    actual: str
+    advice: str
+
+
+class ConflictAnswer(Struct, frozen=True, rename="camel"):
+    """An object that exists and differs."""
+
+    kind: str
+    name: str
+    differences: list[DifferenceAnswer]
+
+
+class PlannedAnswer(Struct, frozen=True, rename="camel"):
+    """What `hopback topology apply` would do; nothing was changed."""
+
+    broker_version: str
+    settled: bool
+    create: list[StepAnswer]
+    conflicts: list[ConflictAnswer]
+    same: int
+    extra: int
+    notes: list[str]
+
+
+@TOPOLOGY.row(
+    "GET",
+    "/admin/topology",
+    Role.VIEWER,
+    BROKER_MAP,
+    query=TopologyQuery,
+    answer=TopologyAnswer,
+    media=("application/json", "text/vnd.mermaid", _DEFINITIONS, _ASYNCAPI),
+)
+async def _show_topology(call: Call[TopologyQuery, None]) -> object:
+    """What stands on the broker, as JSON, Mermaid, definitions or AsyncAPI."""
+    snapshot = await call.services.live.snapshot()
+    match call.query.format:
+        case Format.MERMAID:
+            return Response(draw_flow(snapshot.topology), media_type="text/vnd.mermaid")
+        case Format.DEFINITIONS:
+            definitions, _ = write_definitions(snapshot.topology, version=snapshot.version)
+            return Response(msgspec.json.encode(definitions), media_type=_DEFINITIONS)
+        case Format.ASYNCAPI:
+            return Response(
+                msgspec.json.encode(write_asyncapi(snapshot.topology)), media_type=_ASYNCAPI
+            )
+    # Every queue for which nobody declared a plan is named.
+    planned = {plan.queue for plan in snapshot.topology.plans}
+    others = frozenset(queue.name for queue in snapshot.topology.queues) - planned
+    return TopologyAnswer(
+        call.services.live.address,
+        str(snapshot.version),
+        Moment(snapshot.at),
+        snapshot.live is not None,
+        to_document(replace(snapshot.topology, unconsumed=others)),
+    )
+
+
+def finding_answer(finding: Finding) -> FindingAnswer:
+    """A hazard."""
+    return FindingAnswer(
+        finding.rule, finding.severity, finding.place, finding.explanation, finding.fix
+    )
+
+
+@TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, BROKER_MAP, answer=CheckAnswer)
+async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
+    """The hazards of what stands on the broker."""
+    snapshot = await call.services.live.snapshot()
+    items = [finding_answer(each) for each in snapshot.findings]
+    return CheckAnswer(str(snapshot.version), Moment(snapshot.at), items, len(items))
+
+
+@TOPOLOGY.row(
+    "GET",
+    "/admin/topology/route",
+    Role.VIEWER,
+    BROKER_MAP,
+    query=RouteQuery,
+    answer=RouteAnswer,
+    errors=(404,),
+)
+async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
+    """Publish this routing key: who gets it?"""
+    asked, snapshot = call.query, await call.services.live.snapshot()
+    try:
+        queues = snapshot.routed(asked.exchange, asked.routing_key)
+    except KeyError:
+        raise Refused(404, "not-found", f"There is no exchange {asked.exchange!r}.") from None
+    return RouteAnswer(asked.exchange, asked.routing_key, list(queues))
+
+
+@TOPOLOGY.row(
+    "POST",
+    "/admin/topology/plan",
+    Role.VIEWER,
+    BROKER_MAP,
+    body=DesiredTopology,
+    answer=PlannedAnswer,
+)
+async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
+    """What would have to change for the broker to be as desired; changes nothing."""
+    desired = from_document(call.body.topology, where="topology")
+    planned = await call.services.live.plan(desired)
+    return PlannedAnswer(
+        broker_version=str(planned.version),
+        settled=planned.settled,
+        create=[StepAnswer(str(step.kind), step.name, step.why) for step in planned.steps],
+        conflicts=[
+            ConflictAnswer(
+                str(each.kind),
+                each.name,
+                [
+                    DifferenceAnswer(one.field, _text(one.desired), _text(one.actual), one.advice)
+                    for one in each.differences
+                ],
+            )
+            for each in planned.conflicts
+        ],
+        same=len(planned.diff.same),
+        extra=len(planned.diff.extra),
+        notes=list(planned.notes),
+    )
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+TOPOLOGY_PAGES = Pages()
+"""The rows of this part."""
+
+_ROWS = 200  # queues, and exchanges, of the page; the search field finds the others
+_BINDINGS = 20  # of an exchange on the page; the definitions have all
+_PLACES = 50  # of a rule on the page of checks; the API has all
+
+
+async def _snapshot(visit: Visit) -> BrokerSnapshot:
+    found = await visit.services.live.snapshot()
+    # The map is of the whole broker, or its paths would end nowhere; how full a queue is, is not.
+    visible = visit.principal.visible(found.readings)
+    return replace(found, readings={name: found.readings[name] for name in visible})
+
+
+async def _listed_queues(visit: Visit) -> frozenset[str]:
+    """The dead-letter queues as the list has them, with what operators added and without what they ignore."""
+    swept = await visit.services.sweep.get_or_last()
+    return frozenset(each.queue for each in swept.queues)
+
+
+@TOPOLOGY_PAGES.get("/topology", Role.VIEWER, BROKER_MAP)
+async def _topology(visit: Visit) -> Response:
+    snapshot = await _snapshot(visit)
+    drawing = await visit.services.live.drawing(snapshot)
+    exchange, key, find = visit.field("exchange"), visit.field("key"), visit.field("find").strip()
+    reached = None
+    if visit.field("ask"):
+        try:
+            reached = snapshot.routed(exchange, key)
+        except KeyError:
+            raise Refused(404, "not-found", f"There is no exchange {exchange!r}.") from None
+    queues = [row for row in drawing.queues if find.lower() in row.name.lower()]
+    exchanges = [row for row in drawing.exchanges if find.lower() in row.name.lower()]
+    listed = await _listed_queues(visit)
+    words = (
+        _number_of(len(drawing.exchanges), "exchange"),
+        _number_of(len(drawing.queues), "queue"),
+    )
+    return visit.page(
+        "topology.html",
+        snapshot=snapshot,
+        headline=", ".join(words),
+        exchanges=None
+        if len(drawing.exchanges) > _ROWS
+        else [*(row.name for row in drawing.exchanges), ""],
+        focus=visit.field("focus"),
+        find=find,
+        searchable=max(len(drawing.queues), len(drawing.exchanges)) > _ROWS,
+        asked_exchange=exchange,
+        asked_key=key,
+        reached=reached,
+        queues=[(row, role_of(row, listed).value) for row in queues[:_ROWS]],
+        queue_count=len(queues),
+        delayed=delayed_messages(snapshot.topology, snapshot.readings),
+        exchange_rows=exchanges[:_ROWS],
+        exchange_count=len(exchanges),
+        most_bindings=_BINDINGS,
+        planned={plan.queue for plan in snapshot.topology.plans},
+    )
+
+
+def _number_of(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+_INPUTS = (
+    ("rate", "Rate", "500/s"),
+    ("outage", "Outage", "20m"),
+    ("handler", "A run takes", "40ms"),
+    ("consumers", "Consumers", "4×10"),
+    ("fail", "Runs that fail", "0%"),
+)
+"""Name, label and example of what a rehearsal is asked with; the values are written as for the command."""
+_OUTAGE_START_S = 300.0
+"""An outage begins after five minutes: before it there is something to see."""
+_LONGEST_OUTAGE_S = 7 * 86_400.0
+"""A week; longer ones are no question for a page."""
+
+
+async def _rehearsed_queue(visit: Visit) -> tuple[str, ...]:
+    return (visit.field("queue"),)
+
+
+@TOPOLOGY_PAGES.get(
+    "/topology/rehearse",
+    Role.VIEWER,
+    QueueRule("the rehearsed queue", _rehearsed_queue),
+    is_heavy=True,
+)
+async def _rehearse(visit: Visit) -> Response:
+    """What an outage would do to a queue, with its present rate filled in. Nothing is asked of the broker."""
+    queue = visit.field("queue")
+    snapshot = await _snapshot(visit)
+    if snapshot.topology.plan(queue) is None:
+        raise Refused(
+            404,
+            "not-found",
+            f"No plan is known for queue {queue!r}: only queues of a declared topology can be rehearsed.",
+        )
+    reading = await visit.services.live.reading(queue)
+    present = None if reading is None else reading.publish_rate
+    consumers = 0 if reading is None else reading.counts.consumers or 0
+    said = {
+        "rate": "" if present is None else f"{present:g}/s",
+        "outage": "20m",
+        "handler": "40ms",
+        "consumers": f"{max(1, consumers)}×10",
+        "fail": "0%",
+    }
+    said |= {name: visit.field(name) for name, _, _ in _INPUTS if visit.field(name)}
+    answer: dict[str, Any] = {"facts": (), "findings": (), "charts": ()}
+    status, trouble = 200, ""
+    if visit.field("ask"):
+        try:
+            scenario = _scenario(snapshot, queue, said)
+        except (ValueError, InvalidTopology) as error:
+            status, trouble = 400, str(error)  # what was said stays in the form, to be corrected
+        else:
+            # Some runs of the model: milliseconds each, but not of those who wait for other pages.
+            answer = await asyncio.to_thread(_rehearsal_of, snapshot, scenario)
+    return visit.page(
+        "rehearse.html",
+        status,
+        trouble=trouble,
+        queue=queue,
+        present=None if present is None else f"{present:g}",
+        consumers_now=consumers,
+        inputs=_INPUTS,
+        said=said,
+        **answer,
+    )
+
+
+def _scenario(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> Scenario:
+    """What was asked; ValueError or InvalidTopology if something that was said cannot be read."""
+    from hopback.rehearse import quantities, station
+    from hopback.rehearse.scenario import Load, Outage, RateStep, Scenario
+
+    outage = Outage(_OUTAGE_START_S, quantities.parse_seconds(said["outage"]))
+    if outage.length_s > _LONGEST_OUTAGE_S:
+        raise ValueError(f"expected an outage of at most 7d, got {said['outage']!r}")
+    handler_s, spread_s = quantities.parse_spread(said["handler"])
+    processes, concurrency = quantities.parse_consumers(said["consumers"])
+    load = Load(
+        queue,
+        (RateStep(0.0, quantities.parse_rate(said["rate"])),),
+        fail=quantities.parse_share(said["fail"]),
+        handler_s=handler_s,
+        spread_s=spread_s,
+        processes=processes,
+        concurrency=concurrency,
+    )
+    return Scenario(
+        (load,),
+        duration_s=station.time_for(snapshot.topology.plan(queue), (outage,)),
+        outages=(outage,),
+        version=snapshot.version,
+        name="rehearsal",
+    )
+
+
+def _rehearsal_of(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any]:
+    """Facts, findings and charts."""
+    from hopback.rehearse import chart, engine, page
+    from hopback.rehearse.findings import findings_of
+
+    forecast = engine.rehearse(snapshot.topology, scenario)
+    findings = findings_of(snapshot.topology, forecast)
+    drawn = [Markup(chart.svg_chart(one)) for one in chart.charts_of(forecast, findings)]  # noqa: S704 - charts escape what they show
+    return {"facts": page.facts_of(forecast), "findings": findings, "charts": drawn}
+
+
+@TOPOLOGY_PAGES.get("/topology/graph.json", Role.VIEWER, BROKER_MAP)
+async def _graph(visit: Visit) -> Response:
+    snapshot = await _snapshot(visit)
+    drawing, listed = await visit.services.live.drawing(snapshot), await _listed_queues(visit)
+    return JSONResponse(graph(drawing, snapshot.readings, listed, visit.all("focus")))
+
+
+@TOPOLOGY_PAGES.get("/checks", Role.VIEWER, BROKER_MAP)
+async def _checks(visit: Visit) -> Response:
+    snapshot = await _snapshot(visit)
+    counts = {"error": 0, "warning": 0}
+    for finding in snapshot.findings:
+        if finding.severity.value in counts:
+            counts[finding.severity.value] += 1
+    words = [_number_of(number, word) for word, number in counts.items()]
+    # By severity, then by rule; they come sorted.
+    groups = [
+        (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
+        for severity, found in groupby(snapshot.findings, lambda one: one.severity.value)
+    ]
+    return visit.page(
+        "checks.html",
+        snapshot=snapshot,
+        headline=" and ".join(words),
+        groups=groups,
+        most_places=_PLACES,
+    )

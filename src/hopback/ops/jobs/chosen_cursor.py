@@ -1,0 +1,168 @@
+"""Decide which messages of a queue are the chosen messages of a job.
+
+Chosen messages are identified by their digests: body, properties and headers, without the counts that a queue
+adds. An equal message with the same digest can take the place of a chosen one, but only as many messages as
+were chosen with that digest are moved.
+
+The driver reads the first `count` messages of the queue. A quorum queue requeues held messages behind
+other requeued messages. If digests are missing, the cursor therefore searches behind the first messages,
+until the queue delivers a fresh message or is empty, and for at most 10,000 messages.
+
+Messages that another consumer took do no harm: they are missing. A digest that is missing belongs to a
+message that an earlier run of the job took (`window` contains a part of each such digest), or to a
+message that has left the queue by another way.
+
+States
+------
+TAKING   The first `count` messages are delivered, chosen messages are sent and acked.
+SEEKING  Messages behind the first `count` messages are searched.
+STOPPED  The job was interrupted, and unselected messages equal chosen ones.
+
+Invariants
+----------
+1. Only messages with a chosen digest are sent, and at most as many as were chosen.
+2. A message is sent only after a checkpoint that contains its digest was saved.
+3. If the job saw a message that equals a finished one (`has_twins`), it is not resumed: the new cursor
+   would take it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, ClassVar
+
+from hopback.ops.jobs.cursor import CursorEvent, CursorState, Machine
+from hopback.ops.jobs.journal import Checkpoint
+from hopback.ops.jobs.quorum_cursor import UNKNOWN_END
+from hopback.ops.messages.dead_letter import content_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hopback.message import Delivery
+    from hopback.ops.jobs.cursor import Table
+
+_EVENTS = {
+    CursorEvent.DELIVERED: ("_receive", frozenset[CursorState]()),
+    CursorEvent.EMPTY: ("_end", frozenset[CursorState]()),
+    CursorEvent.KEPT: ("_keep", frozenset[CursorState]()),
+    CursorEvent.ACKED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.SENDING: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.DRAINED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.SETTLED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.SHARED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.SEEK: ("_seek", frozenset({CursorState.SEEKING})),
+}
+
+TABLE: Table = {CursorState.TAKING: _EVENTS, CursorState.SEEKING: _EVENTS, CursorState.STOPPED: {}}
+
+_SOUGHT = 10_000
+"""Number of messages behind the first ones to search. Each search adds one to their delivery counts. If
+digests are missing at this limit, the job fails."""
+_SAVED = 16
+"""Characters of a digest that a checkpoint contains: enough to tell 10,000 messages apart."""
+
+
+class ChosenCursor(Machine):
+    """`is_sought` is whether missing messages may be behind the first ones: true for a quorum queue."""
+
+    TABLE: ClassVar[Table] = TABLE
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        digests: Sequence[str],
+        *,
+        is_resumed: bool,
+        is_sought: bool,
+    ) -> None:
+        is_lost = is_resumed and checkpoint.has_twins
+        super().__init__(CursorState.STOPPED if is_lost else CursorState.TAKING)
+        if is_lost:
+            self._stop(UNKNOWN_END)
+        self._chosen = frozenset(digests)
+        self._wanted = Counter(digests)
+        self._taken_before = Counter(checkpoint.window)
+        self._taken: dict[int, str] = {}
+        self._behind: set[int] = set()
+        self._is_sought = is_sought
+        self._has_twins = False
+        self._sought = 0
+        self._seen = 0
+        self._seen_before = -1
+        self._is_over = False
+
+    sends_last_alone: ClassVar[bool] = False
+
+    @property
+    def unsought(self) -> int:
+        """Number of missing messages that may be behind the searched part of the queue."""
+        return 0 if self._is_over or self._sought < _SOUGHT else self._wanted.total()
+
+    @property
+    def moved_before(self) -> int:
+        """Number of missing messages that an earlier run of this job took."""
+        return sum((self._missing & self._taken_before).values())
+
+    @property
+    def gone(self) -> int:
+        """Number of chosen messages that left the queue without this job."""
+        return sum((self._missing - self._taken_before).values())
+
+    @property
+    def _missing(self) -> Counter[str]:
+        missing = Counter[str]()
+        for digest, count in self._wanted.items():
+            if count > 0:
+                missing[digest[:_SAVED]] += count
+        return missing
+
+    def belongs(self, delivery: Delivery) -> bool:
+        """Whether a delivered message is one of the selection. Ask once for each message."""
+        if delivery.tag in self._behind:
+            return False
+        digest = content_digest(delivery)
+        if not self._wanted[digest]:
+            self._has_twins = self._has_twins or digest in self._chosen
+            return False
+        self._wanted[digest] -= 1
+        self._taken[delivery.tag] = digest[:_SAVED]
+        return True
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the values that a new cursor needs if the job ends now."""
+        window = self._taken_before | Counter(self._taken.values())
+        return Checkpoint(window=tuple(window.elements()), has_twins=self._has_twins)
+
+    def more(self) -> int:
+        """Return how many further messages to search. 0 if every chosen message was found, or too many
+        are missing."""
+        if not self._wanted.total() or self._is_over or not self._is_sought:
+            return 0
+        if self._seen == self._seen_before:
+            self._is_over = True  # the queue has no more messages
+            return 0
+        # One message is usually enough to see that the queue has requeued no others.
+        return min(max(self._sought, 1), _SOUGHT - self._sought)
+
+    def _receive(self, delivery: Delivery) -> None:
+        self._seen += 1
+        if self.state is CursorState.SEEKING:
+            self._is_over = self._is_over or not delivery.redelivered
+            if self._is_over:
+                self._behind.add(delivery.tag)
+
+    def _seek(self, count: int) -> None:
+        self._seen_before = self._seen
+        self._sought += count
+        self.state = CursorState.SEEKING
+
+    def _end(self, _value: object) -> None:
+        pass
+
+    def _keep(self, tag: int) -> None:
+        self._taken.pop(tag, None)
+        self._behind.discard(tag)
+
+    def _ignore(self, _value: object) -> None:
+        pass

@@ -1,0 +1,240 @@
+"""Decide which messages of a classic queue belong to a job that takes the first messages of the queue.
+
+The queue
+---------
+A classic queue returns requeued messages to their original position. It writes acks to disk late: after
+the broker was killed, messages that the job has finished may be back. A classic queue therefore begins
+with a *head* of messages that the job kept, messages that it held, and messages whose acks were lost. The
+untouched rest of the selection follows, then messages that were never selected, then new messages. Each
+of these may be equal to a finished message.
+
+Finding the selection
+---------------------
+Marks alone do not show where the head ends, and neither does the number of messages, because new messages
+may have arrived. But the job keeps the last delivered message, the *anchor*, until the next checkpoint is
+saved: the head ends with the anchor. If several messages could be the anchor, the redelivered flags and
+the number of messages decide if they agree. Otherwise the length of the head is unknown, and the job
+stops.
+
+The last message of the selection is sent alone, after the acks of all others were read. If it is not
+found after a crash, it was moved, and no other message is back.
+
+The head is read before the job takes messages (`cursor_driver.read_head`), because it may be long.
+`find_head` decides.
+
+States
+------
+TAKING   Messages are delivered, sent and acked.
+PAUSED   Messages are sent and acked. The queue delivers no messages, because equal messages are held: the
+         redelivered flag then separates the held messages from the rest.
+LAST     The last message of the selection is being sent.
+STOPPED  The length of the head is unknown.
+
+Invariants
+----------
+1. Messages are sent only after a checkpoint that contains their marks was saved.
+2. The anchor of the saved checkpoint is never sent, except in LAST.
+3. At most `head + rest` messages belong to the selection, whatever the queue delivers.
+4. A job that has seen another consumer (`is_shared`) is never resumed, because counting would be wrong.
+5. The last acks stay in the window when the queue has read them: a killed broker may forget them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, ClassVar
+
+from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState
+from hopback.ops.jobs.journal import Checkpoint
+from hopback.ops.jobs.quorum_cursor import TAKEN_BY_OTHERS, UNKNOWN_END
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hopback.message import Delivery
+    from hopback.ops.jobs.cursor import Table
+    from hopback.ops.jobs.journal import JobRecord
+
+
+_EVENTS = {
+    CursorEvent.DELIVERED: ("_take", frozenset[CursorState]()),
+    CursorEvent.EMPTY: ("_end", frozenset[CursorState]()),
+    CursorEvent.KEPT: ("_keep", frozenset[CursorState]()),
+    CursorEvent.ACKED: ("_ack", frozenset[CursorState]()),
+    CursorEvent.SENDING: ("_send", frozenset[CursorState]()),
+    CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
+    CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
+    CursorEvent.SETTLED: ("_settle", frozenset[CursorState]()),
+    CursorEvent.SHARED: ("_share", frozenset[CursorState]()),
+    CursorEvent.PAUSE: ("_pause", frozenset({CursorState.PAUSED})),
+}
+
+TABLE: Table = {
+    CursorState.TAKING: _EVENTS,
+    CursorState.PAUSED: {
+        **_EVENTS,
+        CursorEvent.CONTINUE: ("_continue", frozenset({CursorState.TAKING})),
+    },
+    CursorState.LAST: _EVENTS,
+    CursorState.STOPPED: {},
+}
+
+_LOST_ACKS = 65_536
+"""Number of lost acks to look for: twice as many as RabbitMQ keeps in memory
+(`queue_index_max_journal_entries`). A longer head is not found, and the job stops."""
+
+
+class ClassicCursor(CountingCursor):
+    """`head` is the number of messages before the rest of the selection. None if it is unknown."""
+
+    TABLE: ClassVar[Table] = TABLE
+
+    def __init__(self, checkpoint: Checkpoint, remembered: int, *, head: int | None) -> None:
+        is_lost = head is None or checkpoint.is_shared
+        super().__init__(
+            CursorState.STOPPED if is_lost else CursorState.TAKING, checkpoint, remembered
+        )
+        if is_lost:
+            self._stop(TAKEN_BY_OTHERS if checkpoint.is_shared else UNKNOWN_END)
+        self._budget = (head or 0) + checkpoint.rest
+        self._has_seen = False
+        self._has_seen_fresh = False
+        self.has_twins: bool = checkpoint.has_twins
+        """Whether the job ever held messages with equal marks."""
+
+    sends_last_alone: ClassVar[bool] = True
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the values that a new cursor needs if the job ends now."""
+        if not self._has_seen or self.state is CursorState.STOPPED:
+            return replace(self._began, is_shared=self._is_shared)
+        window = self._window
+        self.has_twins = self.has_twins or len(set(window)) < len(window)
+        last, digest = self._anchor_marks
+        return Checkpoint(
+            kept=self._kept,
+            window=window,
+            rest=max(self._budget - self._taken, 0),
+            is_shared=self._is_shared,
+            has_twins=self.has_twins,
+            rest_is_untouched=self._has_seen_fresh and self.state is CursorState.PAUSED,
+            last=last,
+            last_digest=digest,
+            last_stays=self._anchor_stays,
+        )
+
+    def _take(self, delivery: Delivery) -> None:
+        self._has_seen = True
+        self._has_seen_fresh = self._has_seen_fresh or not delivery.redelivered
+        super()._take(delivery)
+
+    def _send(self, _value: object) -> None:
+        pass
+
+    def _pause(self, _value: object) -> None:
+        if self.state is not CursorState.LAST:
+            self.state = CursorState.PAUSED
+
+    def _continue(self, _value: object) -> None:
+        self.state = CursorState.TAKING
+
+    def _settle(self, _value: object) -> None:
+        if self.has_twins:
+            self._acked.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMessage:
+    """A message at the head of the queue: its mark, and whether it was delivered before.
+
+    `is_anchor` is whether it also has the digest of the anchor.
+    """
+
+    mark: str
+    was_out: bool
+    is_anchor: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """The greatest possible length of the head, and its length if no message has arrived since the start.
+
+    `by_count` is None if the messages behind the selection were not counted.
+    """
+
+    most: int
+    by_count: int | None
+
+
+def head_limits(job: JobRecord, ready: int) -> HeadLimits:
+    """Return the limits of the head's length, for this number of ready messages."""
+    began, selection = job.checkpoint, job.spec.selection
+    most = min(selection.count - began.rest, began.kept + len(began.window) + _LOST_ACKS)
+    if selection.behind is None:
+        return HeadLimits(most, None)
+    by_count = ready - began.rest - selection.behind
+    return HeadLimits(min(most, by_count), by_count)
+
+
+def find_head(
+    began: Checkpoint, limits: HeadLimits, found: Sequence[HeadMessage] = ()
+) -> int | None:
+    """Return the length of the head at the beginning of the `found` messages, None if it is unknown.
+
+    `found` contains one message more than the head can have, if the queue does. It may be empty if no message
+    can be back.
+    """
+    if limits.most <= began.kept:
+        # Fewer messages than there must be: others have taken or hold some.
+        is_short = bool(began.last_stays) and began.last in began.window
+        return None if is_short else began.kept
+    out = sum(1 for _ in takewhile(lambda one: one.was_out, found))
+    ends = list(_possible_ends(began, found[: limits.most]))
+    # Others may have browsed more messages, and messages may have arrived: one count alone proves nothing.
+    do_agree = out == limits.by_count and out < len(found)
+    if began.last_stays:
+        if len(ends) == 1:
+            return ends[0]
+        by_flags = began.has_twins and began.rest_is_untouched and do_agree and out in ends
+        return out if by_flags else None
+    if not ends:
+        return began.kept
+    if len(ends) > 1:
+        return None
+    # The last message is back, or a message behind the selection equals it.
+    end = ends[0]
+    if began.has_twins:
+        is_back = do_agree and end == out == began.kept + 1
+    elif end == began.kept + 1:
+        is_back = end == out
+    else:  # other messages are back as well, whose marks are all different
+        is_back = end == out or (end < out and end == limits.by_count)
+    return end if is_back else None
+
+
+def _possible_ends(began: Checkpoint, head: Sequence[HeadMessage]) -> Iterator[int]:
+    """Yield each length of a head that ends with the anchor.
+
+    Besides kept messages the head contains messages of the window only, or older ones and then the whole
+    window.
+    """
+    missing = Counter(began.window)
+    unknown = 0
+    for length, one in enumerate(head, 1):
+        if missing[one.mark]:
+            missing[one.mark] -= 1
+        else:
+            unknown += 1
+        if one.mark != began.last or not one.is_anchor or length < began.kept:
+            continue
+        if unknown <= began.kept or _has_window(began, head[:length]):
+            yield length
+
+
+def _has_window(began: Checkpoint, head: Sequence[HeadMessage]) -> bool:
+    """Whether the head ends with all messages of the window, and only kept messages are between them."""
+    size = len(began.window)
+    last = head[max(len(head) - size - began.kept, 0) :]
+    return not Counter(began.window) - Counter(one.mark for one in last)

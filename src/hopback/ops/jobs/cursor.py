@@ -1,0 +1,220 @@
+"""A cursor decides which messages of a queue belong to a job, also after a crash. This is the shared part.
+
+A cursor is a pure state machine. It receives events and never does input or output. A driver
+(`cursor_driver`) takes messages from the queue, reports each event, and saves the cursor's checkpoint
+before the job sends messages. After a crash or a lost connection the job continues with a new cursor that
+starts from the last saved checkpoint. Each cursor's file begins with its states, events and invariants,
+and contains the table that `Machine.handle` reads. There is one cursor for each way to find the selection
+again:
+
+- `quorum_cursor`: the first messages of a quorum queue, by position and one mark.
+- `classic_cursor`: the first messages of a classic queue, by position, marks and counts.
+- `chosen_cursor`: chosen messages of either type, by digest.
+
+Marks
+-----
+A *mark* is a short checksum of a message. It is the same after a redelivery and cheap enough to compute for
+every message. Equal messages have equal marks, so marks alone never show where a selection ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from zlib import crc32
+
+from hopback.headers.raw import message_id_in
+from hopback.ops.messages.dead_letter import content_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hopback.message import Delivery
+    from hopback.ops.jobs.journal import Checkpoint
+
+
+_MARKED_BYTES = 64 * 1024
+"""Bytes of a body that are part of its mark. The mark also contains the length of the body."""
+
+
+def mark_of(delivery: Delivery) -> str:
+    """Return a short checksum that is the same when the message is delivered again."""
+    body = delivery.body
+    raw: bytes | None = getattr(delivery, "raw_properties", None)
+    message_id = delivery.properties.message_id if raw is None else message_id_in(raw)
+    about = f"{len(body)} {message_id} {delivery.routing_key}".encode("utf-8", "surrogateescape")
+    return f"{crc32(body[:_MARKED_BYTES]):08x}{crc32(about):08x}"
+
+
+class CursorState(Enum):
+    """The states of all cursors. Each cursor's file explains those that it uses."""
+
+    FINDING = "finding"
+    TAKING = "taking"
+    PAUSED = "paused"
+    LAST = "last"
+    SEEKING = "seeking"
+    STOPPED = "stopped"
+
+
+class CursorEvent(Enum):
+    """The events of all cursors, with the value that the driver passes."""
+
+    DELIVERED = "delivered"  # the delivery
+    EMPTY = "empty"  # the queue has no more ready messages
+    TOO_MANY = "too many"  # the driver cannot hold more messages while the cursor is finding
+    KEPT = "kept"  # the tag of a message that stays in the queue
+    ACKED = "acked"  # the tag of a message whose publish was confirmed and whose ack was sent
+    SENDING = "sending"  # the next checkpoint is saved before messages are sent
+    PAUSE = "pause"  # the consumer was cancelled: the queue delivers no message
+    CONTINUE = "continue"  # the queue may deliver messages again
+    LAST_ALONE = "last alone"  # the last message is about to be sent, after all others were acked
+    DRAINED = "drained"  # no message is in flight, and no further message will be sent
+    SETTLED = "settled"  # the queue has applied every ack
+    SHARED = "shared"  # another consumer takes messages from the queue
+    SEEK = "seek"  # every message of the searched part was delivered: search behind it
+
+
+Table: TypeAlias = "Mapping[CursorState, Mapping[CursorEvent, tuple[str, frozenset[CursorState]]]]"
+"""For each state the events it accepts, the method that handles the event, and the states that may follow."""
+
+
+class Machine:
+    """A state machine that is driven by its table."""
+
+    TABLE: ClassVar[Table]
+
+    def __init__(self, state: CursorState) -> None:
+        self.state = state
+        self.reason: str = ""
+        """Why the cursor is STOPPED."""
+        self._handlers = self._handlers_of(state)
+
+    def handle(self, event: CursorEvent, value: object = None) -> None:
+        """Advance by one event. ValueError if the state does not accept it."""
+        handler = self._handlers.get(event)
+        if handler is None:
+            raise ValueError(f"{event.name} is not accepted in {self.state.name}")
+        before = self.state
+        handler(value)
+        if self.state is not before:
+            allowed = self.TABLE[before][event][1]
+            if self.state not in allowed:
+                raise ValueError(
+                    f"{event.name} must not lead from {before.name} to {self.state.name}"
+                )
+            self._handlers = self._handlers_of(self.state)
+
+    def accepts(self, event: CursorEvent) -> bool:
+        """Whether the state accepts this event."""
+        return event in self._handlers
+
+    def _handlers_of(self, state: CursorState) -> dict[CursorEvent, Callable[..., None]]:
+        return {event: getattr(self, name) for event, (name, _) in self.TABLE[state].items()}
+
+    def _stop(self, reason: str) -> None:
+        self.state, self.reason = CursorState.STOPPED, reason
+
+
+class CountingCursor(Machine):
+    """The first messages of a queue: counts them as they are delivered.
+
+    After a crash the queue begins with its *head*: the messages that the job kept or held. The untouched
+    *rest* of the selection follows. If the length of the head is known, the selection is the first
+    `head + rest` messages, whatever their marks are.
+
+    The driver holds back the last delivered message of each batch until the next checkpoint is saved. So the
+    head always ends with that message, the *anchor*, until the last message of the selection is sent alone.
+    """
+
+    def __init__(self, state: CursorState, checkpoint: Checkpoint, remembered: int) -> None:
+        super().__init__(state)
+        self._began = checkpoint
+        self._budget = 0
+        self._taken = 0
+        self._kept = 0
+        self._open: dict[int, str] = {}
+        self._acked: deque[tuple[int, str]] = deque(maxlen=remembered)
+        self._behind: set[int] = set()
+        self._anchor: Delivery | None = None
+        self._anchor_is_done = False
+        self._is_shared = checkpoint.is_shared
+        self.gone = 0
+        """Number of selected messages that left the queue without this job."""
+
+    @property
+    def head(self) -> int:
+        """Length of the head that was found."""
+        return self._budget - self._began.rest
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another consumer was seen."""
+        return self._is_shared
+
+    def belongs(self, delivery: Delivery) -> bool:
+        """Whether a delivered message is one of the selection."""
+        return delivery.tag not in self._behind
+
+    def _take(self, delivery: Delivery) -> None:
+        if self._taken >= self._budget:
+            self._receive_behind(delivery)
+            return
+        self._taken += 1
+        self._open[delivery.tag] = mark_of(delivery)
+        self._anchor, self._anchor_is_done = delivery, False
+
+    def _receive_behind(self, delivery: Delivery) -> None:
+        self._behind.add(delivery.tag)
+
+    def _end(self, _value: object) -> None:
+        """The queue is empty: the messages that are still missing have left it by another way."""
+        self.gone += self._budget - self._taken
+        self._budget = self._taken
+
+    def _keep(self, tag: int) -> None:
+        if tag in self._behind:
+            self._behind.remove(tag)
+            return
+        self._kept += 1
+        self._open.pop(tag, None)
+
+    def _ack(self, tag: int) -> None:
+        mark = self._open.pop(tag, None)
+        if self._anchor is not None and tag == self._anchor.tag:
+            self._anchor_is_done = True
+        if mark is not None:
+            self._acked.append((tag, mark))
+
+    def _share(self, _value: object) -> None:
+        self._is_shared = True
+
+    def _begin_last(self, _value: object) -> None:
+        self.state = CursorState.LAST
+
+    def _end_last(self, _value: object) -> None:
+        """A message that was not acked when nothing is in flight is still in the queue."""
+        self.state = CursorState.TAKING
+
+    @property
+    def _anchor_stays(self) -> bool:
+        """Whether the anchor is in the queue until the next checkpoint."""
+        is_sent = (
+            self.state is CursorState.LAST
+            and self._anchor is not None
+            and self._anchor.tag in self._open
+        )
+        return not (self._anchor_is_done or is_sent)
+
+    @property
+    def _anchor_marks(self) -> tuple[str, str]:
+        """Mark and digest of the anchor. The digest also contains headers, such as times of deaths."""
+        if self._anchor is None:
+            return self._began.last, self._began.last_digest
+        return mark_of(self._anchor), content_digest(self._anchor)
+
+    @property
+    def _window(self) -> tuple[str, ...]:
+        """Marks of all messages that may still be in the queue, besides kept ones."""
+        return (*(mark for _, mark in self._acked), *self._open.values())

@@ -1,0 +1,206 @@
+"""Take the messages of a selection from a queue: the driver of the cursors.
+
+The driver reads deliveries from a `Source`, reports them to a cursor, and asks the cursor which of them
+belong to the selection. It also asks the broker for other consumers of the queue and for the proof that
+acks were applied. Both answers are in the consumer count of a passive declare: a quorum queue counts a
+cancelled consumer until it has applied the acks of all its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from hopback.headers.names import REDRIVE_JOB
+from hopback.ops.browse.head import ROOM_BYTES, rough_size, walk
+from hopback.ops.jobs.chosen_cursor import ChosenCursor
+from hopback.ops.jobs.classic_cursor import ClassicCursor, HeadMessage, find_head
+from hopback.ops.jobs.cursor import CursorEvent, CursorState, mark_of
+from hopback.ops.jobs.quorum_cursor import QuorumCursor
+from hopback.ops.messages.dead_letter import content_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from hopback.broker.port import Broker
+    from hopback.message import Delivery
+    from hopback.ops.browse.head import Source
+    from hopback.ops.contract.values import Cost
+    from hopback.ops.jobs.classic_cursor import HeadLimits
+    from hopback.ops.jobs.journal import Checkpoint, JobRecord
+
+    Cursor: TypeAlias = QuorumCursor | ClassicCursor | ChosenCursor
+
+_MOST_FOUND = 10_000
+"""Number of redelivered messages that a job holds besides those of its checkpoint, before it sends any.
+With more, the job cannot be resumed unless it selected the whole queue."""
+_MOST_FOUND_BYTES = 4 * ROOM_BYTES
+"""Memory for these messages, by `rough_size`."""
+_HELD_S = 600.0
+"""How long a job with a rate may take to send the messages it holds, in seconds. RabbitMQ closes a channel
+that holds a message for 30 minutes."""
+_ASK_AGAIN_S = 0.01
+"""Pause between two questions for the consumer count, in seconds. A quorum queue applies acks within
+milliseconds."""
+_LONGEST_ASK_S = 2.0
+"""How long the queue may count a consumer of this job that has ended, in seconds. After that it is
+another consumer."""
+
+
+class SelectedMessage:
+    """A message that is being sent, and its number in the queue. Called when its publish has ended.
+
+    The published message is not kept: thousands may be in flight, and few are ever sent again.
+    """
+
+    __slots__ = ("delivery", "landed", "place", "size")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        place: int,
+        size: int,
+        landed: Callable[[SelectedMessage, asyncio.Future[None]], None],
+    ) -> None:
+        self.delivery = delivery
+        self.place = place
+        self.size = size
+        self.landed = landed
+
+    def __call__(self, fate: asyncio.Future[None]) -> None:
+        self.landed(self, fate)
+
+
+class Taking:
+    """Takes the messages of a selection from a source, as its cursor decides.
+
+    `is_known` is whether the type of the queue is known.
+    """
+
+    def __init__(
+        self, source: Source, cursor: Cursor, *, rate: float | None, is_known: bool
+    ) -> None:
+        self._source = source
+        self._is_known = is_known
+        self.cursor = cursor
+        self._rate = rate
+        self._waiting: deque[Delivery] = deque()
+
+    async def begin(self, checkpoint: Checkpoint) -> None:
+        """Take messages until the cursor knows where the selection ends, or has stopped."""
+        cursor = self.cursor
+        most = _MOST_FOUND if self._rate is None else min(_MOST_FOUND, int(self._rate * _HELD_S))
+        most += checkpoint.kept + len(checkpoint.window)
+        held_bytes, step = 0, 1
+        while cursor.state is CursorState.FINDING:
+            delivery = await self._source.next()
+            if delivery is not None:
+                self._receive(delivery)
+                self._waiting.append(delivery)
+                self._source.keep_for_now(delivery.tag)
+                held_bytes += rough_size(delivery)
+                is_full = len(self._waiting) >= most or held_bytes >= _MOST_FOUND_BYTES
+                if is_full and cursor.accepts(CursorEvent.TOO_MANY):
+                    cursor.handle(CursorEvent.TOO_MANY)
+            elif self._source.is_empty:
+                cursor.handle(CursorEvent.EMPTY)
+            else:
+                self._source.more(min(step, most - len(self._waiting)))
+                step *= 10
+        if isinstance(cursor, QuorumCursor) and cursor.state is CursorState.TAKING:
+            self._source.limit(cursor.head + checkpoint.rest)
+
+    def at_hand(self) -> Delivery | None:
+        """Return the next message if it was delivered already."""
+        if self._waiting:
+            return self._waiting.popleft()
+        delivery = self._source.at_hand()
+        if delivery is not None:
+            self._receive(delivery)
+        return delivery
+
+    async def next(self) -> Delivery | None:
+        """Return the next message, or None at the end of the selection."""
+        if self._waiting:
+            return self._waiting.popleft()
+        delivery = await self._source.next()
+        if delivery is not None:
+            self._receive(delivery)
+        elif self._source.is_empty:
+            self.cursor.handle(CursorEvent.EMPTY)
+        return delivery
+
+    def _receive(self, delivery: Delivery) -> None:
+        self.cursor.handle(CursorEvent.DELIVERED, delivery)
+
+    def seek(self) -> bool:
+        """Take messages from behind the searched part of the queue if chosen messages are missing."""
+        if not isinstance(self.cursor, ChosenCursor):
+            return False
+        count = self.cursor.more()
+        if count:
+            self.cursor.handle(CursorEvent.SEEK, count)
+            self._source.more(count)
+        return bool(count)
+
+    def keep(self, tag: int) -> None:
+        """Leave a message in the queue."""
+        self._source.keep(tag)
+        self.cursor.handle(CursorEvent.KEPT, tag)
+
+    def ack(self, tag: int) -> None:
+        """Ack a message whose publish was confirmed."""
+        self._source.ack(tag)
+        self.cursor.handle(CursorEvent.ACKED, tag)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the checkpoint, with the marks of all messages that were delivered."""
+        if self.cursor.accepts(CursorEvent.KEPT):
+            while (delivery := self._source.at_hand()) is not None:
+                self._receive(delivery)
+                self._waiting.append(delivery)
+        return self.cursor.checkpoint()
+
+    async def settle(self) -> None:
+        """Wait until the queue has applied every ack, as far as the broker can show it.
+
+        A quorum queue counts a consumer that has ended until it has applied the acks of all its messages.
+        For consumers that hold kept messages this proves nothing: then the marks of the acks stay in the
+        checkpoint.
+        """
+        await self._source.finish()
+        if isinstance(self.cursor, QuorumCursor):
+            await self.other_consumers()
+            if self._source.holders or not self._is_known:
+                return
+        if self.cursor.accepts(CursorEvent.SETTLED):
+            self.cursor.handle(CursorEvent.SETTLED)
+
+    async def other_consumers(self) -> int:
+        """Return the number of other consumers of the queue, as the broker counts them."""
+        until = asyncio.get_running_loop().time() + _LONGEST_ASK_S
+        while True:
+            others = await self._source.count_consumers() - self._source.holders
+            if others <= 0 or asyncio.get_running_loop().time() >= until:
+                return max(others, 0)
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+
+async def read_head(broker: Broker, job: JobRecord, limits: HeadLimits, cost: Cost) -> int | None:
+    """Return the number of messages before the rest of a job in a classic queue, None if it is unknown.
+
+    Reading delivers messages, so the flags prove nothing afterwards: save that in the checkpoint before.
+    """
+    began = job.checkpoint
+    found: list[HeadMessage] = []
+    async with aclosing(walk(broker, job.queue, limits.most + 1, cost)) as messages:
+        async for delivery in messages:
+            if delivery.properties.headers.get(REDRIVE_JOB) == job.id:
+                break  # messages that this job has sent are behind all that it has to send
+            mark = mark_of(delivery)
+            is_anchor = mark == began.last and content_digest(delivery) == began.last_digest
+            found.append(HeadMessage(mark, delivery.redelivered, is_anchor))
+    return find_head(began, limits, found)

@@ -1,0 +1,505 @@
+"""The journal in SQL: jobs survive their process, and one queue has one job across all of them.
+
+Two processes with the same database and the same broker see the same jobs; a job whose process was not heard
+of for the length of its lease reads as interrupted. An SQLite file needs no extra (`sql.sqlite`); other
+databases come with the extra `postgres`.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import partial
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET, Struct, convert, structs
+
+from hopback.errors import JobConflict, LeaseLost, NoSuch
+from hopback.ops.contract.requests import JobKind, Pace, Selection, Target, TargetKind, Who
+from hopback.ops.contract.values import ACTIVE, AuditEntry, Counts, FailedMessage, JobState, Moment
+from hopback.ops.jobs.journal import (
+    PROCESS_LOST,
+    Checkpoint,
+    ControlRequest,
+    Forgotten,
+    JobRecord,
+    JobSpec,
+    SelectionSnapshot,
+)
+from hopback.ops.messages.patch import PatchOperation
+from hopback.sql.database import RowRefused, SqlDatabase, placeholders
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from hopback.clock import Clock
+    from hopback.ops.contract.requests import AuditQuery
+    from hopback.ops.jobs.journal import JournalShare
+    from hopback.sql.database import Execute, Row
+
+
+def _one_of(states: Iterable[JobState]) -> str:
+    names = ", ".join(f"'{state}'" for state in sorted(states))
+    return f"state IN ({names})"
+
+
+_IS_ACTIVE = _one_of(ACTIVE)
+# The others can be resumed, so somebody may need them.
+_IS_OVER = _one_of((JobState.COMPLETED, JobState.CANCELLED))
+_IS_FREE = f"(NOT {_IS_ACTIVE} OR leased_until < :now)"
+"""Nobody runs it: it is not active, or its lease has run out."""
+
+
+def write_job(job: JobRecord) -> str:
+    """The job as JSON."""
+    return _json(_shallow(job))
+
+
+def _shallow(value: Any) -> Any:
+    """As `asdict`, without copying the marks and digests one by one: there may be thousands."""
+    if isinstance(value, Struct):
+        said = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return {name: _shallow(one) for name, one in said if one is not UNSET}
+    if isinstance(value, tuple) and value and isinstance(value[0], Struct):
+        return [_shallow(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    return {field.name: _shallow(getattr(value, field.name)) for field in fields(value)}
+
+
+def read_job(text: str) -> JobRecord:
+    """The job that `write_job` wrote."""
+    said = json.loads(text)
+    spec = said["spec"]
+    chosen, target, pace = spec["selection"], spec["target"], spec["pace"]
+    spec["kind"] = JobKind(spec["kind"])
+    spec["selection"] = SelectionSnapshot(
+        chosen["count"],
+        chosen["filter"],
+        None if chosen["digests"] is None else tuple(chosen["digests"]),
+        chosen.get("behind"),  # a job of an earlier version does not tell
+    )
+    spec["chosen"] = convert(spec.get("chosen", {}), Selection)
+    spec["by"] = Who(**spec["by"])
+    spec["target"] = Target(**target | {"kind": TargetKind(target["kind"])})
+    spec["pace"] = Pace(**pace | {"ramp": tuple(pace["ramp"])})
+    spec["change"] = tuple(PatchOperation(**step) for step in spec.get("change", ()))
+    said["spec"] = JobSpec(**spec)
+    said["state"] = JobState(said["state"])
+    said["counts"] = Counts(**said["counts"])
+    said.pop("certain", None)  # it is found anew when the job goes on
+    mark = said["checkpoint"]
+    said["checkpoint"] = Checkpoint(**mark | {"window": tuple(mark["window"])})
+    return JobRecord(**said)
+
+
+def write_control(request: ControlRequest) -> str:
+    """What is asked of a job, as JSON."""
+    return _json(asdict(request))
+
+
+def read_control(text: str) -> ControlRequest:
+    """What `write_control` wrote."""
+    return ControlRequest(**json.loads(text))
+
+
+def write_failure(failed: FailedMessage) -> str:
+    """The failure as JSON."""
+    said = structs.asdict(failed)
+    return _json({"letter_id": said.pop("id"), **said})
+
+
+def read_failure(text: str) -> FailedMessage:
+    """The failure that `write_failure` wrote."""
+    said = json.loads(text)
+    return FailedMessage(
+        said["letter_id"], said["digest"], said["message_id"], said["reason"], Moment(said["at"])
+    )
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+class SqlJournal:
+    """A journal in a migrated database; `lease` seconds without a sign make a job interrupted.
+
+    An active job belongs to the owner of its lease; the next to begin a job for the same queue puts one
+    aside whose lease has run out. The database lets nobody change the audit. Entries are deleted only when
+    they are older than a moment that was written down first, in a table to which rows can only be added as
+    well: a program that shortens the audit leaves when, and up to which moment.
+    """
+
+    def __init__(
+        self, database: AsyncEngine | SqlDatabase, clock: Clock, *, lease: float = 30.0
+    ) -> None:
+        if not isinstance(database, SqlDatabase):
+            from hopback.store.database import EngineDatabase
+
+            database = EngineDatabase(database)
+        self._database = database
+        self._clock = clock
+        self._lease = lease
+        self._store_id = ""
+
+    @property
+    def engine(self) -> AsyncEngine | None:
+        """What SQLAlchemy speaks to the database by; None where it does not."""
+        return getattr(self._database, "engine", None)
+
+    async def begin(self, job: JobRecord, owner: str) -> JobRecord:
+        """Write down a job that starts, or goes on; the job of the same key if there is one."""
+        now = self._clock.now()
+        try:
+            await self._database.write(partial(_begin, job, owner, now, now + self._lease))
+        except RowRefused:
+            # Somebody was quicker: two processes began at the same moment.
+            key = job.spec.key
+            same = None if key is None else await self.keyed(job.spec.broker, key)
+            if same is not None and same.id != job.id:
+                return same
+            other = await self._first_job(
+                f"id = :id OR (place = :broker AND queue = :queue AND {_IS_ACTIVE})",
+                {"id": job.id, "broker": job.spec.broker, "queue": job.queue},
+            )
+            if other is None:
+                raise
+            raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
+        return job
+
+    async def save(self, job: JobRecord, owner: str) -> None:
+        """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
+        values: dict[str, object] = {
+            "state": job.state.value,
+            "document": write_job(job),
+            "ended_at": self._clock.now() if job.is_over else None,
+        }
+        if not job.is_active:
+            values |= {"leased_by": None, "leased_until": 0.0}
+        await self._change_leased(job.id, owner, values)
+
+    async def amend(self, job: JobRecord) -> None:
+        """Write down something about a job that nobody runs; JobConflict if somebody does."""
+        values = {"state": job.state.value, "document": write_job(job)}
+        unheld = {"id": job.id, "now": self._clock.now()}
+        if await self._change(f"id = :id AND {_IS_FREE}", unheld, values) is None:
+            raise JobConflict(f"job {job.id} is running elsewhere", job)
+
+    async def renew(self, job_id: str, owner: str) -> ControlRequest:
+        """Still here; what is asked of the job. LeaseLost if it is somebody else's now."""
+        until = {"leased_until": self._clock.now() + self._lease}
+        return read_control(await self._change_leased(job_id, owner, until))
+
+    async def control(self, job_id: str) -> ControlRequest:
+        """What is asked of a job now."""
+        found = await self._rows("SELECT wish FROM hopback_jobs WHERE id = :id", {"id": job_id})
+        if not found:
+            raise NoSuch("job", job_id)
+        return read_control(found[0][0])
+
+    async def set_control(self, job_id: str, request: ControlRequest) -> None:
+        """Ask something of a job, wherever it runs."""
+        await self._change("id = :id", {"id": job_id}, {"wish": write_control(request)})
+
+    async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:
+        """Change a job that is ours and tell what is asked of it; LeaseLost if it is ours no more."""
+        ours = {"id": job_id, "owner": owner}
+        asked = await self._change("id = :id AND leased_by = :owner", ours, values)
+        if asked is None:
+            raise LeaseLost(f"job {job_id} is run by another process now")
+        return asked
+
+    async def _change(
+        self, where: str, named: Mapping[str, object], values: Mapping[str, object]
+    ) -> str | None:
+        """Change the row; what is asked of the job, or None if there is no such row."""
+        changes = ", ".join(f"{column} = :{column}" for column in values)
+        statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING wish"
+        found = await self._database.write(lambda execute: execute(statement, {**named, **values}))
+        return None if not found else str(found[0][0])
+
+    async def job(self, job_id: str) -> JobRecord | None:
+        """One job as it is now, or None."""
+        return await self._first_job("id = :id", {"id": job_id})
+
+    async def keyed(self, broker: str, key: str) -> JobRecord | None:
+        """The job that was begun with this key, or None."""
+        return await self._first_job(
+            "place = :broker AND key = :key", {"broker": broker, "key": key}
+        )
+
+    async def _first_job(self, where: str, named: Mapping[str, object]) -> JobRecord | None:
+        return next(iter(await self._read_jobs(where, named, 1)), None)
+
+    async def jobs(
+        self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
+    ) -> tuple[JobRecord, ...]:
+        """Jobs, the newest first."""
+        wanted, named = ["1 = 1"], dict[str, object]()
+        if broker:
+            wanted.append("place = :broker")
+            named["broker"] = broker
+        if queue:
+            wanted.append("queue = :queue")
+            named["queue"] = queue
+        if active:
+            wanted.append(f"{_IS_ACTIVE} AND leased_until >= :now")
+            named["now"] = self._clock.now()
+        return await self._read_jobs(" AND ".join(wanted), named, limit)
+
+    async def _read_jobs(
+        self, where: str, named: Mapping[str, object], limit: int
+    ) -> tuple[JobRecord, ...]:
+        """Jobs as they are now; one whose process is gone is interrupted, whatever was written last."""
+        rows = await self._rows(
+            f"SELECT document, state, leased_until FROM hopback_jobs WHERE {where}"
+            " ORDER BY number DESC LIMIT :limit",
+            {**named, "limit": limit},
+        )
+        now, found = self._clock.now(), []
+        for document, state, leased_until in rows:
+            job = read_job(document)
+            if job.is_active and (state == JobState.INTERRUPTED or leased_until < now):
+                job = replace(job, state=JobState.INTERRUPTED, reason=PROCESS_LOST)
+            found.append(job)
+        return tuple(found)
+
+    async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
+        """Messages could not be moved, or were left out."""
+        rows: list[dict[str, object]] = [
+            {"job": job_id, "document": write_failure(failed)} for failed in failures
+        ]
+        if rows:
+            await self._add("hopback_job_failures", rows)
+
+    async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
+        """What a job could not move, in order, from number `cursor` on."""
+        rows = await self._rows(
+            "SELECT document FROM hopback_job_failures WHERE job = :job"
+            " ORDER BY number LIMIT :limit OFFSET :cursor",
+            {"job": job_id, "limit": limit, "cursor": cursor},
+        )
+        return tuple(read_failure(document) for (document,) in rows)
+
+    async def write(self, entry: AuditEntry, broker: str = "") -> None:
+        """Append to the audit, for that broker."""
+        values: dict[str, object] = structs.asdict(entry)
+        values |= {"details": json.dumps(dict(entry.details), default=str), "broker": broker}
+        del values["number"]  # the database gives it
+        await self._add("hopback_audit", [values])
+
+    async def read(
+        self, query: AuditQuery, share: JournalShare | None = None
+    ) -> tuple[AuditEntry, ...]:
+        """Entries of the audit, the newest first: all of them, or those of one broker's share."""
+        wanted, named = ["1 = 1"], dict[str, object](limit=query.limit)
+        for name in ("by", "action", "queue", "job"):
+            if value := getattr(query, name):
+                wanted.append(f'"{name}" = :{name}')
+                named[name] = value
+        if query.before is not None:
+            wanted.append("number < :before")
+            named["before"] = query.before
+        if share is not None and not share.is_first:
+            wanted.append("broker = :own")
+            named["own"] = share.own
+        elif share is not None and share.others:
+            names, others = placeholders("other", sorted(share.others))
+            wanted.append(f"broker NOT IN ({names})")
+            named |= others
+        rows = await self._rows(
+            'SELECT at, "by", action, queue, job, reason, result, details, number FROM hopback_audit'
+            f" WHERE {' AND '.join(wanted)} ORDER BY number DESC LIMIT :limit",
+            named,
+        )
+        return tuple(
+            AuditEntry(
+                Moment(at), by, action, queue, job, reason, result, json.loads(details), number
+            )
+            for at, by, action, queue, job, reason, result, details, number in rows
+        )
+
+    async def forget(
+        self, *, audit_before: float, jobs_before: float, now: float, limit: int
+    ) -> Forgotten:
+        """Delete at most `limit` rows of each kind; nothing is left to delete when none were."""
+        since = self._clock.now()
+        finished, rows = await self._database.write(
+            partial(_forget_jobs, before=jobs_before, now=since, limit=limit)
+        )
+        entries = await self._database.write(
+            partial(_forget_entries, before=audit_before, now=now, limit=limit)
+        )
+        return Forgotten(entries, finished, rows + entries)
+
+    async def remember(
+        self, broker: str, kind: str, documents: Mapping[str, str], now: float
+    ) -> None:
+        """Keep documents of a kind by their keys, in the place of those that were there."""
+        if documents:
+            # In the same order for everybody: two writers do not wait for each other's rows.
+            rows: list[dict[str, object]] = [
+                {"place": broker, "kind": kind, "key": key, "at": now, "document": text}
+                for key, text in sorted(documents.items())
+            ]
+            await self._database.write(
+                lambda execute: execute(
+                    "INSERT INTO hopback_documents (place, kind, key, at, document)"
+                    " VALUES (:place, :kind, :key, :at, :document)"
+                    " ON CONFLICT (place, kind, key)"
+                    " DO UPDATE SET at = excluded.at, document = excluded.document",
+                    rows,
+                )
+            )
+
+    async def remembered(self, broker: str, kind: str) -> dict[str, str]:
+        """The documents of a kind that are kept for a broker, by key."""
+        return dict(
+            await self._rows(
+                "SELECT key, document FROM hopback_documents WHERE place = :broker AND kind = :kind",
+                {"broker": broker, "kind": kind},
+            )
+        )
+
+    async def unlearn(self, broker: str, kind: str, key: str) -> None:
+        """Delete a document; none there is no error."""
+        one = {"broker": broker, "kind": kind, "key": key}
+        await self._database.write(
+            lambda execute: execute(
+                "DELETE FROM hopback_documents"
+                " WHERE place = :broker AND kind = :kind AND key = :key",
+                one,
+            )
+        )
+
+    async def store_id(self) -> str:
+        """The id of this store, chosen by the first process that needs it."""
+        if not self._store_id:
+            own = {"place": "", "kind": "store", "key": "id", "at": self._clock.now()}
+            new = {**own, "document": token_hex(4)}
+
+            def choose(execute: Execute) -> str:
+                execute(
+                    "INSERT INTO hopback_documents (place, kind, key, at, document)"
+                    " VALUES (:place, :kind, :key, :at, :document)"
+                    " ON CONFLICT (place, kind, key) DO NOTHING",
+                    new,
+                )
+                ((found,),) = execute(
+                    "SELECT document FROM hopback_documents"
+                    " WHERE place = '' AND kind = 'store' AND key = 'id'"
+                )
+                return str(found)
+
+            self._store_id = await self._database.write(choose)
+        return self._store_id
+
+    async def _rows(self, statement: str, named: Mapping[str, object]) -> list[Row]:
+        return await self._database.read(lambda execute: execute(statement, named))
+
+    async def _add(self, table: str, rows: list[dict[str, object]]) -> None:
+        """Insert the rows; each has the same columns."""
+        columns = ", ".join(f'"{column}"' for column in rows[0])
+        names = ", ".join(f":{column}" for column in rows[0])
+        insert = f"INSERT INTO {table} ({columns}) VALUES ({names})"
+        await self._database.write(lambda execute: execute(insert, rows))
+
+
+def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execute) -> None:
+    """Put jobs of the queue aside whose lease has run out, and write this one down."""
+    values: dict[str, object] = {
+        "id": job.id,
+        "place": job.spec.broker,
+        "queue": job.queue,
+        "state": job.state.value,
+        "key": job.spec.key,
+        "document": write_job(job),
+        "wish": write_control(ControlRequest(rate=job.rate)),
+        "leased_by": owner,
+        "leased_until": until,
+        "ended_at": None,
+    }
+    execute(
+        "UPDATE hopback_jobs SET state = :interrupted, leased_by = NULL"
+        f" WHERE place = :place AND queue = :queue AND {_IS_ACTIVE}"
+        " AND leased_until < :now AND id <> :id",
+        {name: values[name] for name in ("id", "place", "queue")}
+        | {"interrupted": JobState.INTERRUPTED.value, "now": now},
+    )
+    changes = ", ".join(f"{column} = :{column}" for column in values if column != "id")
+    again = execute(
+        f"UPDATE hopback_jobs SET {changes} WHERE id = :id AND {_IS_FREE} RETURNING id",
+        {**values, "now": now},
+    )
+    if not again:
+        columns, names = ", ".join(values), ", ".join(f":{column}" for column in values)
+        execute(f"INSERT INTO hopback_jobs ({columns}) VALUES ({names})", values)
+
+
+def _forget_jobs(execute: Execute, *, before: float, now: float, limit: int) -> tuple[int, int]:
+    """Delete at most `limit` rows of jobs that were over before then; how many jobs, and rows."""
+    # Jobs of an older Hopback do not say when they ended: their time begins now.
+    execute(
+        f"UPDATE hopback_jobs SET ended_at = :now WHERE {_IS_OVER} AND ended_at IS NULL",
+        {"now": now},
+    )
+    ids = [
+        job
+        for (job,) in execute(
+            f"SELECT id FROM hopback_jobs WHERE {_IS_OVER} AND ended_at < :before"
+            " ORDER BY number LIMIT :limit",
+            {"before": before, "limit": limit},
+        )
+    ]
+    if not ids:
+        return 0, 0
+    names, jobs = placeholders("job", ids)
+    # A job may have more failures than fit: the job itself goes last.
+    numbers = execute(
+        f"SELECT number FROM hopback_job_failures WHERE job IN ({names}) LIMIT :limit",
+        {**jobs, "limit": limit},
+    )
+    if numbers:
+        _delete_numbers(execute, "hopback_job_failures", numbers)
+        return 0, len(numbers)
+    execute(f"DELETE FROM hopback_jobs WHERE id IN ({names})", jobs)
+    return len(ids), len(ids)
+
+
+def _forget_entries(execute: Execute, *, before: float, now: float, limit: int) -> int:
+    """Delete at most `limit` entries from before that moment, the oldest first; how many."""
+    numbers = execute(
+        "SELECT number FROM hopback_audit WHERE at < :before ORDER BY number LIMIT :limit",
+        {"before": before, "limit": limit},
+    )
+    if numbers:
+        ((said,),) = execute("SELECT MAX(deleted_before) FROM hopback_audit_retention")
+        if said is None or said < before:
+            execute(
+                "INSERT INTO hopback_audit_retention (at, deleted_before) VALUES (:now, :before)",
+                {"now": now, "before": before},
+            )
+        _delete_numbers(execute, "hopback_audit", numbers)
+    return len(numbers)
+
+
+def _delete_numbers(execute: Execute, table: str, numbers: list[Row]) -> None:
+    names, named = placeholders("number", (number for (number,) in numbers))
+    execute(f"DELETE FROM {table} WHERE number IN ({names})", named)
+
+
+@asynccontextmanager
+async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[SqlJournal]:
+    """The journal in the database at this URL, which is migrated first; closed at the end."""
+    from hopback.store.database import migrate, open_database
+
+    engine = open_database(url)
+    try:
+        await migrate(engine, clock)
+        yield SqlJournal(engine, clock, lease=lease)
+    finally:
+        await engine.dispose()

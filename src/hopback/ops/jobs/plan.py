@@ -1,0 +1,726 @@
+"""From a request to a dry run or the specification of a job.
+
+A request is checked, its selection is frozen and counted, its routes and what looking costs are settled
+first: a job that could not end well does not begin. The dry run counts what would become of the messages
+that it sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, UnsafeOperation
+from hopback.headers import unread_headers
+from hopback.headers.names import UNREAD
+from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw, target_text
+from hopback.ops.browse.head import Turns, describe_consumer, held_size, jobs_on, walk
+from hopback.ops.browse.session import ChosenMessages, Grouping, check_cost
+from hopback.ops.contract.requests import (
+    HIGHEST_RATE,
+    LONGEST_WATCH_S,
+    MOST_IN_FLIGHT,
+    MOST_REDRIVES,
+    GroupBy,
+    JobKind,
+    RedriveRequest,
+    Selection,
+    TargetKind,
+)
+from hopback.ops.contract.values import (
+    JobPlan,
+    LeftOutCount,
+    LookProgress,
+    Moment,
+    Price,
+    ReachedQueue,
+    WayCheck,
+)
+from hopback.ops.jobs.journal import JobSpec, SelectionSnapshot
+from hopback.ops.jobs.return_watch import WatchTimer, stop_rule_text
+from hopback.ops.messages.archive import check_writable
+from hopback.ops.messages.dead_letter import read_dead_letter
+from hopback.ops.messages.filters import PAYLOAD_BYTES, Judgement, parse_filter
+from hopback.ops.messages.patch import MOST_STEPS, change_sample, patch_problem
+from hopback.policy.redrive import redrive_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+    from hopback.broker.port import Connection
+    from hopback.clock import Clock
+    from hopback.message import Delivery
+    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
+    from hopback.ops.browse.session import BrowseSession, Sessions
+    from hopback.ops.contract.requests import Pace, Request, Settings, Who
+    from hopback.ops.contract.values import Cost, DeadLetter, Group, OnProgress
+    from hopback.ops.jobs.journal import JobRecord, Journal
+    from hopback.ops.messages.filters import Filter
+    from hopback.ops.messages.patch import ChangeSample
+    from hopback.topology.plan import Redrive
+    from hopback.topology.routing import RoutingTable
+
+
+_LONGEST = 1000  # characters of a reason: one line of the audit; more is a report
+
+
+def check_request(request: Request) -> None:
+    """BadRequest or BadFilter for what could never be carried out."""
+    if not request.reason.strip():
+        raise BadRequest("reason", "a few words that say why; they are kept in the audit")
+    if len(request.reason) > _LONGEST:
+        raise BadRequest("reason", f"at most {_LONGEST} characters")
+    if not isinstance(request, RedriveRequest) and request.confirm != request.queue:
+        raise BadRequest("confirm", f"the name of the queue, {request.queue!r}, repeated")
+    if (
+        isinstance(request, RedriveRequest)
+        and not 1 <= (request.max_redrives or 1) <= MOST_REDRIVES
+    ):
+        raise BadRequest("maxRedrives", f"1 to {MOST_REDRIVES}, got {request.max_redrives}")
+    if isinstance(request, RedriveRequest) and len(request.change) > MOST_STEPS:
+        raise BadRequest("change", f"at most {MOST_STEPS} steps, got {len(request.change)}")
+    _check_selection(request)
+    pace = request.pace
+    if pace.rate is not None and not 0 < pace.rate <= HIGHEST_RATE:
+        raise BadRequest("rate", f"messages per second above 0, got {pace.rate:g}")
+    if not 1 <= pace.in_flight <= MOST_IN_FLIGHT:
+        raise BadRequest("inFlight", f"1 to {MOST_IN_FLIGHT}, got {pace.in_flight}")
+    if len(pace.ramp) > 20 or any(stage < 1 for stage in pace.ramp):
+        raise BadRequest("ramp", "at most 20 stages of 1 message or more")
+    if (pace.watch_s or 0) > LONGEST_WATCH_S:
+        raise BadRequest("watchSeconds", f"at most {LONGEST_WATCH_S}, got {pace.watch_s:g}")
+    if pace.tries < 1 or pace.pause_s < 0 or (pace.watch_s or 0) < 0:
+        raise BadRequest("pace", "1 try or more, and waits that are not negative")
+
+
+def _check_selection(request: Request) -> None:
+    limit = request.selection.limit
+    if limit is not None and limit < 1:
+        raise BadRequest("limit", f"1 or more, got {limit}")
+    if request.selection.queue not in ("", request.queue):
+        raise BadRequest("selection.queue", f"{request.queue!r}, got {request.selection.queue!r}")
+    parse_filter(request.selection.filter)
+
+
+async def chosen_messages(session: BrowseSession, selection: Selection) -> ChosenMessages:
+    """The dead letters that are meant, in the order of the queue; NoSuch for an id that is not held."""
+    found = await session.sift(parse_filter(selection.filter))
+    if not selection.ids:
+        return found
+    wanted = set(selection.ids)
+    for message in wanted - {dead_letter.id for dead_letter in found.dead_letters}:
+        session.dead_letter(message)
+    chosen = tuple(dead_letter for dead_letter in found.dead_letters if dead_letter.id in wanted)
+    return ChosenMessages(session, chosen, found.not_looked_into)
+
+
+def frozen_messages(
+    session: BrowseSession, dead_letters: tuple[DeadLetter, ...], text: str
+) -> SelectionSnapshot:
+    """Exactly these messages of a session."""
+    return SelectionSnapshot(
+        session.skipped + session.held,
+        text,
+        tuple(dead_letter.digest for dead_letter in dead_letters),
+    )
+
+
+def frozen_head(ready: int, selection: Selection) -> SelectionSnapshot:
+    """The first messages, as many as are there now."""
+    count = ready if selection.limit is None else min(selection.limit, ready)
+    return SelectionSnapshot(count, selection.filter, behind=ready - count)
+
+
+def spec_of(request: Request, frozen: SelectionSnapshot, broker: str, *, stamped: bool) -> JobSpec:
+    """What was asked for, with the selection frozen; `stamped` is what the design says."""
+    if isinstance(request, RedriveRequest):
+        return JobSpec(
+            kind=JobKind.REDRIVE,
+            queue=request.queue,
+            broker=broker,
+            selection=frozen,
+            why=request.reason,
+            by=request.by,
+            target=request.target,
+            pace=request.pace,
+            max_redrives=request.max_redrives,
+            stamped=stamped if request.stamped is None else request.stamped,
+            operation=request.operation,
+            key=request.key,
+            forced=request.forced,
+            change=request.change,
+        )
+    return JobSpec(
+        kind=JobKind.DISCARD,
+        queue=request.queue,
+        broker=broker,
+        selection=frozen,
+        why=request.reason,
+        by=request.by,
+        pace=request.pace,
+        export_to=request.export_to,
+        key=request.key,
+        forced=request.forced,
+    )
+
+
+def export_file(request: Request, settings: Settings, job: str) -> str:
+    """Where a discard, or a change, writes first; empty where nothing is to be written."""
+    if isinstance(request, RedriveRequest):
+        if not request.change:
+            return ""
+        if settings.exports is None:
+            raise BadRequest("change", "a folder of exports, in which the originals are kept")
+        return str(settings.exports / f"{job}.originals.ndjson")
+    if not request.export:
+        return ""
+    if request.export_to:
+        check_writable(request.export_to)
+        return request.export_to
+    if settings.exports is None:
+        raise BadRequest("export", "a file to write to first, or no export at all")
+    return str(settings.exports / f"{job}.ndjson")
+
+
+class DryRun:
+    """Sees one message after the other and counts what would become of it."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        source: DeadLetterQueue,
+        wanted: Filter,
+        now: float,
+        routes: RoutingTable | None = None,
+    ) -> None:
+        self._spec = spec
+        self._source = source
+        self._wanted = wanted
+        self._now = now
+        self._routes = routes
+        self._reasons = Grouping(GroupBy.REASON)
+        self._errors = Grouping(GroupBy.ERROR)
+        self.timer: WatchTimer = WatchTimer(source, spec.pace.watch_s)
+        self._ways: Counter[Redrive] = Counter()
+        self._left_out: Counter[str] = Counter()
+        self.changes: list[ChangeSample] = []
+        self.seen: int = 0
+        self.matching: int = 0
+        self.not_looked_into: int = 0
+        self.last: str = ""
+        """Digest of the last message that was seen."""
+        self.unread: int = 0
+        """How many would go back without headers that nobody could read."""
+
+    def see(self, delivery: Delivery) -> None:
+        """Count one message."""
+        self.seen += 1
+        dead_letter = read_dead_letter(delivery, self.seen, self._source)
+        self.last = dead_letter.digest
+        judged = self._wanted.judge(dead_letter, delivery, self._now)
+        self.not_looked_into += judged is Judgement.NOT_LOOKED_INTO
+        if judged is not Judgement.MATCHES:
+            return
+        self.matching += 1
+        self._reasons.add(dead_letter)
+        self._errors.add(dead_letter)
+        if self._spec.kind is not JobKind.REDRIVE:
+            return
+        aim = aim_at(self._spec.target, delivery, dead_letter.origin, self._source, self._routes)
+        if not isinstance(aim, Aim):
+            self._left_out[aim] += 1
+            return
+        refusal = redrive_refusal(delivery, aim.plan, max_redrives=self._spec.max_redrives)
+        if refusal is not None:
+            self._left_out[refusal] += 1
+            return
+        if self._spec.change:
+            if len(self.changes) < _SAMPLES:
+                sample = change_sample(dead_letter.id, delivery.body, self._spec.change)
+                self.changes.append(sample)
+                problem = sample.problem
+            else:
+                problem = patch_problem(delivery.body, self._spec.change)
+            if problem:
+                self._left_out[problem] += 1
+                return
+        self._ways[aim.redrive] += 1
+        self.timer.see(delivery)
+        self.unread += bool(unread_headers(delivery.properties))
+
+    @property
+    def reasons(self) -> tuple[Group, ...]:
+        """Why the messages are here."""
+        return self._reasons.groups()
+
+    @property
+    def errors(self) -> tuple[Group, ...]:
+        """What went wrong with them."""
+        return self._errors.groups()
+
+    @property
+    def left_out(self) -> tuple[LeftOutCount, ...]:
+        """What would not be touched."""
+        return tuple(LeftOutCount(reason, count) for reason, count in self._left_out.most_common())
+
+    async def ways(
+        self, connection: Connection, table: RoutingTable | None
+    ) -> tuple[WayCheck, ...]:
+        """Every way that is known or was found, checked to exist and to route."""
+        if self._spec.kind is not JobKind.REDRIVE:
+            return ()
+        known = dict.fromkeys((*self._ways, *known_ways(self._spec.target, self._source)))
+        return tuple(
+            [
+                WayCheck(
+                    way.exchange,
+                    way.routing_key,
+                    self._ways[way],
+                    await target_flaw(connection, way, table),
+                )
+                for way in known
+            ]
+        )
+
+
+def order_kept(spec: JobSpec, ways: int) -> str:
+    """Whether messages arrive in the order in which they rest."""
+    if spec.kind is JobKind.DISCARD:
+        return "what stays keeps its order"
+    if ways > 1 or spec.target.kind is TargetKind.ORIGIN_EXCHANGE:
+        return "kept for each target queue; between several of them there is no order"
+    return "kept, but for messages that are refused and sent again: they come after the others"
+
+
+_NAMED = 5
+"""Consumers that a warning names. Further ones are left out."""
+_REACHED = 50  # queues that are asked for their consumers: a review waits for the answers
+_TELL_EVERY = 256  # messages between two words on how far it is: some tens of milliseconds
+_SAMPLES = 5  # changes that a dry run shows: enough to see whether they are meant so
+_FAILURES = 10_000  # digests that fit one job's document; what is left is for another job
+
+
+class Planner:
+    """Settles requests."""
+
+    def __init__(
+        self,
+        live: LiveQueues,
+        sessions: Sessions,
+        settings: Settings,
+        clock: Clock,
+        store_id: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._live = live
+        self._store_id = store_id
+        self._sessions = sessions
+        self._settings = settings
+        self._clock = clock
+
+    async def spec(
+        self,
+        request: Request,
+        snapshot: BrokerSnapshot,
+        broker: str,
+        job: str,
+        on_progress: OnProgress | None = None,
+    ) -> tuple[JobSpec, ChosenMessages | None]:
+        """A job for this request, and what a session holds of it; refused where it could not end well."""
+        selection, held = await self._select(request, snapshot.ready)
+        _check_returns(request, selection, held, snapshot)
+        count: int | None = selection.size
+        if held is None:
+            selection, count = await self._settle_end(request, selection, snapshot, on_progress)
+        expected = request.expected_count
+        if expected is not None and count is not None and expected != count:
+            raise CountMismatch(expected, count)
+        spec = self._spec_of(request, selection, snapshot, broker, job)
+        asked = request.selection
+        chosen = Selection(
+            session=asked.session,
+            filter=asked.filter,
+            limit=None if held else selection.count,
+            queue=request.queue,
+            count=asked.count if count is None else count,
+            estimate=asked.estimate if count is None else "",
+        )
+        await self.check_ways(spec, snapshot)
+        return replace(spec, chosen=chosen), held
+
+    async def _settle_end(
+        self,
+        request: Request,
+        selection: SelectionSnapshot,
+        snapshot: BrokerSnapshot,
+        on_progress: OnProgress | None,
+    ) -> tuple[SelectionSnapshot, int | None]:
+        """The head without messages that arrived since the plan, and how many match; None if unknown.
+
+        If messages have left the queue, messages behind the selection have moved up. The mark of the plan
+        shows how many. CountMismatch if it is not there any more.
+        """
+        asked, cost = request.selection, snapshot.cost(request.queue)
+        follows_mark = bool(asked.mark) and (cost.price is Price.FREE or bool(selection.filter))
+        if not follows_mark and (request.expected_count is None or not selection.filter):
+            if asked.is_planned and asked.limit is not None and selection.count < asked.limit:
+                raise CountMismatch(asked.limit, selection.count)
+            return selection, None if selection.filter else selection.count
+        source, wanted = snapshot.one(request.queue), parse_filter(selection.filter)
+        counted = JobSpec(JobKind.DISCARD, request.queue, "", selection)
+        dry_run = DryRun(counted, source, wanted, self._clock.now())
+        most = min(asked.place, selection.count) if follows_mark else selection.count
+        marked = matching = 0
+        async with aclosing(
+            self._first_messages(dry_run, request.queue, most, cost, snapshot.ready, on_progress)
+        ) as messages:
+            async for _ in messages:
+                if dry_run.last == asked.mark:
+                    marked, matching = dry_run.seen, dry_run.matching
+        if not follows_mark:
+            return selection, dry_run.matching
+        left = asked.place - marked
+        count = (asked.limit or asked.place) - left
+        if not marked or count > snapshot.ready:
+            found = dry_run.matching if selection.filter else selection.count
+            raise CountMismatch(asked.count or 0, found)
+        settled = replace(selection, count=count, behind=snapshot.ready - count)
+        if not selection.filter:
+            return settled, count
+        return settled, matching if count == marked else None
+
+    def _spec_of(
+        self,
+        request: Request,
+        selection: SelectionSnapshot,
+        snapshot: BrokerSnapshot,
+        broker: str,
+        job: str,
+    ) -> JobSpec:
+        if isinstance(request, RedriveRequest) and request.change and not self._settings.editing:
+            raise NotAllowed("changing messages is switched off here")
+        design = snapshot.design_of(request.queue)
+        stamped = design is not None and design.stamps_redrives
+        spec = spec_of(request, selection, broker, stamped=stamped)
+        text = ""
+        if spec.kind is JobKind.REDRIVE:
+            text = target_text(spec.target, snapshot.one(request.queue))
+        export_to = export_file(request, self._settings, job)
+        return replace(spec, export_to=export_to, target_text=text)
+
+    async def snapshot_for(self, spec: JobSpec) -> BrokerSnapshot:
+        """The broker as a job finds it that goes on; UnsafeOperation if nothing can be moved any more."""
+        snapshot = await self._live.snapshot(count=spec.queue)
+        await self.check_ways(spec, snapshot)
+        return snapshot
+
+    async def connection_names(self) -> frozenset[str] | None:
+        """What the broker's open connections call themselves; None where nobody tells."""
+        return await self._live.connection_names()
+
+    async def _select(
+        self, request: Request, ready: int
+    ) -> tuple[SelectionSnapshot, ChosenMessages | None]:
+        """What a request selects now, and the dead letters if a session holds them."""
+        selection = request.selection
+        if not selection.session:
+            return frozen_head(ready, selection), None
+        session = self._sessions.one(selection.session)
+        if session.source.name != request.queue:
+            # Whose session it is, is nobody's business who asks about another queue.
+            raise NoSuch("session", selection.session)
+        held = await chosen_messages(session, selection)
+        return frozen_messages(session, held.dead_letters, selection.filter), held
+
+    async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
+        """Every way that is known beforehand leads to a queue; if one of several does, that will do."""
+        if spec.kind is not JobKind.REDRIVE:
+            return
+        ways = known_ways(spec.target, snapshot.one(spec.queue))
+        table = snapshot.table()
+        async with self._live.connected() as connection:
+            flaws = [await target_flaw(connection, way, table) for way in ways]
+        if flaws and all(flaws):
+            raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
+
+    async def spec_for_failures(
+        self, job: JobRecord, journal: Journal, by: Who, reason: str
+    ) -> JobSpec:
+        """The same again, for exactly what the job could not move."""
+        failures = await journal.failures(job.id, 0, _FAILURES)
+        if job.is_active or not failures:
+            state = f"it is {job.state} with {len(failures)} failures"
+            raise BadRequest("job", f"one that has ended with failures; {state}")
+        depth, _ = await self._live.depth(job.queue)
+        digests = tuple(failed.digest for failed in failures)
+        return replace(
+            job.spec,
+            selection=SelectionSnapshot(depth.ready or 0, "", digests),
+            by=by,
+            chosen=Selection(queue=job.queue, count=len(digests)),
+            why=reason or f"what job {job.id} could not move",
+            key=None,
+        )
+
+    async def other_consumers(
+        self, queue: str, snapshot: BrokerSnapshot, active: JobRecord | None = None
+    ) -> list[str]:
+        """Consumers of a dead-letter queue besides the jobs of this store, in words.
+
+        The broker's count decides: management may not list them yet, or not at all. `active` is the
+        queue's job in this store.
+        """
+        if not snapshot.consumers:
+            return []
+        store = await self._store_id()
+        named = [describe_consumer(each, store) for each in await self._live.consumers_of(queue)]
+        found = [each for each in named if each]
+        if active is None and snapshot.consumers > len(found):
+            # A quorum queue counts ended consumers that hold messages. Management does not list them.
+            names = await self._live.connection_names() or ()
+            others = [job for job in jobs_on(queue, names) if job not in "".join(found)]
+            if others:
+                return [*found, *(f"job {job} of another store" for job in others)][:_NAMED]
+        # A quorum queue counts the ended consumers of a session that holds messages.
+        held_here = any(each.source.name == queue for each in self._sessions.opened())
+        if active is None and (snapshot.is_classic(queue) or not held_here):
+            unnamed = snapshot.consumers - len(found)
+            why = "that management does not name yet" if self._live.is_managed else "without a name"
+            found += [f"{unnamed} {why}"] if unnamed > 0 else []
+        return found[:_NAMED]
+
+    async def plan(
+        self,
+        request: Request,
+        broker: str,
+        active: JobRecord | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> JobPlan:
+        """What a job for this request would do; looks at no more messages than the settings allow.
+
+        `active` is the job that holds the queue now.
+        """
+        check_request(request)
+        snapshot = await self._live.snapshot(count=request.queue)
+        source, cost = snapshot.one(request.queue), snapshot.cost(request.queue, killed=True)
+        look = snapshot.cost(request.queue)
+        selection, held = await self._select(request, snapshot.ready)
+        spec = self._spec_of(request, selection, snapshot, broker, "JOB")
+        wanted = parse_filter(selection.filter)
+        dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
+        others = await self.other_consumers(request.queue, snapshot, active)
+        warnings = [*await self._run_dry(dry_run, spec, look, held, snapshot.ready, on_progress)]
+        warnings += _warnings(spec, cost)
+        if dry_run.unread:
+            which = _number_of(dry_run.unread, "has", "have")
+            warnings.append(
+                f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the"
+                " handler does not see what they say"
+            )
+        async with self._live.connected() as connection:
+            ways = await dry_run.ways(connection, snapshot.table())
+            reaches = await self._reached_queues(connection, ways, snapshot.table())
+        warnings[:0] = [
+            f"{each.queue} has 0 consumers: what is sent there waits until one comes"
+            for each in reaches
+            if each.consumers == 0
+        ]
+        if others:
+            warnings.insert(
+                0,
+                f"{request.queue} has other consumers, which take messages beside this job: "
+                + "; ".join(others),
+            )
+        flaws = [way.flaw for way in ways if way.flaw]
+        barred = []
+        try:
+            _check_returns(request, selection, held, snapshot)
+        except UnsafeOperation as refused:
+            barred = [str(refused)]
+        if active is not None:
+            barred.append(f"{request.queue!r} has an active job: {active.id}")
+        watched, is_redrive = dry_run.timer.time, spec.kind is JobKind.REDRIVE
+        counted = _counted_selection(request, selection, dry_run)
+        return JobPlan(
+            kind=spec.kind,
+            queue=spec.queue,
+            target=spec.target_text,
+            selection=counted,
+            selected=selection.size,
+            seen=dry_run.seen,
+            matching=dry_run.matching,
+            reasons=dry_run.reasons,
+            errors=dry_run.errors,
+            ways=ways,
+            left_out=dry_run.left_out,
+            cost=cost,
+            order=order_kept(spec, len(ways)),
+            warnings=tuple(warnings),
+            flaws=(*barred, *(dict.fromkeys(flaws) if len(flaws) == len(ways) else ())),
+            as_of=Moment(self._clock.now()),
+            watch_s=watched.seconds,
+            watch_text=watched.text,
+            export_to=spec.export_to,
+            conflict=None if active is None else active.view,
+            changes=tuple(dry_run.changes),
+            ramp=spec.pace.ramp,
+            reaches=reaches,
+            stop_rule=stop_rule_text(spec.pace, watched) if is_redrive else "",
+            duplicates=_duplicates_text(spec.pace, counted.count or 0) if is_redrive else "",
+        )
+
+    async def _reached_queues(
+        self, connection: Connection, ways: Iterable[WayCheck], table: RoutingTable | None
+    ) -> tuple[ReachedQueue, ...]:
+        """The queues these ways lead to, as far as the routes are known, with their consumers now."""
+        names: dict[str, None] = {}
+        for way in ways:
+            if way.flaw is not None:
+                continue
+            if not way.exchange:
+                names[way.routing_key] = None
+            elif table is not None:
+                names |= dict.fromkeys(table.reachable(way.exchange, way.routing_key) or ())
+        found = []
+        for name in list(names)[:_REACHED]:
+            depth = await self._live.counted(connection, name)
+            if depth is not None:
+                found.append(ReachedQueue(name, depth.consumers, depth.ready))
+        return tuple(found)
+
+    async def _run_dry(
+        self,
+        dry_run: DryRun,
+        spec: JobSpec,
+        cost: Cost,
+        held: ChosenMessages | None,
+        ready: int,
+        on_progress: OnProgress | None,
+    ) -> list[str]:
+        """See the messages; what could not be seen is said."""
+        if held is not None:
+            turns = Turns()
+            for dead_letter in held.dead_letters:
+                delivery = held.session.delivery(dead_letter.id)
+                dry_run.see(delivery)
+                await turns.after(held_size(delivery))
+            return _unread(held.not_looked_into)
+        if cost.price is Price.REFUSED and not spec.forced:
+            return [f"no message was looked at: {cost.text}"]
+        selected = spec.selection.count
+        most = self._settings.count_scan if spec.selection.filter else self._settings.scan
+        count = min(selected, most)
+        async with aclosing(
+            self._first_messages(dry_run, spec.queue, count, cost, ready, on_progress)
+        ) as messages:
+            async for _ in messages:
+                pass
+        unread = _unread(dry_run.not_looked_into)
+        if count < selected:
+            return [f"only the first {count:,} of {selected:,} messages were looked at", *unread]
+        return unread
+
+    async def _first_messages(
+        self,
+        dry_run: DryRun,
+        queue: str,
+        count: int,
+        cost: Cost,
+        ready: int,
+        on_progress: OnProgress | None,
+    ) -> AsyncGenerator[None, None]:
+        """Take the first messages, stop after each one was seen, and give all of them back in order.
+
+        Before it returns, as many messages as before are `ready` again.
+        """
+        async with aclosing(walk(self._live.broker, queue, count, cost)) as messages:
+            async for delivery in messages:
+                dry_run.see(delivery)
+                yield
+                if on_progress is not None and dry_run.seen % _TELL_EVERY == 0:
+                    on_progress(LookProgress(queue, dry_run.seen, count))
+        if not cost.is_stream:
+            await self._live.wait_until_ready(queue, ready)
+
+
+def _counted_selection(
+    request: Request, selection: SelectionSnapshot, dry_run: DryRun
+) -> Selection:
+    """The selection of a request as the dry run has counted it."""
+    asked = request.selection
+    counted = Selection(
+        session=asked.session, ids=asked.ids, filter=asked.filter, queue=request.queue
+    )
+    if asked.session:
+        return structs.replace(counted, count=selection.size)
+    is_whole = dry_run.seen >= selection.count
+    counted = structs.replace(
+        counted,
+        limit=selection.count,
+        count=dry_run.matching if is_whole else selection.count,
+        mark=dry_run.last,
+        place=dry_run.seen,
+    )
+    if is_whole or not asked.filter:
+        return counted
+    if not dry_run.seen:
+        return structs.replace(counted, estimate="no message was read")
+    return structs.replace(
+        counted,
+        count=round(selection.count * dry_run.matching / dry_run.seen),
+        estimate=f"the first {dry_run.seen:,} of {selection.count:,} messages were read",
+    )
+
+
+def _duplicates_text(pace: Pace, count: int) -> str:
+    """Possible duplicates: messages that were sent and not yet removed from the dead-letter queue."""
+    most = min(pace.in_flight, count)
+    which = f"up to {most:,} messages" if most > 1 else "1 message"
+    return f"{which}, if the job is killed or its broker stops"
+
+
+def _unread(count: int) -> list[str]:
+    if not count:
+        return []
+    which = _number_of(count, "has a body", "have bodies")
+    return [
+        f"{which} too large or too deeply nested for `payload.` terms to look into (the limit is"
+        f" {PAYLOAD_BYTES // 1024} KiB): left out, whatever they hold"
+    ]
+
+
+def _number_of(count: int, one: str, many: str) -> str:
+    return f"{count} messages {many}" if count > 1 else f"1 message {one}"
+
+
+def _check_returns(
+    request: Request,
+    selection: SelectionSnapshot,
+    held: ChosenMessages | None,
+    snapshot: BrokerSnapshot,
+) -> None:
+    """What a job holds and gives back must not have used up its deliveries by that; a stream gives nothing.
+
+    A filter gives back what it leaves out. A re-drive gives back what it holds when it is killed, and
+    nobody sees beforehand how often that came back already. What a session holds is in hand.
+    """
+    if snapshot.cost(request.queue).is_stream:  # which nobody can accept either
+        check_cost(snapshot.cost(request.queue, killed=True), forced=False)
+    by_filter = selection.filter and selection.digests is None
+    if by_filter or (isinstance(request, RedriveRequest) and held is None):
+        check_cost(snapshot.cost(request.queue, killed=True), forced=request.forced)
+
+
+def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
+    found = [spec.target.warning] if spec.kind is JobKind.REDRIVE else []
+    if cost.price is Price.REFUSED:
+        found.append(
+            f"each time the job stops early, what it held has come back once more: {cost.text}"
+        )
+    if spec.kind is JobKind.DISCARD and not spec.export_to:
+        found.append("what is discarded is written down nowhere, unless an export is named")
+    return [text for text in found if text]

@@ -1,0 +1,289 @@
+"""Decide which messages of a quorum queue belong to a job that takes the first messages of the queue.
+
+The queue
+---------
+A quorum queue delivers requeued messages first, in the order of their return, with the redelivered flag set.
+Only then does it deliver *fresh* messages, which it has never delivered. When a channel closes, the queue
+requeues the unsettled messages of that channel in the order of their delivery. It has written an ack to disk
+before it delivers another message for it: at most as many acks are lost as the prefetch allows.
+
+Finding the selection
+---------------------
+The cursor first has the driver hold every redelivered message. The first fresh message, or an empty
+queue, proves that the job holds all of them. From then on the messages are *in place*: if the job is
+killed, the queue requeues the held messages in their original order, before all other messages. They are:
+
+    kept messages and unsettled messages of the window, ending with the anchor
+    messages that were delivered after the checkpoint
+    other messages that somebody had browsed, in their original order
+
+The job did not send the anchor before the next checkpoint, so the anchor is still there: all messages up
+to the anchor are the head. The cursor verifies this. Exactly one message has the anchor's mark and
+digest, and the number of unknown messages before it is the number of kept messages. The last redelivered
+message has no mark of the window that is still missing. Otherwise messages are equal, or others have
+changed the order: the end of the selection is unknown, and the cursor stops.
+
+If the job holds a message behind the selection, the first such message is the anchor, and it is never
+sent. Otherwise the last message of the selection is sent alone, after the acks of all others. If it is
+not found after a crash, it was moved, and so were all others. If it is found, the number of messages in
+the queue and the redelivered flags must agree, because a message behind the selection may be equal.
+
+If the job is killed in FINDING, the queue requeues the messages that it holds behind other redelivered
+messages, unless it holds all of them. The first consumer gets as many messages as its prefetch allows in
+one step of the queue. So the order is intact if not more messages are redelivered than that
+(`Checkpoint.finding`).
+
+If the order is not intact, or if the driver cannot hold all redelivered messages, the messages are not in
+place, and the job cannot be resumed. There is one exception: a job that selected the whole queue takes as
+many messages as are certainly left. All messages that arrived later are behind them. `unsure` is the
+number of messages that may then remain.
+
+States
+------
+FINDING  The driver holds redelivered messages. Messages are not sent.
+TAKING   Messages are delivered, sent and acked.
+LAST     The last message of the selection is being sent.
+STOPPED  The end of the selection is unknown.
+
+Invariants
+----------
+1. Messages are sent only after a checkpoint that contains their marks was saved.
+2. The anchor of the saved checkpoint is never sent, except in LAST.
+3. A checkpoint of FINDING contains the number of messages that are certainly taken together.
+4. At most `head + rest` messages belong to the selection, whatever the queue delivers.
+5. A job that has seen another consumer (`is_shared`) is never resumed, because counting would be wrong.
+6. `is_settled` is true only if no message was sent since the queue has applied every ack. Then all
+   messages of the window are in the queue, and the length of the head is known without the anchor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState, mark_of
+from hopback.ops.jobs.journal import Checkpoint
+from hopback.ops.messages.dead_letter import content_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hopback.message import Delivery
+    from hopback.ops.jobs.cursor import Table
+
+
+_FOUND = frozenset({CursorState.FINDING, CursorState.TAKING, CursorState.STOPPED})
+
+TABLE: Table = {
+    CursorState.FINDING: {
+        CursorEvent.DELIVERED: ("_find", _FOUND),
+        CursorEvent.EMPTY: ("_find_end", _FOUND),
+        CursorEvent.TOO_MANY: ("_give_up_finding", _FOUND),
+        CursorEvent.SHARED: ("_share", frozenset()),
+    },
+    CursorState.TAKING: {
+        CursorEvent.DELIVERED: ("_take", frozenset()),
+        CursorEvent.EMPTY: ("_end", frozenset()),
+        CursorEvent.KEPT: ("_keep", frozenset()),
+        CursorEvent.ACKED: ("_ack", frozenset()),
+        CursorEvent.SENDING: ("_send", frozenset()),
+        CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
+        CursorEvent.DRAINED: ("_end_last", frozenset()),
+        CursorEvent.SETTLED: ("_settle", frozenset()),
+        CursorEvent.SHARED: ("_share", frozenset()),
+    },
+    CursorState.LAST: {
+        CursorEvent.DELIVERED: ("_take", frozenset()),
+        CursorEvent.EMPTY: ("_end", frozenset()),
+        CursorEvent.KEPT: ("_keep", frozenset()),
+        CursorEvent.ACKED: ("_ack", frozenset()),
+        CursorEvent.SENDING: ("_send", frozenset()),
+        CursorEvent.LAST_ALONE: ("_begin_last", frozenset()),
+        CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
+        CursorEvent.SETTLED: ("_settle", frozenset()),
+        CursorEvent.SHARED: ("_share", frozenset()),
+    },
+    CursorState.STOPPED: {},
+}
+
+FIRST = 20
+"""Prefetch of the first consumer of a job: a few messages, to see how large they are."""
+
+UNKNOWN_END = (
+    "the job was interrupted, and it is unknown where the selection ends: messages of {queue!r} are equal, or"
+    " messages behind the selection were browsed before; start a new job"
+)
+TAKEN_BY_OTHERS = (
+    "the job was interrupted, and other consumers have taken messages from {queue!r} since it started, so it"
+    " is unknown where the selection ends; start a new job"
+)
+
+
+def first_checkpoint(count: int) -> Checkpoint:
+    """Return the checkpoint of a new job that selects the first `count` messages."""
+    return Checkpoint(rest=count, in_place=True, finding=min(FIRST, count))
+
+
+class QuorumCursor(CountingCursor):
+    """`by_count` is the length of the head if no message has arrived since the job began. None if unknown.
+
+    `is_whole` is true if the job selected the whole queue. `prefetch` is the usual one of the job.
+    """
+
+    TABLE: ClassVar[Table] = TABLE
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        remembered: int,
+        *,
+        is_resumed: bool,
+        is_whole: bool,
+        by_count: int | None = None,
+        prefetch: int = FIRST,
+    ) -> None:
+        super().__init__(CursorState.FINDING, checkpoint, remembered)
+        self._is_resumed = is_resumed
+        self._is_whole = is_whole
+        self._by_count = by_count
+        self._prefetch = prefetch
+        self._is_behind = False
+        # A queue applies acks in their order, and delivers no more messages than the prefetch allows.
+        self._acked = deque(maxlen=max(remembered, self.most_found + prefetch))
+        self._found: list[Delivery] = []
+        self._is_in_place = False
+        self._is_settled = False
+        self.unsure: int = checkpoint.unsure
+        """Number of selected messages that may remain behind those that certainly belong to the job."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the queue requeues every message of this job in its original place."""
+        return self._is_in_place
+
+    @property
+    def longest_head(self) -> int:
+        """The greatest length that the head can have."""
+        longest = self._began.kept + len(self._began.window)
+        return longest if self._by_count is None else max(min(longest, self._by_count), 0)
+
+    @property
+    def most_found(self) -> int:
+        """The number of messages that the driver takes with its first consumer."""
+        most = max(self._began.rest + self.longest_head, 1)
+        if not self._is_resumed:
+            return min(FIRST, most)
+        return min(max(self.longest_head, self._began.finding) + self._prefetch, most)
+
+    @property
+    def sends_last_alone(self) -> bool:
+        """Whether the anchor is a message of the selection."""
+        return not self._is_behind
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the values that a new cursor needs if the job ends now."""
+        if self.state is CursorState.STOPPED:
+            return replace(self._began, in_place=False, is_shared=self._is_shared)
+        if self.state is CursorState.FINDING:
+            finding = min(self._began.finding or self.most_found, self.most_found)
+            return replace(self._began, finding=finding, is_shared=self._is_shared)
+        last, digest = self._anchor_marks
+        return Checkpoint(
+            kept=self._kept,
+            window=self._window,
+            rest=max(self._budget - self._taken, 0),
+            in_place=self._is_in_place,
+            is_settled=self._is_settled,
+            is_shared=self._is_shared,
+            unsure=self.unsure,
+            last=last,
+            last_digest=digest,
+            last_stays=self._anchor_stays,
+            last_is_behind=self._is_behind,
+        )
+
+    def _receive_behind(self, delivery: Delivery) -> None:
+        super()._receive_behind(delivery)
+        if not self._is_behind:
+            self._is_behind = True
+            self._anchor, self._anchor_is_done = delivery, False
+
+    def _find(self, delivery: Delivery) -> None:
+        self._found.append(delivery)
+        if not delivery.redelivered:
+            self._begin_taking(in_place=True)
+
+    def _find_end(self, _value: object) -> None:
+        self._begin_taking(in_place=True)
+        if self.state is CursorState.TAKING:
+            self._end(None)
+
+    def _give_up_finding(self, _value: object) -> None:
+        self._begin_taking(in_place=False)
+
+    def _begin_taking(self, *, in_place: bool) -> None:
+        head = self._find_head(is_complete=in_place)
+        is_short = self._by_count is not None and head is not None and head > self._by_count
+        if head is None or is_short:
+            self._stop(TAKEN_BY_OTHERS if is_short or self._began.is_shared else UNKNOWN_END)
+            return
+        self._is_in_place = in_place
+        self._budget = head + self._began.rest
+        self.state = CursorState.TAKING
+        for delivery in self._found:
+            self._take(delivery)
+        self._found.clear()
+
+    def _find_head(self, *, is_complete: bool) -> int | None:
+        """Return the length of the head, or None if it is unknown."""
+        began = self._began
+        found = [one for one in self._found if one.redelivered]
+        is_intact = not began.finding or (is_complete and len(found) <= began.finding)
+        in_place = began.in_place and is_intact
+        if not self._is_resumed:
+            return 0
+        if began.is_shared:
+            return None
+        if began.is_settled and (in_place or self._is_whole):
+            return began.kept + len(began.window)
+        if in_place:
+            return find_head(began, found, self._by_count)
+        if not self._is_whole:
+            return None
+        is_certain = bool(began.last_stays) and began.last in began.window
+        self.unsure += len(began.window) - is_certain
+        return began.kept + is_certain
+
+    def _send(self, _value: object) -> None:
+        self._is_settled = False
+
+    def _settle(self, _value: object) -> None:
+        self._is_settled = True
+        self._acked.clear()
+
+
+def find_head(began: Checkpoint, found: Sequence[Delivery], by_count: int | None) -> int | None:
+    """Return the length of the head at the beginning of the redelivered messages, None if it is unknown."""
+    if not began.window:
+        return began.kept
+    missing, unknown, ends, mark = Counter(began.window), 0, list[int](), ""
+    for length, delivery in enumerate(found, 1):
+        mark = mark_of(delivery)
+        is_last = mark == began.last and content_digest(delivery) == began.last_digest
+        if is_last and began.last_is_behind and unknown == began.kept:
+            ends.append(length - 1)
+        if not missing[mark]:
+            unknown += 1
+        elif not ends:
+            missing[mark] -= 1
+        if is_last and not began.last_is_behind and unknown == began.kept:
+            ends.append(length)
+    is_rotated = bool(ends) and ends[0] + began.last_is_behind < len(found) and missing[mark] > 0
+    if len(ends) > 1 or is_rotated:
+        return None
+    if began.last_stays:
+        return ends[0] if ends else None
+    if not ends:
+        return began.kept
+    return ends[0] if ends[0] == by_count == len(found) else None

@@ -1,0 +1,354 @@
+"""The filter grammar: terms that must all hold. Pure; no regular expression comes from a user.
+
+``reason:rejected origin:q.validator type:FileUploaded* error:TimeoutError group:3f9a
+header.x-tenant:acme age>2h redrives>=1 size>1MB payload.order.id:123``
+
+A text may hold `*` for any characters and stands in double quotes if it has spaces. A word alone, or a
+text in quotes, is looked for anywhere in a message: its body (unpacked if it is compressed), its
+headers and properties, its key; upper and lower case are the same.
+
+A filter is parsed once; a bad term is an error at once that names the term and what was expected. What a
+body holds is looked at within limits; beyond them the answer is that nobody looked, not that it differs.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hopback.errors import BadFilter
+from hopback.ops.messages.body import is_msgpack, parsed_as, unpacked
+from hopback.text import text_matches
+from hopback.topology.durations import parse_duration_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hopback.message import Delivery
+    from hopback.ops.contract.values import DeadLetter
+
+_LONGEST = 4096  # characters: a page of terms; longer ones are made by mistake
+_MOST_TERMS = 32  # each is tried on every message that is looked at
+_UNREAD = object()
+_ANYWHERE = "anywhere"
+_WORD = re.compile(r'("(?:[^"\\]|\\.)+"|[^\s":<>=]+)(?=\s|$)')
+_TERM = re.compile(r'([A-Za-z][^\s:<>="]*)(:|>=|<=|>|<)("(?:[^"\\]|\\.)*"|[^\s"]+)(?=\s|$)')
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)(B|KB|MB|GB|KiB|MiB|GiB)?")
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    ":": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+_TEXTS = ("reason", "origin", "type", "error", "group", "id", "key", "job")
+_NUMBERS = ("age", "redrives", "attempts", "size")
+_NAMES = frozenset((*_TEXTS, *_NUMBERS, "header", "payload"))
+_KNOWN = ", ".join((*_TEXTS, *_NUMBERS, "header.NAME", "payload.PATH"))
+
+PAYLOAD_BYTES = 1024 * 1024
+"""The largest body that `payload.` terms look into: reading it takes some tens of milliseconds."""
+
+_SEARCHED_BYTES = 4 * 1024 * 1024
+"""So much of a body is searched for words: some milliseconds."""
+
+
+class Judgement(Enum):
+    """What a filter says of a message."""
+
+    MATCHES = auto()
+    DIFFERS = auto()
+    NOT_LOOKED_INTO = auto()
+    """Its body is too large, or nested too deeply, to be read for this: it may match or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition. `wanted` is a pattern for texts, a number for the rest."""
+
+    field: str
+    comparison: str
+    wanted: str | float
+
+    @property
+    def needs_content(self) -> bool:
+        """Whether body or headers are needed to answer it."""
+        return self.field.startswith(("header.", "payload.")) or self.field == _ANYWHERE
+
+    @property
+    def needs_payload(self) -> bool:
+        """Whether the body must be read as JSON to answer it."""
+        return self.field.startswith("payload.")
+
+    def holds(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
+        """Whether it holds for this dead letter; what is unknown never does."""
+        if self.field == _ANYWHERE:
+            found = Judgement.DIFFERS if delivery is None else _word_in(str(self.wanted), delivery)
+            return found is Judgement.MATCHES
+        if self.needs_payload:
+            return self.holds_in(None if delivery is None else _payload(delivery))
+        if self.needs_content:
+            name = self.field.partition(".")[2]
+            headers = {} if delivery is None else delivery.properties.headers
+            return name in headers and text_matches(str(self.wanted), _value_text(headers[name]))
+        if isinstance(self.wanted, str):
+            return any(text_matches(self.wanted, text) for text in _texts(self.field, dead_letter))
+        number: float | None = dead_letter.attempts
+        match self.field:
+            case "age":
+                number = dead_letter.age(now)
+            case "size":
+                number = dead_letter.size
+            case "redrives":
+                number = dead_letter.redrives
+        return number is not None and _COMPARISONS[self.comparison](number, self.wanted)
+
+    def holds_in(self, payload: object) -> bool:
+        """Whether it holds for this payload, parsed once for all terms."""
+        found = _at(payload, self.field.partition(".")[2].split("."))
+        return any(text_matches(str(self.wanted), text) for text in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Terms that must all hold; without any, everything matches."""
+
+    terms: tuple[Term, ...] = ()
+    text: str = ""
+
+    @property
+    def needs_content(self) -> bool:
+        """Whether body or headers are needed to answer it."""
+        return any(term.needs_content for term in self.terms)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is looked for anywhere in a message."""
+        return tuple(str(term.wanted) for term in self.terms if term.field == _ANYWHERE)
+
+    def words_in(self, delivery: Delivery) -> Judgement:
+        """Whether a message has all the words: quick, as nothing else of it is read."""
+        judged = Judgement.MATCHES
+        for term in self.terms:
+            if term.field != _ANYWHERE:
+                continue
+            found = _word_in(str(term.wanted), delivery)
+            if found is Judgement.DIFFERS:
+                return found
+            if found is Judgement.NOT_LOOKED_INTO:
+                judged = found
+        return judged
+
+    def judge(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> Judgement:
+        """Whether all terms hold; `now` is in seconds since 1970.
+
+        The body is parsed at most once, and only if all that is known without it holds.
+        """
+        if not all(
+            term.holds(dead_letter, delivery, now)
+            for term in self.terms
+            if not term.needs_payload and term.field != _ANYWHERE
+        ):
+            return Judgement.DIFFERS
+        said = Judgement.MATCHES
+        if self.words:
+            said = Judgement.DIFFERS if delivery is None else self.words_in(delivery)
+            if said is Judgement.DIFFERS:
+                return said
+        within = [term for term in self.terms if term.needs_payload]
+        if not within:
+            return said
+        payload = None if delivery is None else _payload(delivery)
+        if payload is _UNREAD:
+            return Judgement.NOT_LOOKED_INTO
+        held = all(term.holds_in(payload) for term in within)
+        return said if held else Judgement.DIFFERS
+
+    def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
+        """Whether all terms hold; what is not looked into does not match."""
+        return self.judge(dead_letter, delivery, now) is Judgement.MATCHES
+
+
+EVERYTHING = Filter()
+"""The filter that everything matches."""
+
+
+def parse_filter(text: str) -> Filter:
+    """Read a filter; BadFilter names the first term that cannot be read, and what was expected."""
+    if len(text) > _LONGEST:
+        raise BadFilter(text, f"a filter of at most {_LONGEST} characters")
+    terms: list[Term] = []
+    position = 0
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+            continue
+        found = _TERM.match(text, position)
+        word = None if found is not None else _WORD.match(text, position)
+        if word is not None and word.group() not in _NAMES:
+            terms.append(Term(_ANYWHERE, ":", _unquoted(word.group())))
+            position = word.end()
+            continue
+        if found is None:
+            raise BadFilter(
+                text[position:].split(maxsplit=1)[0],
+                "a word, a text in double quotes, FIELD:VALUE or FIELD>NUMBER, as in C-01234,"
+                " reason:rejected or age>2h",
+            )
+        terms.append(_term(found.group(), *found.groups()))
+        position = found.end()
+    if len(terms) > _MOST_TERMS:
+        raise BadFilter(text, f"at most {_MOST_TERMS} terms")
+    return Filter(tuple(terms), text.strip())
+
+
+def value_in(delivery: Delivery, field: str) -> str | None:
+    """What a message says at `header.NAME` or `payload.PATH`; None where it says nothing there."""
+    kind, _, path = field.partition(".")
+    if kind == "header":
+        headers = delivery.properties.headers
+        return _value_text(headers[path]) if path in headers else None
+    return next(_at(_payload(delivery), path.split(".")), None)
+
+
+def _unquoted(raw: str) -> str:
+    return re.sub(r"\\(.)", r"\1", raw[1:-1]) if raw.startswith('"') else raw
+
+
+def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
+    value = _unquoted(raw)
+    if field in _NUMBERS:
+        return Term(field, comparison, _wanted_number(whole, field, value))
+    kind, _, path = field.partition(".")
+    if field in _TEXTS or (kind in {"header", "payload"} and path):
+        if comparison != ":":
+            raise BadFilter(whole, f"{field}:VALUE; only {', '.join(_NUMBERS)} can be compared")
+        return Term(field, comparison, value)
+    from difflib import get_close_matches  # only here, and as much to load as half of a filter
+
+    close = get_close_matches(field, (*_TEXTS, *_NUMBERS), n=1)
+    meant = f" (did you mean {close[0]}{comparison}{raw}?)" if close else ""
+    raise BadFilter(
+        whole, f"one of {_KNOWN}, or the text in double quotes to look for it anywhere{meant}"
+    )
+
+
+def _wanted_number(whole: str, field: str, value: str) -> float:
+    if field == "age":
+        try:
+            return parse_duration_ms(value) / 1000
+        except ValueError:
+            raise BadFilter(whole, "a duration like 250ms, 30s, 5m, 2h or 1h30m") from None
+    if field == "size":
+        found = _SIZE.fullmatch(value)
+        if found is None:
+            raise BadFilter(whole, "a size like 500, 10KB, 1MB or 64KiB")
+        return float(found.group(1)) * _UNITS[found.group(2) or "B"]
+    if not (value.isdecimal() and value.isascii() and len(value) <= 10):
+        raise BadFilter(whole, "a whole number from 0")
+    return float(value)
+
+
+def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
+    """What a pattern is compared with: an error also by its last name, a group by its beginning."""
+    match field:
+        case "reason":
+            yield dead_letter.reason
+        case "origin":
+            yield dead_letter.origin
+        case "type":
+            yield dead_letter.type
+        case "error":
+            yield dead_letter.error
+            yield re.split(r"[.\\]", dead_letter.error)[-1]
+        case "group":
+            yield from (
+                dead_letter.fingerprint[:length]
+                for length in range(4, len(dead_letter.fingerprint) + 1)
+            )
+        case "id":
+            yield dead_letter.message_id
+            yield dead_letter.id
+        case "key":
+            yield dead_letter.routing_key
+        case "job":
+            yield dead_letter.redrive_job
+
+
+@lru_cache(maxsize=64)
+def _needles(word: str) -> tuple[bytes, ...]:
+    """The word as the bytes it may be written with, in lower case: as text, in JSON, in UTF-16."""
+    lower = word.lower()
+    ways = [lower.encode("utf-8", "backslashreplace"), lower.encode("utf-16-le", "ignore")]
+    if not lower.isascii():
+        escaped = "".join(sign if sign.isascii() else json.dumps(sign)[1:-1] for sign in lower)
+        ways.append(escaped.encode("ascii", "ignore"))
+    return tuple(dict.fromkeys(ways))
+
+
+def _word_in(word: str, delivery: Delivery) -> Judgement:
+    """Whether the word stands anywhere in a message, upper and lower case alike."""
+    needles = _needles(word)
+    body = unpacked(delivery, _SEARCHED_BYTES)
+    lower = body.data.lower()
+    if any(needle in lower for needle in needles):
+        return Judgement.MATCHES
+    raw = getattr(delivery, "raw_properties", None)
+    if not isinstance(raw, bytes):
+        raw = repr(vars(delivery.properties)).encode("utf-8", "backslashreplace")
+    about = f"{delivery.routing_key}\n{delivery.exchange}".encode("utf-8", "backslashreplace")
+    if needles[0] in raw.lower() or needles[0] in about.lower():
+        return Judgement.MATCHES
+    return Judgement.DIFFERS if body.is_whole else Judgement.NOT_LOOKED_INTO
+
+
+def _payload(delivery: Delivery) -> object:
+    """The body as JSON or the like, None if it is none, `_UNREAD` if that would take too long to find out."""
+    kind = delivery.properties.content_type
+    body, is_whole, _ = unpacked(delivery, PAYLOAD_BYTES)
+    if not is_whole:
+        # What cannot be JSON is known by its beginning, however long it is.
+        may_be = body[:64].lstrip()[:1] in (b"{", b"[", b"") or is_msgpack(kind)
+        return _UNREAD if may_be else None
+    return parsed_as(kind, body, too_deep=_UNREAD)
+
+
+def _at(value: object, path: list[str]) -> Iterator[str]:
+    """The value at the path, if it is a plain one; numbers count in a list."""
+    for step in path:
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif (
+            isinstance(value, list)
+            and step.isdecimal()
+            and len(step) < 7
+            and int(step) < len(value)
+        ):
+            value = value[int(step)]
+        else:
+            return
+    if not isinstance(value, dict | list):
+        yield _value_text(value)
+
+
+def _value_text(value: object) -> str:
+    """The value as one would write it in a filter."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case bytes():
+            return value.decode("utf-8", "replace")
+        case int() if value.bit_length() > 256:
+            return "a number far beyond that"
+        case int():
+            return str(int(value))
+    return str(value)

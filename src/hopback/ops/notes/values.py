@@ -1,0 +1,211 @@
+"""What a team writes down about its dead letters: notes on a group, filters with a name, and what was done.
+
+A group is the messages of one queue with the same fingerprint. Notes and filters are kept in the journal, for
+everybody who may see the queue.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from msgspec import Meta, Struct
+
+from hopback.errors import BadRequest, NoSuch
+from hopback.ops.contract.codec import encode, from_json
+from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.contract.values import Moment
+from hopback.ops.messages.filters import parse_filter
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hopback.clock import Clock
+    from hopback.ops.contract.requests import Who
+    from hopback.ops.contract.values import AuditEntry
+    from hopback.ops.jobs.journal import Journal
+
+_MOST_NOTES = 200  # of one queue: more than a page shows, and than anybody reads
+_MOST_FILTERS = 100  # of one queue
+_LOOKED_THROUGH = 500  # entries of the audit of a queue in which a group's history is looked for
+_GROUP = re.compile(r"\bgroup:\"?([0-9a-zA-Z]{4,64})")
+_NOTES, _FILTERS = "group-note", "saved-filter"
+
+_Text = Annotated[str, Meta(min_length=1, max_length=2000)]
+_Group = Annotated[str, Meta(min_length=4, max_length=64, pattern="^[0-9a-zA-Z]+$")]
+_Name = Annotated[str, Meta(min_length=1, max_length=100)]
+_Filter = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class GroupNote(Struct, frozen=True, rename="camel"):
+    """What somebody wrote about a group: `known, fixed in 2.3`."""
+
+    id: str
+    queue: str
+    group: str
+    text: str
+    by: str
+    by_id: str
+    at: Moment
+
+
+class NoteList(Struct, frozen=True, rename="camel"):
+    """Notes, the newest first."""
+
+    items: tuple[GroupNote, ...]
+
+
+class SavedFilter(Struct, frozen=True, rename="camel"):
+    """A filter with a name, for everybody who looks at the queue."""
+
+    name: str
+    queue: str
+    filter: str
+    by: str
+    at: Moment
+
+
+class FilterList(Struct, frozen=True, rename="camel"):
+    """Saved filters by name."""
+
+    items: tuple[SavedFilter, ...]
+
+
+class NewNote(Struct, frozen=True, forbid_unknown_fields=True):
+    """A note to be written."""
+
+    group: _Group
+    text: _Text
+
+
+class NewFilter(Struct, frozen=True, forbid_unknown_fields=True):
+    """A filter to be saved; one of the same name is replaced."""
+
+    name: _Name
+    filter: _Filter
+
+
+class GroupNotes(Protocol):
+    """The operations on notes, saved filters and the history of groups."""
+
+    async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
+        """Notes on a group, or on every group of a queue, the newest first."""
+
+    async def add(self, queue: str, note: NewNote) -> GroupNote:
+        """Write a note; BadRequest where there are too many."""
+
+    async def remove(self, queue: str, note: str) -> None:
+        """Take a note away; NoSuch if there is none."""
+
+    async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
+        """What was done to a group, or to a queue: re-drives, discards, notes; the newest first."""
+
+    async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
+        """The saved filters of a queue, by name."""
+
+    async def save_filter(self, queue: str, said: NewFilter) -> SavedFilter:
+        """Save a filter under a name; BadFilter if it cannot be read."""
+
+    async def remove_filter(self, queue: str, name: str) -> None:
+        """Take a saved filter away; NoSuch if there is none."""
+
+
+class JournalNotes:
+    """Notes in a journal, in the name of somebody. `write` puts a line into the audit, `read` reads it."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        broker: str,
+        clock: Clock,
+        who: Who,
+        write: Callable[..., Awaitable[None]],
+        read: Callable[[AuditQuery], Awaitable[tuple[AuditEntry, ...]]],
+    ) -> None:
+        self._journal = journal
+        self._broker = broker
+        self._clock = clock
+        self._who = who
+        self._write = write
+        self._read = read
+
+    async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
+        """Notes on a group, or on every group of a queue, the newest first."""
+        kept = await self._journal.remembered(self._broker, _NOTES)
+        notes = (from_json(GroupNote, text) for text in kept.values())
+        found = [one for one in notes if one.queue == queue and one.group.startswith(group)]
+        return tuple(sorted(found, key=lambda one: one.at, reverse=True))
+
+    async def add(self, queue: str, note: NewNote) -> GroupNote:
+        """Write a note; BadRequest where there are too many."""
+        if not note.text.strip():
+            raise BadRequest("text", "a note of 1 to 2,000 characters")
+        if len(await self.of(queue)) >= _MOST_NOTES:
+            raise BadRequest("text", f"at most {_MOST_NOTES} notes on one queue; remove some")
+        now = self._clock.now()
+        made = GroupNote(
+            f"n-{secrets.token_hex(6)}",
+            queue,
+            note.group,
+            note.text.strip(),
+            self._who.name or self._who.id,
+            self._who.id,
+            Moment(now),
+        )
+        document = {made.id: encode(made).decode()}
+        await self._journal.remember(self._broker, _NOTES, document, now)
+        details = {"group": made.group, "note": made.id, "text": made.text}
+        await self._write("note.add", queue=queue, details=details)
+        return made
+
+    async def remove(self, queue: str, note: str) -> None:
+        """Take a note away; NoSuch if there is none."""
+        found = next((one for one in await self.of(queue) if one.id == note), None)
+        if found is None:
+            raise NoSuch("note", note)
+        await self._journal.unlearn(self._broker, _NOTES, note)
+        details = {"group": found.group, "note": note, "text": found.text}
+        await self._write("note.remove", queue=queue, details=details)
+
+    async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
+        """What was done to a group, or to a queue, as far back as the last 500 entries about the queue."""
+        entries = await self._read(AuditQuery(queue=queue, limit=_LOOKED_THROUGH))
+        if not group:
+            return entries
+        found = []
+        for entry in entries:
+            # It names the group, or a filter that selects it.
+            names = _GROUP.findall(str(entry.details.get("filter", "")))
+            is_named = str(entry.details.get("group", "")).startswith(group)
+            if is_named or any(group.startswith(one) or one.startswith(group) for one in names):
+                found.append(entry)
+        return tuple(found)
+
+    async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
+        """The saved filters of a queue, by name."""
+        kept = await self._journal.remembered(self._broker, _FILTERS)
+        found = (from_json(SavedFilter, text) for text in kept.values())
+        return tuple(sorted((one for one in found if one.queue == queue), key=lambda one: one.name))
+
+    async def save_filter(self, queue: str, said: NewFilter) -> SavedFilter:
+        """Save a filter under a name; BadFilter if it cannot be read."""
+        parse_filter(said.filter)
+        names = {one.name for one in await self.filters(queue)}
+        if said.name not in names and len(names) >= _MOST_FILTERS:
+            raise BadRequest("name", f"at most {_MOST_FILTERS} filters of one queue; remove some")
+        now = self._clock.now()
+        by = self._who.name or self._who.id
+        made = SavedFilter(said.name, queue, said.filter, by, Moment(now))
+        document = {f"{queue}\n{said.name}": encode(made).decode()}
+        await self._journal.remember(self._broker, _FILTERS, document, now)
+        details = {"name": said.name, "filter": said.filter}
+        await self._write("filter.save", queue=queue, details=details)
+        return made
+
+    async def remove_filter(self, queue: str, name: str) -> None:
+        """Take a saved filter away; NoSuch if there is none."""
+        if name not in {one.name for one in await self.filters(queue)}:
+            raise NoSuch("saved filter", name)
+        await self._journal.unlearn(self._broker, _FILTERS, f"{queue}\n{name}")
+        await self._write("filter.remove", queue=queue, details={"name": name})

@@ -1,0 +1,732 @@
+"""Everything that can be done with dead letters, as one object: the library behind command, HTTP and page.
+
+It works on any broker behind the port. A management client adds what AMQP does not tell (discovery,
+types, limits, ages); declared topologies add plans. Jobs and audit are kept in a journal: in memory,
+or in SQL, where they survive a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from msgspec import structs
+
+from hopback.clock import SystemClock
+from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
+from hopback.ops.alerts.book import MemoryAlertBook, list_alerts
+from hopback.ops.brokers.discovery import Recognition
+from hopback.ops.brokers.live import LiveQueues, queues_that_hold_back
+from hopback.ops.brokers.targets import queues_reached
+from hopback.ops.browse.search import Search, SearchProgress, SearchRequest, survey_of
+from hopback.ops.browse.session import Sessions, view_of
+from hopback.ops.browse.surveys import Surveys
+from hopback.ops.browse.views import Views, summary_of
+from hopback.ops.contract.requests import (
+    BY_DESIGN,
+    HIGHEST_RATE,
+    NEWEST,
+    NOBODY,
+    SMALL_WINDOW,
+    UNHURRIED,
+    WHOLE_QUEUE,
+    GroupBy,
+    Settings,
+    Who,
+)
+from hopback.ops.contract.values import AuditEntry, Job, JobState, Moment, Price
+from hopback.ops.jobs.actions import Import, send_copy
+from hopback.ops.jobs.journal import JournalShare, MemoryJournal
+from hopback.ops.jobs.plan import Planner, check_request
+from hopback.ops.jobs.runner import JobRunner, new_job_id
+from hopback.ops.messages.filters import parse_filter
+from hopback.ops.notes.values import JournalNotes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+
+    from hopback.broker.port import Broker
+    from hopback.clock import Clock
+    from hopback.message import Delivery
+    from hopback.ops.alerts.book import AlertBook
+    from hopback.ops.alerts.rules import AlertList, AlertTestResult
+    from hopback.ops.brokers.discovery import CandidateList, DeadLetterQueue, Override, QueueAnswer
+    from hopback.ops.brokers.live import LiveView
+    from hopback.ops.browse.session import BrowseSession
+    from hopback.ops.browse.surveys import ErrorOverview, QueueTrend
+    from hopback.ops.contract.requests import (
+        AuditQuery,
+        Edit,
+        Pace,
+        Request,
+        Selection,
+        Target,
+        Window,
+    )
+    from hopback.ops.contract.values import (
+        FailedMessage,
+        Groups,
+        Imported,
+        JobPlan,
+        MessageView,
+        OnProgress,
+        Page,
+        QueueDetail,
+        QueueSummary,
+        SessionView,
+        Survey,
+    )
+    from hopback.ops.jobs.journal import JobRecord, Journal
+    from hopback.topology.model import Topology
+
+
+def journal_name(broker: Broker, vhost: str) -> str:
+    """By what the jobs and entries of a broker's virtual host are told apart in a journal."""
+    return f"{broker.address} {vhost}"
+
+
+_CONSUMED = "consumed"
+"""The kind of document that names a queue which had a consumer."""
+
+
+class Operations:
+    """The operations on dead letters; use it as an async context manager.
+
+    `management` is a `broker.management.Management`, or `EmbeddedManagement` for the embedded broker.
+    `overrides` correct or add what discovery finds. Where brokers share a journal, `beside` are the
+    `journal_name`s of the others: their jobs and entries of the audit are not shown and not steered here.
+    `is_first` takes what belongs to none of them. Leaving it releases every browse session and
+    interrupts the jobs that run in this process: they can be resumed, here or elsewhere.
+
+    Every method raises `NoSuch` for a name it does not know, `BadRequest` or `BadFilter` for what
+    cannot be carried out as asked, `UnsafeOperation` for what could lose something, `JobConflict`
+    where another job stands in the way, and `BrokerError` where the broker does.
+    """
+
+    runs_jobs_here = True
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        management: LiveView | None = None,
+        vhost: str = "/",
+        topologies: Iterable[Topology] = (),
+        overrides: Iterable[Override] = (),
+        journal: Journal | None = None,
+        alerts: AlertBook | None = None,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        beside: Iterable[str] = (),
+        is_first: bool = True,
+    ) -> None:
+        self.broker = broker
+        self.clock: Clock = clock or SystemClock()
+        self.settings: Settings = settings or Settings()
+        self.journal: Journal = journal or MemoryJournal()
+        self.alert_book: AlertBook = alerts or MemoryAlertBook()
+        self._name = journal_name(broker, vhost)
+        self._recognition = Recognition(self.journal, self._name, self.clock)
+        self._live = LiveQueues(
+            broker,
+            management,
+            vhost,
+            topologies,
+            overrides,
+            self.clock,
+            self._recognition.overrides,
+        )
+        self._sessions = Sessions(broker, self.settings, self.clock)
+        self._planner = Planner(
+            self._live, self._sessions, self.settings, self.clock, self.journal.store_id
+        )
+        self._runner = JobRunner(broker, self.journal, self.settings, self.clock, self._planner)
+        self._views = Views(self._live, self._sessions, self.clock)
+        self.surveys: Surveys = Surveys(
+            self._live,
+            self.journal,
+            self._name,
+            self.clock,
+            self.queues,
+            self._held_of,
+            self.settings.exports,
+        )
+        self._share = JournalShare(self._name, frozenset(beside) - {self._name}, is_first)
+        self._who = NOBODY
+        self._everywhere = False
+
+    @property
+    def keeps_jobs(self) -> bool:
+        """Whether the journal outlives this process, so that jobs can be resumed."""
+        return not isinstance(self.journal, MemoryJournal)
+
+    def acting_as(self, who: Who, *, everywhere: bool = False) -> Self:
+        """The same operations, with everything done in the name of this person.
+
+        `everywhere` lists the jobs of all brokers that the journal knows.
+        """
+        bound = copy(self)
+        bound._who, bound._everywhere = who, everywhere  # noqa: SLF001  a copy of itself
+        return bound
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Release every session and interrupt every job of this process. Safe to repeat."""
+        await self._runner.close()
+        await self._sessions.close()
+
+    async def queues(self) -> tuple[QueueSummary, ...]:
+        """Every dead-letter queue by name, with its depth; never looks into one."""
+        snapshot = await self._live.snapshot()
+        names = [found.name for found in snapshot.dead_letter_queues]
+        readings = await self._live.readings()
+        depths = await self._live.depths(names, readings)
+        active = {job.queue: job for job in await self._records(active=True)}
+        holding, now = queues_that_hold_back(readings or {}), self.clock.now()
+        return tuple(
+            summary_of(
+                found, depths.get(found.name), active.get(found.name), now, readings, holding
+            )
+            for found in snapshot.dead_letter_queues
+        )
+
+    async def queue(self, name: str) -> QueueDetail:
+        """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
+        snapshot = await self._live.recent_snapshot()
+        found = snapshot.one(name)
+        active = next(iter(await self._records(queue=name, active=True)), None)
+        (depth, reading), readings = await self._live.depth(name), await self._live.readings()
+        counted = structs.replace(depth, held_here=self._held_of(name)), reading
+        holding = queues_that_hold_back(readings or {})
+        summary = summary_of(found, counted, active, self.clock.now(), readings, holding)
+        return await self._views.detail(snapshot, found, summary)
+
+    async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
+        """What discovery knows of one queue, with its plans; NoSuch if it is none."""
+        return (await self._live.snapshot()).one(name)
+
+    def _held_of(self, queue: str) -> int:
+        return sum(each.taken for each in self._sessions.opened() if each.source.name == queue)
+
+    async def candidates(self) -> CandidateList:
+        """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
+        return await self._recognition.candidates(self._live)
+
+    async def answer_candidate(self, said: QueueAnswer, *, by: Who | None = None) -> None:
+        """Add a queue to the dead-letter queues, or ignore it; kept, and audited."""
+        person = by or self._who
+        kept = structs.replace(said, by=person.name or person.id)
+        await self._recognition.answer(kept, self._live)
+        details = {"mainQueue": said.main_queue} if said.main_queue else {}
+        action = f"queue.{said.answer.value}"
+        await self.note(action, by=by, queue=said.queue, reason=said.reason, details=details)
+
+    async def lift_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> str:
+        """Lift the queue's delivery limit by a policy of its own; the name of that policy.
+
+        UnsafeOperation where it cannot be lifted: no management, an operator policy, an argument.
+        """
+        snapshot = await self._live.snapshot()
+        snapshot.one(queue)
+        policy = await self._live.lift(snapshot, queue)
+        await self.note("limit.lift", by=by, queue=queue, reason=reason, details={"policy": policy})
+        return policy
+
+    async def restore_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> None:
+        """Take that policy away again; none there is no error.
+
+        UnsafeOperation if a message came back so often that the limit would soon remove it.
+        """
+        snapshot = await self._live.snapshot()
+        if not self._live.is_lifted(snapshot, queue):  # a policy of ours outlives its queue
+            snapshot.one(queue)
+        await self._live.restore(queue)
+        await self.note("limit.restore", by=by, queue=queue, reason=reason)
+
+    async def open_session(
+        self,
+        queue: str,
+        window: Window = SMALL_WINDOW,
+        *,
+        by: Who | None = None,
+        forced: bool = False,
+        lift: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> SessionView:
+        """Hold messages for looking at; `on_progress` hears how far that is.
+
+        UnsafeOperation if looking could lose something, unless `forced`; with `lift` the limit is
+        lifted first. The session ends by itself when its time is over.
+        """
+        snapshot = await self._live.snapshot()
+        found = snapshot.one(queue)
+        if lift and snapshot.cost(queue).price is Price.REFUSED:
+            await self.lift_limit(queue, by=by, reason="to look at it")
+            snapshot = await self._live.snapshot()
+        cost = snapshot.cost(queue)
+        session = await self._sessions.open(
+            found, window, cost, by=by or self._who, forced=forced, on_progress=on_progress
+        )
+        details = {"session": session.id, "held": session.held}
+        details |= {"forced": True} if forced else {}
+        try:
+            await self.note("session.open", by=by, queue=queue, details=details)
+        except BaseException:  # nobody is told its id, so nobody could release it
+            await session.release("it was not opened")
+            raise
+        return view_of(session)
+
+    def sessions(self) -> tuple[SessionView, ...]:
+        """Every session that holds something now."""
+        return tuple(map(view_of, self._sessions.opened()))
+
+    def session(self, session_id: str) -> SessionView:
+        """One session; SessionOver (a NoSuch) if it has ended."""
+        return view_of(self._sessions.one(session_id))
+
+    async def renew(self, session_id: str, seconds: float | None = None) -> SessionView:
+        """Hold on for as long again from now, or for so many seconds."""
+        return view_of(self._sessions.renewed(session_id, seconds))
+
+    async def release(self, session_id: str) -> None:
+        """Give everything back, in order; a session that has ended already is no error."""
+        await self._sessions.release(session_id)
+
+    async def return_messages(self, session_id: str) -> None:
+        """Release a session and wait until its messages are ready again; NoSuch if it has ended."""
+        held = self._sessions.one(session_id)
+        queue, taken = held.source.name, held.taken
+        before = (await self._live.depth(queue))[0].ready or 0
+        await self.release(session_id)
+        await self._live.wait_until_ready(queue, before + taken)
+
+    async def messages(
+        self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
+    ) -> Page:
+        """Dead letters of a session that match, after the place `cursor`."""
+        held = self._sessions.one(session)
+        return await held.page(parse_filter(where), cursor=int(cursor), size=size)
+
+    async def message(self, session: str, message: str, *, by: Who | None = None) -> MessageView:
+        """One message with everything about it, and where it would go; audited as shown."""
+        held = self._sessions.one(session)
+        view = await self._views.message(held, message)
+        await self._audit_shown(held, message, by)
+        return view
+
+    def delivery(self, session: str, message: str) -> Delivery:
+        """The message itself, for a caller in this process; `message` audits that it is shown."""
+        return self._sessions.one(session).delivery(message)
+
+    async def body(self, session: str, message: str, *, by: Who | None = None) -> bytes:
+        """The bytes of one message; audited as shown."""
+        held = self._sessions.one(session)
+        content = held.delivery(message).body
+        await self._audit_shown(held, message, by)
+        return content
+
+    async def _audit_shown(self, session: BrowseSession, message: str, by: Who | None) -> None:
+        details = {"session": session.id, "message": message}
+        await self.note("message.show", by=by, queue=session.source.name, details=details)
+
+    async def groups(
+        self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
+    ) -> Groups:
+        """The dead letters of a session by what they have in common, the largest group first."""
+        return await self._sessions.one(session).groups(by, parse_filter(where))
+
+    async def survey(
+        self,
+        queue: str,
+        by: GroupBy | str = GroupBy.FINGERPRINT,
+        where: str = "",
+        *,
+        limit: int | None = None,
+        forced: bool = False,
+        who: Who | None = None,
+    ) -> Survey:
+        """Group a whole queue in one pass, keeping no message; costs what one session costs."""
+        request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
+        found = await survey_of(
+            request, Search(self._live, request, self.clock, self._sessions).progress()
+        )
+        await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
+        return found
+
+    async def errors(
+        self, *, survey: bool = False, by: Who | None = None, on_progress: OnProgress | None = None
+    ) -> ErrorOverview:
+        """The errors of all queues, as they were surveyed last, or after another survey of all."""
+        if not survey:
+            return await self.surveys.errors()
+        found = await self.surveys.run(on_progress=on_progress)
+        await self.note("queues.survey", by=by, details={"seen": found.messages})
+        return found
+
+    async def trend(self, queue: str) -> QueueTrend:
+        """How the depth of a queue went, as far as it was kept."""
+        (await self._live.snapshot()).one(queue)
+        return await self.surveys.trend(queue)
+
+    async def search(
+        self, request: SearchRequest, *, by: Who | None = None
+    ) -> AsyncGenerator[SearchProgress, None]:
+        """Look through whole queues; close the generator to cancel. What was found is audited.
+
+        A job keeps how many of what it had sent came back, if the search for them came to its end.
+        """
+        job = await self._record(request.job) if request.job else None
+        if job is not None:
+            self._check_broker(job)
+        asked = request if job is None else request.of_job(job.queue)
+        progress = Search(self._live, asked, self.clock, self._sessions).progress()
+        last = SearchProgress()
+        try:
+            async with aclosing(progress):
+                async for last in progress:
+                    if last.is_over and job is not None and not (request.where or last.beyond):
+                        await self._runner.count_back(job.id, last.matching)
+                    yield last
+        finally:
+            action = "messages.search" if job is None else "job.came-back"
+            details = {"filter": request.where, "seen": last.seen, "found": last.matching}
+            queue = asked.queues[0] if len(asked.queues) == 1 else ""
+            await self.note(action, by=by, queue=queue, job=request.job, details=details)
+
+    async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
+        """What a job would do, without doing it."""
+        request = request if request.by != NOBODY else structs.replace(request, by=self._who)
+        active = next(iter(await self._records(queue=request.queue, active=True)), None)
+        return await self._planner.plan(request, self._name, active, on_progress)
+
+    async def start(self, request: Request, *, on_progress: OnProgress | None = None) -> Job:
+        """Begin a job and return it; it goes on by itself.
+
+        CountMismatch if the selection has another size than expected, which is counted first;
+        JobConflict if the queue has an active job. The same `key` again returns the job that is there.
+        Cancelled before the job is written down, this has begun none; after that the job goes on.
+        """
+        request = request if request.by != NOBODY else structs.replace(request, by=self._who)
+        if request.key is not None:
+            known = await self.journal.keyed(self._name, request.key)
+            if known is not None and known.queue != request.queue:
+                raise JobConflict(f"the key {request.key!r} belongs to job {known.id}", known)
+            if known is not None:
+                return await self.job(known.id)
+        for active in await self._records(queue=request.queue, active=True):
+            raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
+        check_request(request)
+        snapshot = await self._live.snapshot(count=request.queue)
+        job_id = new_job_id()
+        others = await self._planner.other_consumers(request.queue, snapshot)
+        spec, held = await self._planner.spec(request, snapshot, self._name, job_id, on_progress)
+
+        async def begin() -> Job:
+            job = await self._runner.begin(job_id, spec, snapshot, held)
+            if job.id == job_id:
+                beside = {"otherConsumers": others} if others else {}
+                await self._audit_job("job.start", job, request.by, request.reason, **beside)
+            return job.view
+
+        return await self._runner.to_the_end(begin())
+
+    async def _audit_job(
+        self, action: str, job: JobRecord, by: Who | None, reason: str = "", **further: object
+    ) -> None:
+        details: dict[str, object] = {"kind": job.kind, "selected": job.counts.selected, **further}
+        if job.spec.target_text:
+            details["target"] = job.spec.target_text
+        if job.spec.selection.filter:
+            details["filter"] = job.spec.selection.filter
+            if job.spec.chosen.count is not None:
+                details["matching"] = job.spec.chosen.count
+        await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)
+
+    async def job(self, job_id: str) -> Job:
+        """One job as it is now."""
+        return (await self._record(job_id)).view
+
+    async def _record(self, job_id: str) -> JobRecord:
+        found = await self._runner.current(job_id)
+        if found is None or not (self._everywhere or self._share.holds(found.spec.broker)):
+            raise NoSuch("job", job_id)
+        return found
+
+    async def _records(self, *, queue: str = "", active: bool = False) -> tuple[JobRecord, ...]:
+        return await self.journal.jobs(broker=self._name, queue=queue, active=active)
+
+    async def jobs(
+        self, *, queue: str = "", active: bool = False, limit: int = 100
+    ) -> tuple[Job, ...]:
+        """Jobs, the newest first."""
+        broker = "" if self._everywhere else self._name
+        found = await self.journal.jobs(broker=broker, queue=queue, active=active, limit=limit)
+        return tuple(record.view for record in found)
+
+    async def failures(
+        self, job_id: str, *, cursor: int = 0, limit: int = 100
+    ) -> tuple[FailedMessage, ...]:
+        """What a job could not move or left out, from number `cursor` on; all of it is in its queue."""
+        await self.job(job_id)
+        return await self.journal.failures(job_id, cursor, limit)
+
+    async def events(self, job_id: str) -> AsyncIterator[Job]:
+        """The job now and after every change, until it runs no more."""
+        async for record in self._runner.news(job_id):
+            yield record.view
+
+    async def wait(self, job_id: str) -> Job:
+        """Return when the job is neither running nor paused."""
+        newest: JobRecord | None = None
+        async for record in self._runner.news(job_id):
+            newest = record
+        await self._runner.join(job_id)
+        return await self.job(job_id) if newest is None else newest.view
+
+    async def pause(self, job_id: str, *, by: Who | None = None) -> Job:
+        """Let it finish what is in flight, then wait; in whatever process it runs."""
+        job = await self._record(job_id)
+        if job.state is not JobState.PAUSED:
+            job.to(JobState.PAUSED, self.clock.now())
+            await self._runner.change_control(job_id, lambda asked: replace(asked, paused=True))
+            await self._audit_job("job.pause", job, by)
+        return await self.job(job_id)
+
+    async def resume(self, job_id: str, *, by: Who | None = None) -> Job:
+        """Let a paused job go on, or begin an interrupted or failed one again, in this process."""
+        job = await self._record(job_id)
+        if job.state is JobState.PAUSED:
+            await self._runner.change_control(job_id, lambda asked: replace(asked, paused=False))
+        else:
+            job.to(JobState.RUNNING, self.clock.now())
+            self._check_broker(job)
+            job = await self._runner.begin_again(job, await self._planner.snapshot_for(job.spec))
+        await self._audit_job("job.resume", job, by)
+        return job.view
+
+    async def take_over(self) -> tuple[Job, ...]:
+        """Go on with the jobs of this broker whose processes are gone; those that go on here now.
+
+        A job that somebody paused stays so, and so does one that has lost many processes already: it may
+        be what ends them.
+        """
+        taken = []
+        async for job, again in self._runner.take_over(await self._records()):
+            await self._audit_job("job.take-over", again, Who("hopback", "hopback"), job.reason)
+            taken.append(again.view)
+        return tuple(taken)
+
+    def _check_broker(self, job: JobRecord) -> None:
+        """A store may hold jobs of several brokers: none may go on with another's messages."""
+        if job.spec.broker != self._name:
+            raise BadRequest("job", f"one of {self._name}; {job.id} belongs to {job.spec.broker}")
+
+    async def cancel(self, job_id: str, *, by: Who | None = None) -> Job:
+        """Let it finish what is in flight, then give the rest back."""
+        job = await self._record(job_id)
+        ended = job.to(JobState.CANCELLED, self.clock.now(), "cancelled")
+        if job.is_active:
+            await self._runner.change_control(job_id, lambda asked: replace(asked, cancelled=True))
+        else:
+            await self.journal.amend(ended)
+        await self._audit_job("job.cancel", job, by)
+        return await self.job(job_id)
+
+    async def interrupt(self, job_id: str, *, by: Who | None = None) -> Job:
+        """Before this process ends: finish what is in flight, and leave the job to be resumed.
+
+        Everything else of this process ends with it, as by `close`.
+        """
+        with suppress(JobConflict):  # it has just come to its end
+            await self.pause(job_id, by=by)
+            async for job in self.events(job_id):
+                if job.state is not JobState.RUNNING:
+                    break
+        await self.close()
+        return await self.job(job_id)
+
+    async def set_rate(self, job_id: str, rate: float | None, *, by: Who | None = None) -> Job:
+        """Another rate, messages per second, from now on; None for no limit."""
+        if rate is not None and not 0 < rate <= HIGHEST_RATE:
+            raise BadRequest("rate", f"messages per second above 0, got {rate:g}")
+        job = await self._record(job_id)
+        if not job.is_active:
+            raise JobConflict(f"job {job_id} is {job.state}: only a running job has a rate", job)
+        await self._runner.change_control(job_id, lambda asked: replace(asked, rate=rate))
+        await self._audit_job("job.rate", job, by, rate="no limit" if rate is None else rate)
+        return structs.replace(await self.job(job_id), rate=rate)
+
+    async def retry_failures(self, job_id: str, *, by: Who | None = None, reason: str = "") -> Job:
+        """A new job for exactly what this one could not move; BadRequest if there is nothing."""
+        job = await self._record(job_id)
+        self._check_broker(job)
+        spec = await self._planner.spec_for_failures(job, self.journal, by or self._who, reason)
+        again = await self._runner.begin(new_job_id(), spec, await self._planner.snapshot_for(spec))
+        await self._audit_job("job.retry-failures", again, by, spec.why)
+        return again.view
+
+    async def came_back(self, job_id: str, *, forced: bool = False, by: Who | None = None) -> int:
+        """Look through the queue for messages that this job had sent and that died again."""
+        found = 0
+        async for progress in self.search(SearchRequest(job=job_id, limit=0, force=forced), by=by):
+            found = progress.matching
+        return found
+
+    def export(
+        self,
+        queue: str,
+        selection: Selection = WHOLE_QUEUE,
+        *,
+        forced: bool = False,
+        by: Who | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        """Messages as lines of JSON; nothing is removed."""
+        details: dict[str, object] = {"session": selection.session, "filter": selection.filter}
+        if selection.session:
+            lines = self._views.lines_of_session(queue, selection)
+        else:
+            lines = self._views.lines_of_queue(queue, selection, forced=forced)
+        return self._export_lines(lines, queue, by, details)
+
+    async def _export_lines(
+        self,
+        lines: AsyncGenerator[bytes, None],
+        queue: str,
+        by: Who | None,
+        details: dict[str, object],
+    ) -> AsyncGenerator[bytes, None]:
+        count = 0
+        try:
+            async with aclosing(lines):
+                async for line in lines:
+                    count += 1
+                    yield line
+        finally:
+            details["lines"] = count
+            await self.note("messages.export", by=by, queue=queue, details=details)
+
+    async def import_lines(
+        self,
+        lines: AsyncIterable[bytes],
+        *,
+        queue: str | None = None,
+        pace: Pace = UNHURRIED,
+        by: Who | None = None,
+        reason: str = "",
+    ) -> Imported:
+        """Publish exported messages into the queue they were in, or into `queue`, and wait for the confirms.
+
+        The audit has an entry from the start, and a second one with the result.
+        """
+
+        async def write(result: str, published: int = 0, problem: str = "") -> None:
+            await self.note(
+                "messages.import",
+                by=by,
+                queue=queue or "",
+                reason=reason,
+                result=result,
+                details={"published": published, "problem": problem},
+            )
+
+        await write("started")
+        work = Import(queue, pace)
+        try:
+            imported = await work.run(self.broker, lines)
+        except BaseException as error:
+            ending = asyncio.ensure_future(write("failed", work.published, repr(error)))
+            await asyncio.shield(ending)
+            raise
+        await write("failed" if imported.problem else "ok", imported.published, imported.problem)
+        return imported
+
+    async def edit_and_redrive(
+        self,
+        session: str,
+        message: str,
+        edit: Edit,
+        *,
+        target: Target = BY_DESIGN,
+        by: Who | None = None,
+        reason: str = "",
+    ) -> str:
+        """Send a changed copy back; its new message id. The original stays where it is.
+
+        NotAllowed unless the settings allow it.
+        """
+        if not self.settings.editing:
+            raise NotAllowed("editing messages is switched off here")
+        held = self._sessions.one(session)
+        person, now = by or self._who, self.clock.now()
+        sent = await send_copy(self._live, held, message, edit, target, person, now)
+        details = {"message": message, "copy": sent, "session": session}
+        await self.note(
+            "message.edit", by=by, queue=held.source.name, reason=reason, details=details
+        )
+        return sent
+
+    async def queues_reached(self, queue: str, target: Target) -> frozenset[str] | None:
+        """Return the queues that a re-drive of this dead-letter queue to that target can reach.
+
+        None if the routes are unknown because they were not read from the broker.
+        """
+        snapshot = await self._live.snapshot()
+        return queues_reached(target, snapshot.one(queue), snapshot.table())
+
+    @property
+    def notes(self) -> JournalNotes:
+        """Notes on groups, saved filters and what was done to a group."""
+        share = (self.journal, self._name, self.clock, self._who)
+        return JournalNotes(*share, self.note, self.audit)
+
+    async def remember_consumed(self, queues: Iterable[str]) -> frozenset[str]:
+        """Remember that these queues have consumers; all queues of which that was ever remembered."""
+        known = frozenset(await self.journal.remembered(self._name, _CONSUMED))
+        new = frozenset(queues) - known
+        await self.journal.remember(self._name, _CONSUMED, dict.fromkeys(new, ""), self.clock.now())
+        return known | new
+
+    async def alerts(self) -> AlertList:
+        """Alerts that a service keeps in the same store, and what waits for their targets."""
+        return await list_alerts(self.alert_book)
+
+    async def test_alert(self, target: str) -> AlertTestResult:
+        """Not here: who is told stands in the settings of a service."""
+        raise BadRequest("target", f"a service that knows {target!r} by its settings (--server)")
+
+    async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
+        """What was done, the newest first."""
+        return await self.journal.read(query, None if self._everywhere else self._share)
+
+    async def note(
+        self,
+        action: str,
+        *,
+        by: Who | None = None,
+        queue: str = "",
+        job: str = "",
+        reason: str = "",
+        result: str = "ok",
+        details: Mapping[str, object] | None = None,
+    ) -> None:
+        """Write down an action of the caller's own: a denied call, a login."""
+        person = by or self._who
+        entry = AuditEntry(
+            at=Moment(self.clock.now()),
+            by=person.name or person.id,
+            action=action,
+            queue=queue,
+            job=job,
+            reason=reason,
+            result=result,
+            details=dict(details or {}),
+        )
+        await self.journal.write(entry, self._name)

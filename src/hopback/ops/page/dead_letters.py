@@ -1,0 +1,727 @@
+"""The pages of dead letters: the list, a queue, a browse session, a message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from starlette.responses import JSONResponse
+
+from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed, StoreDamaged
+from hopback.fields import Timestamp
+from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
+from hopback.ops.browse.search import SearchRequest
+from hopback.ops.browse.surveys import SurveyProgress
+from hopback.ops.contract.requests import (
+    SMALL_WINDOW,
+    Edit,
+    EditRequest,
+    GroupBy,
+    SessionRequest,
+)
+from hopback.ops.contract.values import Page
+from hopback.ops.http.auth import forbidden
+from hopback.ops.http.events import AT_ONCE_S, changes_of_board, page_search_events
+from hopback.ops.http.overview import Insight, read_all
+from hopback.ops.http.problems import Refused, refusal_of, trouble_title
+from hopback.ops.http.queue_rules import (
+    EVERY_QUEUE,
+    NO_QUEUE,
+    PATH_QUEUE,
+    SESSION_QUEUE,
+    VISIBLE_QUEUES,
+    QueueRule,
+    queues_of_answer,
+    targets_of,
+)
+from hopback.ops.http.roles import Role
+from hopback.ops.messages.dead_letter import (
+    amqp_type,
+    plain_headers,
+    plain_properties,
+    plain_value,
+    pretty_json,
+)
+from hopback.ops.messages.diff import diff_lines
+from hopback.ops.messages.filters import parse_filter
+from hopback.ops.page.errors import visible_errors
+from hopback.ops.page.pages import Pages, form_target, in_time, see_other
+from hopback.ops.page.rendering import Form, clock_words, payload_of, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from starlette.responses import Response
+
+    from hopback.message import Delivery
+    from hopback.ops.browse.surveys import ErrorOverview
+    from hopback.ops.contract.values import Group, OnProgress, QueueSummary, SessionView
+    from hopback.ops.http.overview import Swept
+    from hopback.ops.http.services import Services
+    from hopback.ops.notes.values import GroupNote
+    from hopback.ops.page.pages import Visit
+
+_LOG = logging.getLogger("hopback.ops.http")
+
+# As much as one page can show and a reader takes in; the API gives the rest.
+_PAGE = 50
+_NOTES = 5  # on the page of a queue; each group has a page with all of its own
+_GROUPS = 100
+_BOARD_ROWS = 200  # the fullest queues, rendered in 60 ms; the search field finds the others
+_VALUE_SHOWN = 2000  # characters of a header
+_NEARLY = 0.95  # of what a session holds: the next message would not have fitted
+_EDITABLE_BYTES = 64 * 1024  # what a field of a form holds with ease; the API takes any body
+
+
+DEADLETTER_PAGES = Pages()
+"""The rows of this part."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """A dead-letter queue in the list, of the broker it is on."""
+
+    services: Services
+    summary: QueueSummary
+
+    @property
+    def trend(self) -> tuple[tuple[float, int], ...]:
+        """Its depths of the last day, as the store has them, up to now; of the last minutes before that."""
+        minutes = self.services.sweep.trend(self.summary.queue)
+        day = self.services.operations.surveys.recent.get(self.summary.queue)
+        if day is None or len(day.samples) < 2:
+            return minutes
+        kept = tuple((float(one.at), one.messages) for one in day.samples)
+        return (*kept, *(one for one in minutes[-1:] if one[0] > kept[-1][0]))
+
+    @property
+    def arrived(self) -> int:
+        """How many messages came in the last day at least, as far as depths were kept."""
+        day = self.services.operations.surveys.recent.get(self.summary.queue)
+        return 0 if day is None else day.arrived
+
+    @property
+    def insight(self) -> Insight | None:
+        """What was last seen inside."""
+        return self.services.insights.known.get(self.summary.queue)
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether somebody looks at it here: then its consumer may be that look's own."""
+        return any(view.queue == self.summary.queue for view in self.services.operations.sessions())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is anything to be seen of it."""
+        one = self.summary
+        return one.exists and bool(one.depth.total or one.active_job or one.held_back)
+
+
+@dataclass(frozen=True, slots=True)
+class BoardBroker:
+    """A broker in the list: what is known of it, and of its queues those that the visitor may see."""
+
+    services: Services
+    swept: Swept | None
+    rows: tuple[BoardRow, ...]
+
+    @property
+    def total(self) -> int:
+        """All its dead letters."""
+        return sum(row.summary.depth.total or 0 for row in self.rows)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing newer is known; empty if nothing stands in the way."""
+        if self.swept is None:
+            return "it has not answered yet"
+        error = self.swept.error
+        if isinstance(error, StoreDamaged):
+            return f"{error}. {error.remedy}"
+        return "" if error is None else str(error)
+
+    @property
+    def trouble_title(self) -> str:
+        """The part that fails."""
+        name = self.services.name
+        error = None if self.swept is None else self.swept.error
+        return trouble_title(error, f"Broker {name}" if name else "The broker")
+
+
+async def _shown_brokers(visit: Visit) -> list[BoardBroker]:
+    """This broker, read now; or all that the visitor may see, as they were last read."""
+    if not visit.services.spans_brokers:
+        seen = [visit.services]
+        found: list[Swept | None] = [await visit.services.sweep.get_or_last()]
+    else:
+        seen = [
+            each for each in visit.services.brokers if each.asking(visit.principal).role is not None
+        ]
+        found = await read_all([each.sweep for each in seen])
+    shown = []
+    for services, swept in zip(seen, found, strict=True):
+        principal = services.asking(visit.principal)
+        queues = () if swept is None else swept.queues
+        rows = (
+            BoardRow(services, one) for one in queues if principal.allows(Role.VIEWER, one.queue)
+        )
+        shown.append(BoardBroker(services, swept, tuple(rows)))
+    return shown
+
+
+@DEADLETTER_PAGES.get("/", None, VISIBLE_QUEUES)
+async def _board(visit: Visit) -> Response:
+    brokers = await _shown_brokers(visit)
+    rows = [row for broker in brokers for row in broker.rows]
+    wanted, several = visit.field("find").strip().lower(), visit.services.spans_brokers
+    found = [row for row in rows if wanted in f"{row.services.name} {row.summary.queue}".lower()]
+    full = [row for row in found if row.is_full]
+    full.sort(key=lambda row: (-(row.summary.depth.total or 0), row.summary.queue))
+    shown = full[:_BOARD_ROWS]
+    quiet = [row for row in found if row.summary.exists and not row.is_full]
+    # Asked before what it found is read: a page that sees its end has seen all of it.
+    surveying = None if several else _survey_under_way(visit)
+    errors, known = await visible_errors(visit)
+    if surveying is not None:
+        visit.services.errors.forget()  # the next second has found more
+    surveys = {one.queue: one for one in known}
+    top_errors: dict[str, Insight] = {}  # the most frequent one of each queue
+    for one in errors:
+        for at in one.queues:
+            last, top = surveys.get(at.queue), top_errors.get(at.queue)
+            if last is not None and last.at is not None and (top is None or at.count > top.count):
+                top_errors[at.queue] = Insight(one.error, at.count, last.seen, None, last.at)
+    now = visit.services.clock.now()
+    # A survey takes messages by a consumer of its own, which the broker's numbers show for a while.
+    just_surveyed = {one.queue for one in known if now - (one.at or 0.0) < _COUNTED_S}
+    if surveying is not None:
+        just_surveyed.add(surveying.queue)
+    candidates = None  # only who may answer is asked
+    if not several and visit.principal.allows_everywhere(Role.ADMIN):
+        candidates = await visit.services.asked.get(visit.operations.candidates, now)
+    read = [broker.swept.at for broker in brokers if broker.swept is not None]
+    return visit.page(
+        "dead_letters.html",
+        headline=_headline(rows),
+        brokers=brokers,
+        several=several,
+        find=visit.field("find"),
+        rows=rows,
+        full=shown,
+        most=max((row.summary.depth.total or 0 for row in shown), default=0),
+        unshown=len(full) - len(shown),
+        quiet=quiet[:_BOARD_ROWS],
+        quiet_count=len(quiet),
+        missing=[row for row in found if not row.summary.exists],
+        at=min(read, default=now),
+        live_at=max(read, default=now),
+        sources=", ".join(sorted({row.summary.depth.source for row in rows})),
+        candidates=candidates,
+        errors=errors[:_SHOWN_ERRORS],
+        error_count=len(errors),
+        error_messages=sum(one.count for one in errors),
+        surveying=surveying,
+        asks_again=surveying is not None
+        or visit.services.errors.is_running
+        or visit.services.asked.is_running,
+        just_surveyed=just_surveyed,
+        surveyed=top_errors,
+        surveyed_at=max((one.at for one in known if one.at is not None), default=None),
+        read_free={one.queue for one in known if one.is_stream},
+        left_out={one.queue: one.why_not for one in known if one.why_not} if errors else {},
+        surveys=not several and visit.principal.allows_everywhere(Role.OPERATOR),
+    )
+
+
+def _survey_under_way(visit: Visit) -> SurveyProgress | None:
+    """How far a survey is; one that was asked for here is under way until its last word is said."""
+    begun = SurveyProgress("", 0, 0) if visit.services.surveying else None
+    return visit.operations.surveys.running or begun
+
+
+_COUNTED_S = 12.0  # RabbitMQ counts every 5 s and tells it 5 s later; it is asked each second
+_SHOWN_ERRORS = 5  # of all queues together, so that the queues stay in view; another page lists all
+
+
+@DEADLETTER_PAGES.post("/errors/survey", Role.OPERATOR, EVERY_QUEUE)
+async def _survey(visit: Visit) -> Response:
+    running = visit.services.surveying
+    if not running:
+        asked = asyncio.create_task(visit.operations.errors(survey=True), name="survey")
+        running.add(asked)
+        asked.add_done_callback(running.discard)
+        asked.add_done_callback(lambda _: visit.services.errors.forget())
+        asked.add_done_callback(_say_why_not)
+    done, _ = await asyncio.wait(tuple(running), timeout=AT_ONCE_S)
+    for over in done:
+        over.result()
+    # How far it is the list says itself, as long as that is so.
+    return see_other("/?told=surveyed" if done else "/")
+
+
+def _say_why_not(survey: asyncio.Task[ErrorOverview]) -> None:
+    if not survey.cancelled() and survey.exception() is not None:
+        _LOG.warning("the survey ended early: %s", survey.exception())
+
+
+@DEADLETTER_PAGES.get("/search", Role.VIEWER, VISIBLE_QUEUES)
+async def _search(visit: Visit) -> Response:
+    swept, find = await visit.services.sweep.get_or_last(), visit.field("find").strip()
+    trouble = ""
+    try:
+        parse_filter(find)
+    except BadFilter as error:
+        trouble = str(error)
+    return visit.page(
+        "search.html",
+        job=None,
+        find=find,
+        queue=visit.field("in"),
+        queues=[
+            one.queue
+            for one in swept.queues
+            if one.exists and visit.principal.allows(Role.OPERATOR, one.queue)
+        ],
+        trouble=trouble,
+    )
+
+
+async def _named_queue(visit: Visit) -> tuple[str, ...]:
+    return (visit.field("in"),) if visit.field("in") else ()
+
+
+@DEADLETTER_PAGES.get(
+    "/search/events",
+    Role.OPERATOR,
+    QueueRule("the named queue, or the queues that the visitor may search", _named_queue),
+    is_heavy=True,
+)
+async def _search_events(visit: Visit) -> Response:
+    """What a search finds, as it goes on; in the queue that is named, or in all they may look into."""
+    named = visit.field("in")
+    if named:
+        queues: tuple[str, ...] = (named,)
+    else:
+        known = await visit.operations.queues()
+        allowed = (one for one in known if visit.principal.allows(Role.OPERATOR, one.queue))
+        queues = tuple(one.queue for one in allowed if one.exists)
+    if not queues:
+        raise forbidden("A search needs the role operator for a queue.")
+    found = visit.operations.search(SearchRequest(visit.field("find").strip(), queues))
+    return visit.services.streams.open(page_search_events(found, named), visit.principal)
+
+
+def _answer_in(visit: Visit) -> QueueAnswer:
+    answer = visit.field("answer")
+    if answer not in set(CandidateAnswer):
+        raise Refused(400, "bad-field", f"answer: expected one of {', '.join(CandidateAnswer)}.")
+    main_queue = visit.field("main_queue").strip()
+    return QueueAnswer(visit.field("queue"), CandidateAnswer(answer), main_queue)
+
+
+async def _answered_queues(visit: Visit) -> tuple[str, ...]:
+    return queues_of_answer(_answer_in(visit))
+
+
+@DEADLETTER_PAGES.post(
+    "/candidates", Role.ADMIN, QueueRule("the queue and its main queue", _answered_queues)
+)
+async def _answer_candidate(visit: Visit) -> Response:
+    await visit.operations.answer_candidate(_answer_in(visit))
+    visit.services.asked.forget()
+    visit.services.sweep.forget()
+    return see_other("/")
+
+
+def _headline(rows: list[BoardRow]) -> str:
+    depths = [row.summary.depth.total or 0 for row in rows if row.summary.exists]
+    total, holding = sum(depths), sum(map(bool, depths))
+    if not total:
+        return "No dead letters"
+    dead_letters = f"{total:,} dead letter{'s' if total != 1 else ''}"
+    return f"{dead_letters} in {holding} of {len(rows)} queues"
+
+
+@DEADLETTER_PAGES.get("/live", None, NO_QUEUE)
+async def _live(visit: Visit) -> Response:
+    """When what was shown at that moment is out of date; from now on, if none is given."""
+    services, at = visit.services, visit.field("at")
+    shown_at = (
+        float(at) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", at) else services.clock.now()
+    )
+    sweeps = [services.sweep]
+    if services.spans_brokers and visit.field("over") == "all":
+        sweeps = [
+            each.sweep for each in services.brokers if each.asking(visit.principal).role is not None
+        ]
+    elif visit.principal.role is None:
+        raise forbidden()
+    return services.streams.open(changes_of_board(sweeps, shown_at), visit.principal)
+
+
+@DEADLETTER_PAGES.get("/alive", None, VISIBLE_QUEUES)
+async def _alive(visit: Visit) -> Response:
+    """What a page that stands open asks every few seconds: does what it shows still hold?"""
+    swept, asked = visit.services.sweep.last, visit.field("session")
+    held = any(
+        view.id == asked and visit.principal.allows(Role.OPERATOR, view.queue)
+        for view in visit.operations.sessions()
+    )
+    told = swept.error is not None and visit.principal.role is not None
+    trouble = f"{trouble_title(swept.error)}: {visible(str(swept.error))}" if told else ""
+    return JSONResponse(
+        {"held": held, "trouble": trouble, "readAt": swept.at},
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+@DEADLETTER_PAGES.get("/queues/{queue}", Role.VIEWER, PATH_QUEUE)
+async def _queue(visit: Visit) -> Response:
+    operations, name = visit.operations, visit.path["queue"]
+    return visit.page(
+        "queue.html",
+        detail=await operations.queue(name),
+        operator=visit.principal.allows(Role.OPERATOR, name),
+        sessions=[view for view in operations.sessions() if view.queue == name],
+        jobs=await operations.jobs(queue=name, limit=5),
+        past=await operations.trend(name),
+        saved=await operations.notes.filters(name),
+        notes=(await operations.notes.of(name))[:_NOTES],
+    )
+
+
+@DEADLETTER_PAGES.post("/queues/{queue}/look", Role.OPERATOR, PATH_QUEUE)
+async def _look(visit: Visit) -> Response:
+    name, chosen, how = visit.path["queue"], visit.field("filter"), visit.field("how")
+    asked = SessionRequest(
+        limit=visit.number("limit", 100, least=1, most=10_000),
+        ttl_seconds=visit.number("minutes", 5, least=1, most=25) * 60.0,
+        force=how == "force",
+        lift=how == "lift",
+        skip=visit.number("skip", 0),
+    )
+
+    async def look(on_progress: OnProgress) -> Response:
+        view = await visit.services.hold(visit.principal, name, asked, on_progress)
+        onward = f"&filter={quote(chosen, safe='')}#messages" if chosen else ""
+        return see_other(_session_url(view) + onward)
+
+    return await in_time(visit, look, f"Looking into {name}", f"/queues/{quote(name, safe='')}")
+
+
+def _session_url(view: SessionView) -> str:
+    """The address of a browse session; that it names the queue outlives the session."""
+    return f"/sessions/{quote(view.id, safe='')}?queue={quote(view.queue, safe='')}"
+
+
+def _session_of(visit: Visit) -> SessionView:
+    return visit.operations.session(visit.path["session"])
+
+
+@DEADLETTER_PAGES.post("/queues/{queue}/restore-limit", Role.OPERATOR, PATH_QUEUE)
+async def _restore_limit(visit: Visit) -> Response:
+    name = visit.path["queue"]
+    await visit.operations.restore_limit(name, reason=visit.field("reason").strip())
+    return see_other(f"/queues/{quote(name, safe='')}?told=limit-restored")
+
+
+@DEADLETTER_PAGES.get("/sessions/{session}", Role.OPERATOR, SESSION_QUEUE)
+async def _session(visit: Visit) -> Response:
+    view, operations = _session_of(visit), visit.operations
+    by = visit.field("by").strip() or GroupBy.FINGERPRINT.value
+    text, cursor = visit.field("filter"), visit.number("cursor", 0)
+    bad_filter, page = "", Page((), 0, None)
+    try:
+        page = await operations.messages(view.id, text, cursor=cursor, size=_PAGE)
+    except BadFilter as error:
+        bad_filter = str(error)
+    bad_by = ""
+    groups: tuple[Group, ...] = ()
+    try:
+        groups = (await operations.groups(view.id, by, "" if bad_filter else text)).items
+    except BadRequest as error:
+        bad_by = str(error)
+    shown = groups[:_GROUPS]
+    notes: dict[str, list[GroupNote]] = {}
+    if by == GroupBy.FINGERPRINT:
+        for note in await operations.notes.of(view.queue):
+            notes.setdefault(note.group, []).append(note)
+    swept = (await visit.services.sweep.get_or_last()).queues
+    return visit.page(
+        "session.html",
+        view=view,
+        # As the list says.
+        depth=max((one.depth.total or 0 for one in swept if one.queue == view.queue), default=0),
+        by_bytes=not view.complete and view.held_bytes > _NEARLY * SMALL_WINDOW.max_bytes,
+        by=by,
+        bad_by=bad_by,
+        groups=shown,
+        more_groups=len(groups) - len(shown),
+        group_filters={
+            group.key: " ".join(filter(None, (text, group_filter(by, group)))) for group in shown
+        },
+        notes=notes,
+        saved=await operations.notes.filters(view.queue),
+        filter=text,
+        bad_filter=bad_filter,
+        page=page,
+        cursor=cursor,
+    )
+
+
+def group_filter(by: str, group: Group) -> str:
+    """The filter that matches exactly the messages of a group."""
+    field = "group" if by == GroupBy.FINGERPRINT else str(by)
+    escaped = group.key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
+
+
+@DEADLETTER_PAGES.post("/sessions/{session}/renew", Role.OPERATOR, SESSION_QUEUE)
+async def _renew(visit: Visit) -> Response:
+    view = _session_of(visit)
+    await visit.operations.renew(view.id)
+    await visit.operations.note("session.renew", queue=view.queue, details={"session": view.id})
+    return see_other(_session_url(view))
+
+
+@DEADLETTER_PAGES.post("/sessions/{session}/release", Role.OPERATOR, SESSION_QUEUE)
+async def _release(visit: Visit) -> Response:
+    view = _session_of(visit)
+    await visit.operations.release(view.id)
+    await visit.operations.note("session.release", queue=view.queue, details={"session": view.id})
+    return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
+
+
+@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}", Role.OPERATOR, SESSION_QUEUE)
+async def _message(visit: Visit) -> Response:
+    view = _session_of(visit)
+    message = await visit.operations.message(view.id, visit.path["message"])
+    form = visit.field("form", Form.PRETTY.value)
+    if form not in set(Form):
+        raise Refused(400, "bad-form", f"form: expected one of {', '.join(Form)}, got {form!r}.")
+    delivery = visit.operations.delivery(view.id, message.dead_letter.id)
+    headers, more_headers = plain_headers(delivery.properties.headers)
+    payload = payload_of(delivery, Form(form))
+    failure, recorded_by = message.failure, message.dead_letter.recorded_by
+    by = "" if recorded_by == "hopback" else recorded_by
+    said, sent = delivery.properties, delivery.properties.timestamp
+    exchange = delivery.exchange or "(default exchange)"
+    named = {"exchange": exchange, "routingKey": delivery.routing_key}
+    named |= {name: str(value) for name, value in plain_properties(said).items()}
+    if sent is not None:
+        named["timestamp"] = f"{clock_words(sent)} ({named['timestamp']})"
+    named["redelivered"] = "yes" if delivery.redelivered else "no"
+    return visit.page(
+        "message.html",
+        message=message,
+        dead_letter=message.dead_letter,
+        session=view.id,
+        is_stream=view.cost.is_stream,
+        payload=payload,
+        failure=failure if failure is not None and failure.stack else None,
+        recorded_by=by,
+        form=form,
+        content_type=delivery.properties.content_type or "",
+        properties=list(named.items()),
+        headers=[(name, amqp_type(value), _value_text(value)) for name, value in sorted(headers)],
+        more_headers=more_headers,
+        editing=visit.operations.settings.editing,
+    )
+
+
+@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}/edit", Role.OPERATOR, SESSION_QUEUE)
+async def _edit(visit: Visit) -> Response:
+    view = _session_of(visit)
+    await visit.operations.message(view.id, visit.path["message"])  # that it is shown is audited
+    return await _edit_page(visit, EditForm.of(visit))
+
+
+async def _edit_targets(visit: Visit) -> Iterable[str] | None:
+    if visit.field("step") not in _SENDING_STEPS:
+        return ()
+    target = form_target(visit.field("target"), visit.field("target_queue"))
+    return await targets_of(visit, _session_of(visit).queue, target)
+
+
+_SENDING_STEPS = ("review", "go")
+
+
+@DEADLETTER_PAGES.post(
+    "/sessions/{session}/messages/{message}/edit",
+    Role.OPERATOR,
+    SESSION_QUEUE,
+    QueueRule("every queue that the copy reaches", _edit_targets),
+)
+async def _edit_step(visit: Visit) -> Response:
+    view, form, step = _session_of(visit), EditForm.of(visit), visit.field("step")
+    if step not in _SENDING_STEPS:
+        return await _edit_page(visit, form)
+    try:
+        asked = form.request
+        if step == "review":
+            return await _edit_page(visit, form, changes=form.changes(asked.edit))
+        await visit.operations.edit_and_redrive(
+            view.id, form.message, asked.edit, target=asked.target, reason=asked.reason
+        )
+    except HopbackError as error:
+        refused = refusal_of(error)
+        if refused is None or refused.status not in (400, 409, 422):
+            raise
+        return await _edit_page(visit, form, trouble=f"{error}. {error.remedy}")
+    session, message = quote(view.id, safe=""), quote(form.message, safe="")
+    return see_other(f"/sessions/{session}/messages/{message}?told=copy-sent")
+
+
+async def _edit_page(visit: Visit, form: EditForm, **more: Any) -> Response:
+    if not visit.operations.settings.editing:
+        raise NotAllowed("editing messages is switched off here")
+    view = _session_of(visit)
+    detail = await visit.operations.queue(view.queue)
+    return visit.page(
+        "edit.html",
+        form=form,
+        queue=view.queue,
+        session=view.id,
+        targets=detail.targets,
+        **{"changes": None, "trouble": "", **more},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EditForm:
+    """What was said of a changed copy; `editable` None: its body is not text that a form can carry."""
+
+    message: str
+    delivery: Delivery
+    editable: str | None
+    body: str
+    content_type: str
+    headers: str
+    without: str
+    target: str
+    target_queue: str
+    reason: str
+
+    @classmethod
+    def of(cls, visit: Visit) -> EditForm:
+        """Read it from the fields; where nothing was sent yet, from the message."""
+        delivery = visit.operations.delivery(visit.path["session"], visit.path["message"])
+        text, said = _editable(delivery.body), visit.field("body").replace("\r\n", "\n")
+        if text is not None and "\r\n" in text:  # a form makes all line ends alike
+            said = said.replace("\n", "\r\n")
+        sent = visit.request.method == "POST"
+        return cls(
+            message=visit.path["message"],
+            delivery=delivery,
+            editable=text,
+            body=said if sent and text is not None else text or "",
+            content_type=visit.field("content_type", _form_text(delivery.properties.content_type)),
+            headers=visit.field("headers"),
+            without=visit.field("without"),
+            target=visit.field("target"),
+            target_queue=visit.field("target_queue"),
+            reason=visit.field("reason").strip(),
+        )
+
+    @property
+    def request(self) -> EditRequest:
+        """What is asked for; BadRequest if it changes nothing, or says something that cannot be read."""
+        said = [line.strip() for line in self.headers.splitlines() if line.strip()]
+        wrong = next((line for line in said if not line.partition(":")[0].strip()), None)
+        wrong = wrong or next((line for line in said if ":" not in line), None)
+        if wrong is not None:
+            raise BadRequest("headers to set", f"name: value, got {wrong!r}")
+        if not self.reason:
+            raise BadRequest("why", "a reason; everyone reads it later")
+        pairs = (line.partition(":") for line in said)
+        properties = self.delivery.properties
+        edit = Edit(
+            body=None if self.body == (self.editable or "") else self.body.encode(),
+            content_type=None
+            if self.content_type == _form_text(properties.content_type)
+            else self.content_type,
+            headers={name.strip(): value.strip() for name, _, value in pairs},
+            without=frozenset(filter(None, map(str.strip, self.without.splitlines()))),
+        )
+        if edit == Edit():
+            raise BadRequest("the copy", "something that differs from the message")
+        return EditRequest(
+            edit=edit, reason=self.reason, target=form_target(self.target, self.target_queue)
+        )
+
+    def changes(self, edit: Edit) -> list[tuple[str, str]]:
+        """The copy beside the message, line by line, as a diff."""
+        properties = self.delivery.properties
+        names = sorted({*edit.headers, *edit.without})
+        old = [
+            f"{name}: {_value_text(properties.headers[name])}"
+            for name in names
+            if name in properties.headers
+        ]
+        new = [
+            f"{name}: {_value_text(edit.headers[name])}" for name in names if name in edit.headers
+        ]
+        if edit.content_type is not None:
+            old.insert(0, f"content type: {properties.content_type or ''}")
+            new.insert(0, f"content type: {edit.content_type}")
+        found = list(diff_lines(old, new))
+        if edit.body is not None:
+            found += diff_lines(_lines(self.delivery.body), _lines(edit.body))
+        return [(mark, visible(line)) for mark, line in found]
+
+    @property
+    def carried(self) -> list[tuple[str, str]]:
+        """What was said, for the hidden fields of the review."""
+        names = ("body", "content_type", "headers", "without", "target", "target_queue", "reason")
+        return [(name, getattr(self, name)) for name in names]
+
+
+def _editable(body: bytes) -> str | None:
+    """The body as text that a form gives back unchanged; None where it would not."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    others = text.replace("\r\n", "")
+    mixed = "\r" in others or ("\n" in others and len(others) < len(text))
+    hidden = any(unicodedata.category(each) == "Cc" and each not in "\r\n\t" for each in text)
+    return None if mixed or hidden or len(body) > _EDITABLE_BYTES else text
+
+
+def _form_text(text: str | None) -> str:
+    """The text for a field of a form; empty if a form would not return it unchanged."""
+    return text if text is not None and text.isprintable() else ""
+
+
+def _lines(body: bytes) -> list[str]:
+    """The lines of a body; of JSON, with indentation, so that a change has a line of its own."""
+    pretty = pretty_json(body, _EDITABLE_BYTES)
+    if pretty is not None and not pretty[1]:
+        return pretty[0].splitlines()
+    return body.decode("utf-8", "replace").splitlines()
+
+
+def _dated(value: Any) -> Any:
+    """Moments of AMQP, as in `x-death`, with their day and hour beside the number."""
+    match value:
+        case Timestamp():
+            return f"{clock_words(value)} ({int(value)})"
+        case dict():
+            return {key: _dated(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_dated(inner) for inner in value]
+    return value
+
+
+def _value_text(value: Any) -> str:
+    """A header's value as text: plain ones as they are, the rest as JSON."""
+    plain = plain_value(_dated(value))
+    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, indent=1)
+    cut = text[:_VALUE_SHOWN]
+    return visible(cut, lines=True) + ("…" if len(text) > len(cut) else "")

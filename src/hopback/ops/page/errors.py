@@ -1,0 +1,89 @@
+"""The pages of errors: all that surveys found, and one error with the queues that contain it.
+
+They read no queue. The last survey names the queues that contain an error, and each action selects the
+error's messages in one of them by the filter `group:FINGERPRINT`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hopback.ops.http.problems import Refused
+from hopback.ops.http.queue_rules import VISIBLE_QUEUES
+from hopback.ops.http.roles import Role
+from hopback.ops.page.pages import Pages
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from hopback.ops.browse.surveys import ErrorGroup, ErrorInQueue, SurveyedQueue
+    from hopback.ops.page.pages import Visit
+
+ERROR_PAGES = Pages()
+
+_ROWS = 200  # rows of a page, rendered in some 60 ms; the search field finds the others
+
+
+async def visible_errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
+    """Return the errors in queues that the visitor may look into, and the last survey of each queue.
+
+    New errors come first, then the most frequent ones.
+    """
+    if visit.services.spans_brokers:
+        return [], ()
+
+    def sees(at: ErrorInQueue) -> bool:
+        return visit.principal.allows(Role.OPERATOR, at.queue)
+
+    found = await visit.services.errors.get(visit.operations.errors, visit.services.clock.now())
+    shown = []
+    for one in () if found is None else found.items:
+        seen = tuple(filter(sees, one.queues))
+        if seen:
+            count = sum(at.count for at in seen)
+            gone = tuple(filter(sees, one.discarded))
+            shown.append(structs.replace(one, queues=seen, count=count, discarded=gone))
+    known = () if found is None else found.queues
+    return sorted(shown, key=lambda one: (not one.is_new, -one.count)), known
+
+
+@ERROR_PAGES.get("/errors", Role.OPERATOR, VISIBLE_QUEUES)
+async def _list_errors(visit: Visit) -> Response:
+    errors, known = await visible_errors(visit)
+    wanted = visit.field("find").strip().lower()
+    found = [
+        one
+        for one in errors
+        if wanted
+        in " ".join((one.error, one.message, one.reason, *(at.queue for at in one.queues))).lower()
+    ]
+    return visit.page(
+        "errors.html",
+        errors=found[:_ROWS],
+        found=len(found),
+        total=len(errors),
+        messages=sum(one.count for one in errors),
+        find=visit.field("find"),
+        surveyed_at=max((one.at for one in known if one.at is not None), default=None),
+    )
+
+
+@ERROR_PAGES.get("/errors/{group}", Role.OPERATOR, VISIBLE_QUEUES)
+async def _show_error(visit: Visit) -> Response:
+    errors, known = await visible_errors(visit)
+    error = next((one for one in errors if one.fingerprint == visit.path["group"]), None)
+    if error is None:
+        raise Refused(
+            404,
+            "not-found",
+            "The last survey found no messages of this error. They may have been re-driven or discarded.",
+        )
+    places = sorted(error.queues, key=lambda at: (-at.count, at.queue))
+    return visit.page(
+        "error.html",
+        error=error,
+        places=places[:_ROWS],
+        surveys={one.queue: one for one in known},
+    )

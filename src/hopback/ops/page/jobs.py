@@ -1,0 +1,410 @@
+"""The pages of jobs: begin a re-drive or a discard, follow it, steer it.
+
+A job begins in three steps: what, where and how, review with the dry run. The steps are one form that
+carries what was said before; nothing is kept on the server in between.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from msgspec import structs
+
+from hopback.errors import BadRequest, CountMismatch, HopbackError, NoSuch
+from hopback.ops.browse.search import SearchRequest
+from hopback.ops.contract.codec import encode, from_json, read_patch
+from hopback.ops.contract.requests import (
+    LONGEST_FOUND_WATCH_S,
+    LONGEST_WATCH_S,
+    RAMP,
+    DiscardRequest,
+    GroupBy,
+    Pace,
+    RedriveRequest,
+    Selection,
+    Window,
+)
+from hopback.ops.contract.values import JobState, Price
+from hopback.ops.http.auth import forbidden
+from hopback.ops.http.events import changes_of_job, page_search_events
+from hopback.ops.http.problems import Refused, refusal_of
+from hopback.ops.http.queue_rules import (
+    JOB_QUEUE,
+    PATH_QUEUE,
+    VISIBLE_QUEUES,
+    QueueRule,
+    targets_of,
+    targets_of_job,
+)
+from hopback.ops.http.roles import Role
+from hopback.ops.jobs.return_watch import MEASURE_S
+from hopback.ops.page.pages import Pages, form_target, in_time, release_look, see_other
+from hopback.ops.page.rendering import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from starlette.responses import Response
+
+    from hopback.ops.contract.requests import Request
+    from hopback.ops.contract.values import Job, OnProgress
+    from hopback.ops.page.pages import Visit
+
+_UNDER_WAY = (JobState.RUNNING, JobState.PAUSED)
+_AT_ONCE = 2000  # messages that a session holds within a second; more are searched, with progress
+_LOOKING_S = 300.0  # as long as a look from the queue's page lasts by default
+_STAYS = frozenset({400, 409, 422})
+_FIRST = ("filter", "limit", "force", "release")  # the fields of step 1
+_SECOND = (
+    "target",
+    "target_queue",
+    "rate",
+    "watch",
+    "returned",
+    "change",
+    "reason",
+)  # those of step 2, but for boxes
+
+JOB_PAGES = Pages()
+"""The rows of this part."""
+
+
+async def _moved_to(visit: Visit) -> Iterable[str] | None:
+    if visit.field("step", "1") in ("1", "2"):
+        return ()
+    target = form_target(visit.field("target"), visit.field("target_queue"))
+    return await targets_of(visit, visit.path["queue"], target)
+
+
+_TARGETS = QueueRule("every queue that the re-drive reaches", _moved_to)
+
+
+@JOB_PAGES.get("/queues/{queue}/re-drive", Role.OPERATOR, PATH_QUEUE)
+@JOB_PAGES.post("/queues/{queue}/re-drive", Role.OPERATOR, PATH_QUEUE, _TARGETS)
+async def _redrive(visit: Visit) -> Response:
+    if visit.field("change").strip():
+        visit.need(Role.ADMIN, visit.path["queue"])
+    target = form_target(visit.field("target"), visit.field("target_queue"))
+    ramp = RAMP if _ticked(visit, "ramp") else ()
+    pace = Pace(
+        visit.rate(),
+        ramp=ramp,
+        watch_s=visit.seconds("watch", most=LONGEST_WATCH_S),
+        max_returned=visit.number("returned", 0, most=10_000_000),
+    )
+    return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
+
+
+@JOB_PAGES.get("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE)
+@JOB_PAGES.post("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE)
+async def _discard(visit: Visit) -> Response:
+    confirm, export = visit.field("confirm"), _ticked(visit, "export")
+    return await _step(visit, DiscardRequest(**_common(visit), confirm=confirm, export=export))
+
+
+def _common(visit: Visit) -> dict[str, Any]:
+    """What the form of every job asks for."""
+    key, reviewed = visit.field("key"), visit.field("selection")
+    is_start = visit.field("step") == "go" and reviewed
+    return {
+        "queue": visit.path["queue"],
+        "selection": from_json(Selection, reviewed) if is_start else _selection(visit),
+        "reason": visit.field("reason").strip(),
+        "key": f"{visit.principal.id} {key}" if key else None,
+        "forced": visit.field("force") == "1",
+    }
+
+
+def _selection(visit: Visit) -> Selection:
+    """The selection of step 1, before it was counted."""
+    session, ids, text = visit.field("session"), tuple(visit.all("ids")), visit.field("filter")
+    if session:
+        return Selection(session=session, ids=ids, filter="" if ids else text)
+    limit = visit.number("limit", 0, least=1, most=10_000_000) or None
+    return Selection(limit=limit, filter=text)
+
+
+def _ticked(visit: Visit, box: str) -> bool:
+    """Whether a box of step 2 is ticked; it is unticked only where that step was sent, or carried."""
+    step_was_sent = visit.field("on") == "2" or bool(visit.all("ramp") or visit.all("export"))
+    return visit.field(box) == "1" or not (visit.request.method == "POST" and step_was_sent)
+
+
+async def _step(visit: Visit, request: Request) -> Response:
+    session, step = request.selection.session, visit.field("step", "1")
+    # A session belongs to its queue: of another one it tells nothing, not even that it is there.
+    opened = {view.id: view.queue for view in visit.operations.sessions()}
+    if opened.get(session, request.queue) != request.queue:
+        raise NoSuch("session", session)
+    if visit.request.method == "GET" or step == "1":
+        return await _first(visit, request)
+    if step == "2":
+        return await _second(visit, request)
+    done = _begin if step == "go" else _review
+    back = f"/queues/{quote(request.queue, safe='')}"
+    words = f"Counting in {request.queue}"
+    return await in_time(visit, lambda tell: done(visit, request, tell), words, back)
+
+
+async def _first(visit: Visit, request: Request) -> Response:
+    operations, selection = visit.operations, request.selection
+    detail = await operations.queue(request.queue)
+    held, matching, trouble = 0, 0, ""
+    if selection.session:
+        held = operations.session(selection.session).held
+        try:
+            page = await operations.messages(selection.session, selection.filter, size=1)
+            matching = page.matching
+        except HopbackError as error:
+            trouble = str(error)
+    return _page(
+        visit, request, 1, trouble,
+        depth=detail.depth.ready, held_elsewhere=detail.depth.held_here,
+        cost=detail.job_cost, held=held, matching=matching,
+        busy=detail.active_job,
+    )  # fmt: skip
+
+
+async def _second(
+    visit: Visit, request: Request, trouble: str = "", bad_change: str = ""
+) -> Response:
+    queue = request.queue
+    detail = await visit.operations.queue(queue)
+    editing = visit.operations.settings.editing and visit.principal.allows(Role.ADMIN, queue)
+    return _page(
+        visit, request, 2, trouble,
+        targets=detail.targets, busy=detail.active_job, longest_watch=LONGEST_WATCH_S,
+        found_watch=LONGEST_FOUND_WATCH_S,
+        editing=editing, bad_change=bad_change,
+    )  # fmt: skip
+
+
+async def _review(
+    visit: Visit, request: Request, on_progress: OnProgress, trouble: str = ""
+) -> Response:
+    if not request.reason:
+        return await _second(visit, request, "Why: expected a reason; everyone reads it later.")
+    meant = request
+    if isinstance(request, DiscardRequest):
+        # Nobody has typed the name yet: a plan discards nothing.
+        meant = structs.replace(request, confirm=request.queue)
+    try:
+        granted = await _granted(visit, meant)
+        await release_look(visit, request.queue)
+        plan = await visit.operations.plan(granted, on_progress=on_progress)
+    except HopbackError as error:
+        return await _back(visit, request, error)
+    left = sum(each.count for each in plan.left_out) if plan.seen >= plan.selected else 0
+    goes = max((plan.selection.count or 0) - left, 0)
+    stages = [sum(plan.ramp[: number + 1]) for number in range(len(plan.ramp))]
+    watches = sum(end < goes for end in stages) + 1
+    changes = [
+        (sample.id, sample.problem, [(line[0], visible(line[1:])) for line in sample.diff])
+        for sample in plan.changes
+    ]
+    return _page(
+        visit, request, 3, trouble,
+        plan=plan, expected=goes,
+        least_s=watches * plan.watch_s + min(plan.watch_s, MEASURE_S),
+        busy=None, target_words=await _target_words(visit, request.queue, plan.target),
+        key=visit.field("key") or secrets.token_hex(12), changes=changes,
+    )  # fmt: skip
+
+
+async def _begin(visit: Visit, request: Request, on_progress: OnProgress) -> Response:
+    if isinstance(request, DiscardRequest) and request.confirm != request.queue:
+        typed = "nothing" if not request.confirm else repr(request.confirm)
+        trouble = f"To discard, type the queue's name {request.queue!r}; got {typed}."
+        return await _review(visit, request, on_progress, trouble)
+    try:
+        granted = await _granted(visit, request)
+        job = await visit.operations.start(granted, on_progress=on_progress)
+    except CountMismatch as changed:
+        # The review counts again.
+        again = structs.replace(request, selection=_selection(visit))
+        return await _review(visit, again, on_progress, f"{changed}. Check the new count.")
+    except HopbackError as error:
+        return await _back(visit, request, error)
+    return see_other(f"/jobs/{quote(job.id, safe='')}")
+
+
+async def _back(visit: Visit, request: Request, error: HopbackError) -> Response:
+    """Show the step again with what was wrong; what cannot be corrected there goes its usual way."""
+    refused = refusal_of(error)
+    if refused is None or refused.status not in _STAYS or "job" in refused.more:
+        raise error
+    if isinstance(error, BadRequest) and error.field == "change":
+        return await _second(visit, request, bad_change=f"Expected {error.expected}.")
+    return await _second(visit, request, f"{error}. {error.remedy}")
+
+
+async def _granted(visit: Visit, request: Request) -> Request:
+    """The same with its change.
+
+    BadRequest of the field `change` if that cannot be read: until the review it is only a text.
+    """
+    if not isinstance(request, RedriveRequest):
+        return request
+    change = visit.field("change").strip()
+    if change:
+        request = structs.replace(request, change=read_patch(change))
+    return request
+
+
+def _page(visit: Visit, request: Request, step: int, trouble: str, **values: Any) -> Response:
+    state: dict[str, Any] = {name: visit.field(name) for name in (*_FIRST, *_SECOND)}
+    boxes = {name: _ticked(visit, name) for name in ("ramp", "export")}
+    ids = visit.all("ids")
+    # What the other steps said goes on in hidden fields.
+    carried = [("on", str(step)), ("session", visit.field("session"))]
+    carried += [("ids", each) for each in ids]
+    carried += [(name, state[name]) for name in _FIRST if step != 1 or name == "release"]
+    if step != 2:
+        carried += [(name, state[name]) for name in _SECOND]
+        carried += [(name, "1" if ticked else "0") for name, ticked in boxes.items()]
+    if step == 3:
+        selection = encode(values["plan"].selection).decode()
+        carried += [("key", values["key"]), ("selection", selection)]
+    return visit.page(
+        "act.html",
+        kind="re-drive" if isinstance(request, RedriveRequest) else "discard",
+        queue=request.queue,
+        step=step,
+        state={**state, **boxes, "session": visit.field("session"), "ids": ids},
+        carried=carried,
+        trouble=trouble,
+        **values,
+    )
+
+
+@JOB_PAGES.get("/jobs", Role.VIEWER, VISIBLE_QUEUES)
+async def _jobs(visit: Visit) -> Response:
+    found = await visit.operations.jobs(limit=100)
+    seen = [job for job in found if visit.principal.allows(Role.VIEWER, job.queue)]
+    counts = [(state, sum(job.state is state for job in seen)) for state in _UNDER_WAY]
+    words = [f"{n} job{'s' if n != 1 else ''} {state.value}" for state, n in counts if n]
+    return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No job is running")
+
+
+async def _job_in_path(visit: Visit) -> Job:
+    return await visit.operations.job(visit.path["job"])
+
+
+def _steers(visit: Visit, job: Job) -> bool:
+    """Operators steer their own jobs, admins all."""
+    mine = job.by_id == visit.principal.id
+    return visit.principal.allows(Role.OPERATOR if mine else Role.ADMIN, job.queue)
+
+
+@JOB_PAGES.get("/jobs/{job}", Role.VIEWER, JOB_QUEUE)
+async def _job(visit: Visit) -> Response:
+    job = await _job_in_path(visit)
+    failures = await visit.operations.failures(job.id, limit=50)
+    speed = visit.services.speeds.of(job, visit.services.clock.now())
+    begins = job.counts.done <= sum(job.ramp)  # by its first stages nobody can tell when it ends
+    left = job.counts.remaining / speed if speed and not (job.ramp and begins) else None
+    return visit.page(
+        "job.html",
+        job=job,
+        failures=failures,
+        steers=_steers(visit, job),
+        may_download=visit.principal.allows(Role.OPERATOR, job.queue),
+        speed=speed,
+        left=left,
+        target_words=await _target_words(visit, job.queue, job.target),
+    )
+
+
+_TARGET_WORDS = {
+    "failed-queue": "straight into the queue that failed",
+    "retry-exchange": "into the retry queue, to wait once more",
+    "origin-exchange": "to the exchange they first came by",
+}
+
+
+async def _target_words(visit: Visit, queue: str, target: str) -> str:
+    """Where the messages of a job go, for people: queues have names, and not every one a design."""
+    swept = await visit.services.sweep.get_or_last()
+    known = next((one for one in swept.queues if one.queue == queue), None)
+    origins = () if known is None else known.origins
+    if target == "design" and known is not None and known.known_by == "plan":
+        return "back as the plan of the queue says"
+    if target in ("design", "failed-queue"):
+        named = f"back to queue {origins[0]}" if len(origins) == 1 else "back where each failed"
+        return visible(named)
+    if target.startswith(("queue ", "exchange ")):  # as jobs of an earlier version say it
+        return f"to {visible(target)}"
+    return _TARGET_WORDS.get(target, f"back {visible(target)}")
+
+
+@JOB_PAGES.get("/jobs/{job}/live", Role.VIEWER, JOB_QUEUE)
+async def _live(visit: Visit) -> Response:
+    job = await _job_in_path(visit)
+    changes = changes_of_job(visit.operations.events(job.id))
+    return visit.services.streams.open(changes, visit.principal)
+
+
+async def _what_came_back(visit: Visit, job: Job) -> Response:
+    """A session with the messages, where it holds the whole queue within a moment; else a search for them."""
+    operations = visit.operations
+    detail = await operations.queue(job.queue)
+    ready = detail.depth.ready or 0
+    if 0 < ready <= _AT_ONCE and detail.cost.price is not Price.REFUSED:
+        visit.services.check_room(visit.principal)
+        view = await operations.open_session(job.queue, Window(ready, seconds=_LOOKING_S))
+        if view.complete:
+            queue, session = quote(view.queue, safe=""), quote(view.id, safe="")
+            return see_other(f"/sessions/{session}?queue={queue}&filter=job:{quote(job.id)}")
+        await operations.release(view.id)
+    return see_other(f"/jobs/{quote(job.id, safe='')}/came-back")
+
+
+@JOB_PAGES.get("/jobs/{job}/came-back", Role.OPERATOR, JOB_QUEUE)
+async def _came_back(visit: Visit) -> Response:
+    """What came back, as it is found."""
+    job = await _job_in_path(visit)
+    return visit.page("search.html", job=job, find=f"job:{job.id}", queue=job.queue, trouble="")
+
+
+@JOB_PAGES.get("/jobs/{job}/came-back/events", Role.OPERATOR, JOB_QUEUE, is_heavy=True)
+async def _came_back_events(visit: Visit) -> Response:
+    job = await _job_in_path(visit)
+    found = visit.operations.search(SearchRequest(job=job.id, by=GroupBy.FINGERPRINT.value))
+    return visit.services.streams.open(page_search_events(found, job.queue), visit.principal)
+
+
+async def _sends_again_to(visit: Visit) -> Iterable[str] | None:
+    if visit.path["verb"] not in ("resume", "retry-failures"):
+        return ()
+    return await targets_of_job(visit, await _job_in_path(visit))
+
+
+@JOB_PAGES.post(
+    "/jobs/{job}/{verb}",
+    Role.OPERATOR,
+    JOB_QUEUE,
+    QueueRule("every queue that the job publishes to", _sends_again_to),
+)
+async def _steer(visit: Visit) -> Response:
+    job, verb = await _job_in_path(visit), visit.path["verb"]
+    if not _steers(visit, job):
+        raise forbidden("An operator steers own jobs only; an admin steers all.")
+    operations = visit.operations
+    match verb:
+        case "pause":
+            await operations.pause(job.id)
+        case "resume":
+            await operations.resume(job.id)
+        case "cancel":
+            await operations.cancel(job.id)
+        case "rate":
+            await operations.set_rate(job.id, visit.rate())
+        case "retry-failures":
+            job = await operations.retry_failures(job.id, reason=visit.field("reason"))
+        case "came-back":
+            return await _what_came_back(visit, job)
+        case _:
+            raise Refused(404, "not-found", f"A job cannot be told to {verb!r}.")
+    return see_other(f"/jobs/{quote(job.id, safe='')}")

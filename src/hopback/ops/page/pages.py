@@ -1,0 +1,506 @@
+"""Pages: who asks, what they asked for, and the answer as HTML; refusals are pages, too."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import parse_qsl, quote
+
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from hopback.ops.contract.requests import HIGHEST_RATE, Target, TargetKind
+from hopback.ops.http.api import PathRoute
+from hopback.ops.http.auth import forbidden
+from hopback.ops.http.events import AT_ONCE_S, LongWork, page_work_events
+from hopback.ops.http.problems import Refused, refusal_of
+from hopback.ops.http.queue_rules import NO_QUEUE, may_begin, require
+from hopback.ops.page.rendering import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from jinja2 import Environment
+    from starlette.requests import Request
+    from starlette.routing import Route
+    from starlette.types import ASGIApp
+
+    from hopback.ops.contract.values import OnProgress
+    from hopback.ops.http.queue_rules import QueueRule
+    from hopback.ops.http.roles import Principal, Role
+    from hopback.ops.http.services import Services
+    from hopback.ops.operations import Operations
+
+_SECTIONS = ("/jobs", "/alerts", "/topology", "/checks", "/audit", "/you")
+_MOST_FIELDS = 11_000  # a whole session of 10,000 messages ticked, and the rest of the form
+_LONGEST_RATE = 20  # digits of a rate; float() reads thousands of them, and nobody types so many
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request for a page, by someone who is known."""
+
+    request: Request
+    services: Services
+    principal: Principal
+    path: dict[str, str]
+    fields: list[tuple[str, str]]
+    """What the query and the form say, in their order."""
+    templates: Environment
+
+    @property
+    def base(self) -> str:
+        """What the paths of this broker's pages begin with."""
+        return self.services.prefix
+
+    @property
+    def operations(self) -> Operations:
+        """The operations, in the name of the visitor."""
+        return self.services.acting_as(self.principal)
+
+    def field(self, name: str, default: str = "") -> str:
+        """What was said of this name last."""
+        return next((value for key, value in reversed(self.fields) if key == name), default)
+
+    def all(self, name: str) -> list[str]:
+        """Everything that was said of this name."""
+        return [value for key, value in self.fields if key == name]
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 2**31) -> int:
+        """A number that was given; Refused if it is none, or out of bounds."""
+        text = self.field(name)
+        if not text:
+            return default
+        # Digits are counted before they are read: int() of thousands is slow, and then an error.
+        if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
+            raise Refused(
+                400,
+                "bad-field",
+                f"{name}: expected a number from {least} to {most}, got {_shortened(text)!r}.",
+            )
+        return int(text)
+
+    def rate(self) -> float | None:
+        """Messages per second, None if nothing is said; Refused if it is no rate."""
+        expected = f"a number above 0 and up to {HIGHEST_RATE:,}"
+        return self._decimal("rate", lambda rate: 0 < rate <= HIGHEST_RATE, expected)
+
+    def seconds(self, name: str, *, most: float) -> float | None:
+        """A span of time, None if nothing is said; Refused if it is none, or too long."""
+        return self._decimal(name, lambda span: 0 <= span <= most, f"seconds from 0 to {most:g}")
+
+    def _decimal(self, name: str, fits: Callable[[float], bool], expected: str) -> float | None:
+        text = self.field(name)
+        if not text:
+            return None
+        try:
+            value = float(text[:_LONGEST_RATE])
+        except ValueError:
+            value = float("nan")
+        if len(text) > _LONGEST_RATE or not fits(value):
+            raise Refused(
+                400, "bad-field", f"{name}: expected {expected}, got {_shortened(text)!r}."
+            )
+        return value
+
+    def need(self, role: Role, queue: str) -> None:
+        """Refuse unless the visitor has the role for that queue."""
+        if not self.principal.allows(role, queue):
+            raise forbidden(f"This needs the role {role} for queue {queue!r}.")
+
+    def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """The answer."""
+        text = self.templates.get_template(template).render(
+            **frame_values(self.services, self.request, self.principal),
+            told=[_TOLD[code] for code in self.all("told")[:1] if code in _TOLD],
+            **values,
+        )
+        return HTMLResponse(text, status)
+
+
+NOTICE_READ = "hopback_notice_read"
+"""The cookie of somebody who has read that no sign-in is configured."""
+
+
+def frame_values(
+    services: Services, request: Request, principal: Principal | None
+) -> dict[str, Any]:
+    """What the layout around every page shows; None for somebody who is not known."""
+    path = request.url.path
+    own = path.removeprefix(services.prefix)
+    section = next((each for each in _SECTIONS if own.startswith(each)), "/")
+    return {
+        "me": principal,
+        "base": services.prefix,
+        "switch": None if principal is None else broker_switch(services, principal, section),
+        "broker": "" if principal is None else services.live.address,
+        "now": services.clock.now(),
+        "section": section,
+        "here": path,
+        "notice_read": NOTICE_READ in request.cookies,
+    }
+
+
+Page: TypeAlias = "Callable[[Visit], Awaitable[Response]]"
+"""What answers a visit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRow:
+    """A page or the action of a form. `role` None: every authenticated visitor may see it."""
+
+    method: str
+    path: str
+    role: Role | None
+    queues: tuple[QueueRule, ...]
+    """The queues that a request touches. The visitor needs the role for each of them."""
+    answer: Page
+    reads_form: bool
+    is_heavy: bool
+    """It may take much time or memory. The number of such requests is limited per caller."""
+
+
+class Pages:
+    """Pages in the order in which they are matched. `get` and `post` decorate their functions."""
+
+    def __init__(self) -> None:
+        self.rows: list[PageRow] = []
+
+    def get(
+        self, path: str, role: Role | None, *queues: QueueRule, is_heavy: bool = False
+    ) -> Callable[[Page], Page]:
+        """Add a page."""
+        return self._add("GET", path, role, queues, is_heavy=is_heavy)
+
+    def post(
+        self, path: str, role: Role | None, *queues: QueueRule, is_heavy: bool = False
+    ) -> Callable[[Page], Page]:
+        """Add the action of a form."""
+        return self._add("POST", path, role, queues, is_heavy=is_heavy)
+
+    def upload(self, path: str, role: Role | None, *queues: QueueRule) -> Callable[[Page], Page]:
+        """Add the action of a form with a file. The action reads the body itself."""
+        return self._add("POST", path, role, queues, reads_form=False, is_heavy=True)
+
+    def _add(
+        self,
+        method: str,
+        path: str,
+        role: Role | None,
+        queues: tuple[QueueRule, ...],
+        *,
+        reads_form: bool = True,
+        is_heavy: bool,
+    ) -> Callable[[Page], Page]:
+        def add(answer: Page) -> Page:
+            self.rows.append(PageRow(method, path, role, queues, answer, reads_form, is_heavy))
+            return answer
+
+        return add
+
+    def routes(self, services: Services, templates: Environment) -> list[Route]:
+        """The pages as routes."""
+        return [
+            PathRoute(
+                services.prefix + row.path,
+                partial(_respond, services, templates, row),
+                methods=[row.method],
+            )
+            for row in self.rows
+        ]
+
+
+WORK_PAGES = Pages()
+"""Where somebody waits for what takes longer than a moment."""
+
+_MOST_WAITING = 4  # pages of one visitor that wait for a result; each may hold messages of a queue
+_UNATTENDED_S = 20.0
+"""So long nobody has asked for it: the page is closed. It asks every 2 s, and its line every second."""
+
+
+class PageWork:
+    """What a form asked for and somebody waits for: `words` say what, `back` is where the form was.
+
+    When nobody has asked for it for a while it ends, and `forget` is called.
+    """
+
+    def __init__(
+        self,
+        work: LongWork[Response],
+        by: str,
+        words: str,
+        back: str,
+        forget: Callable[[], object],
+    ) -> None:
+        self.work = work
+        self.by = by
+        self.words = words
+        self.back = back
+        self._forget = forget
+        self._asked_at = asyncio.get_running_loop().time()
+        self._watching = asyncio.create_task(self._watch(), name="long work of a page")
+
+    def attend(self) -> None:
+        """Somebody still waits for it."""
+        self._asked_at = asyncio.get_running_loop().time()
+
+    async def end(self) -> None:
+        """It is fetched, or not wanted any more: then it gives back what it holds."""
+        self._watching.cancel()
+        self._forget()
+        await self.work.end()
+
+    async def _watch(self) -> None:
+        loop, left = asyncio.get_running_loop(), _UNATTENDED_S
+        while left > 0:
+            await asyncio.sleep(left)
+            left = self._asked_at + _UNATTENDED_S - loop.time()
+        self._forget()
+        await self.work.end()
+
+
+async def in_time(
+    visit: Visit,
+    work: Callable[[OnProgress], Coroutine[Any, Any, Response]],
+    words: str,
+    back: str,
+) -> Response:
+    """The answer if it is there within a moment; otherwise the way to a page that says how far it is."""
+    known, own = visit.services.working, visit.principal.id
+    if sum(each.by == own for each in known.values()) >= _MOST_WAITING:
+        raise Refused(
+            429,
+            "too-many-heavy-requests",
+            f"{_MOST_WAITING} requests of yours are still running: wait until one ends, or cancel one.",
+        )
+    begun = LongWork(work)
+    if await begun.ended(visit.request, AT_ONCE_S):
+        return begun.task.result()
+    name = secrets.token_hex(8)
+    forget = partial(known.pop, name, None)
+    known[name] = PageWork(begun, own, words, back, forget)
+    return see_other(f"/working/{name}")
+
+
+def _waiting(visit: Visit) -> PageWork:
+    """What is waited for; nobody else's."""
+    found = visit.services.working.get(visit.path["work"])
+    if found is None or found.by != visit.principal.id:
+        raise Refused(404, "not-found", "This operation has finished or was cancelled.")
+    found.attend()
+    return found
+
+
+async def release_look(visit: Visit, queue: str) -> None:
+    """End the browse session that the form names, so that its messages are in the queue again."""
+    session = visit.field("release")
+    operations = visit.operations
+    if any(view.id == session and view.queue == queue for view in operations.sessions()):
+        await operations.return_messages(session)
+        await operations.note("session.release", queue=queue, details={"session": session})
+
+
+@WORK_PAGES.get("/working/{work}", None, NO_QUEUE)
+async def _working(visit: Visit) -> Response:
+    """How far it is; when it is over, its answer, once."""
+    waiting = _waiting(visit)
+    if waiting.work.task.done():
+        await waiting.end()
+        return waiting.work.task.result()
+    return visit.page("working.html", waiting=waiting, name=visit.path["work"])
+
+
+@WORK_PAGES.get("/working/{work}/events", None, NO_QUEUE)
+async def _working_events(visit: Visit) -> Response:
+    waiting = _waiting(visit)
+    events = page_work_events(waiting.work, waiting.attend)
+    return visit.services.streams.open(events, visit.principal)
+
+
+@WORK_PAGES.post("/working/{work}/cancel", None, NO_QUEUE)
+async def _cancel_work(visit: Visit) -> Response:
+    waiting = _waiting(visit)
+    await waiting.end()
+    return see_other(waiting.back)
+
+
+async def _respond(
+    services: Services,
+    templates: Environment,
+    row: PageRow,
+    request: Request,
+) -> ASGIApp:
+    principal, end = services.nobody, _do_nothing
+    try:
+        found = await services.gate.identify(request)
+        if found is None:
+            here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            onward = here if request.method == "GET" else "/"
+            return see_other(f"/login?next={quote(onward, safe='')}")
+        principal = services.asking(found)
+        services.gate.take_turn(principal.id)
+        path = request.url.path.removeprefix(services.prefix)
+        # Without a role for this broker there are pages about oneself, and those over all brokers.
+        over_all = services.spans_brokers and principal.elsewhere
+        open_pages = ("/you", "/", "/live", "/alive") if over_all else ("/you",)
+        if principal.role is None and path not in open_pages:
+            where = f" for broker {services.name!r}" if principal.elsewhere else ""
+            raise forbidden(
+                f"You are known here, but have no role{where}; an admin can give you one."
+            )
+        if not may_begin(row.role, row.queues, principal, request.path_params):
+            raise forbidden(f"Expected the role {row.role} for {row.queues[0].text}.")
+        fields = list(request.query_params.multi_items())
+        if request.method == "POST" and row.reads_form:
+            fields += await form_fields(request)
+        visit = Visit(request, services, principal, request.path_params, fields, templates)
+        await require(row.role, row.queues, visit)
+        if row.is_heavy:
+            end = services.heavy.begin(principal.id)
+        response = await row.answer(visit)
+        onward = response.headers.get("location", "")
+        if not onward.startswith(f"{services.prefix}/") and onward.startswith("/"):
+            # A page leads on to pages of its own broker.
+            response.headers["location"] = services.prefix + onward
+        return services.heavy.limit(response, end) if row.is_heavy else response
+    except BaseException as error:
+        end()
+        if not isinstance(error, Exception):
+            raise
+        refused = refusal_of(error, request)
+        if refused is None:
+            raise
+        if request.method != "GET" and refused.status in (401, 403):
+            await services.denied(principal, request, refused, "")
+        return problem_page(services, templates, request, principal, refused)
+
+
+def _do_nothing() -> None:
+    """End a request that is not heavy."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSwitch:
+    """The way from a page to the same one of another broker: the name here, and links by name."""
+
+    here: str
+    links: tuple[tuple[str, str], ...]
+
+
+def broker_switch(services: Services, principal: Principal, section: str) -> BrokerSwitch | None:
+    """The brokers that they may see, each with the path of this section; None where there is one."""
+    if len(services.brokers) < 2:
+        return None
+    seen = [each for each in services.brokers if each.asking(principal).role is not None]
+    return BrokerSwitch(
+        "" if services.spans_brokers and section == "/" else services.name,
+        tuple((each.name, f"{each.prefix}{section}") for each in seen),
+    )
+
+
+def problem_page(
+    services: Services,
+    templates: Environment,
+    request: Request,
+    principal: Principal,
+    refused: Refused,
+) -> Response:
+    """A refusal as a page."""
+    known = principal.grants != () or principal.kind != "nobody"
+    own = request.url.path.removeprefix(services.prefix)
+    is_look_over = own.startswith("/sessions/") and refused.status == 404
+    words = {
+        "title": _CODE_TITLES.get(refused.code) or _TITLES.get(refused.status, "That did not work"),
+        "detail": refused.detail,
+        "remedy": str(refused.more.get("remedy", "")),
+    }
+    if is_look_over:
+        words = {
+            "title": "This look is over",
+            "detail": "What it held is back in the queue, in its order.",
+            "remedy": "A look ends when its time is over, when it is released, when a job takes what it"
+            " holds, and when the service is started again.",
+        }
+    # Where to go from here, the way that helps most first.
+    job, queue = refused.more.get("job"), request.query_params.get("queue", "")
+    ways = [("/", "Dead letters")]
+    if isinstance(job, str):
+        ways.insert(0, (job.removeprefix("/admin/dlq"), "See that job"))
+    # The address of a browse session says of which queue it is: that outlives the session.
+    if is_look_over and queue:
+        ways.insert(0, (f"/queues/{quote(queue, safe='')}#look", f"Look at {visible(queue)} again"))
+    text = templates.get_template("problem.html").render(
+        **frame_values(services, request, principal if known else None),
+        told=[],
+        **words,
+        ways=ways,
+        correlation=request.state.correlation,
+    )
+    return HTMLResponse(text, refused.status, refused.headers)
+
+
+def _shortened(text: str) -> str:
+    """What was sent, as much of it as helps to find it."""
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+# Said on the page after an action. Codes, not texts: a link must not put words into our mouth.
+_TOLD = {
+    "released": "The messages are back in the queue, in their order.",
+    "copy-sent": "The changed copy is on its way; this message stays where it is.",
+    "surveyed": "Every queue that looking does not harm was surveyed.",
+    "limit-restored": "The delivery limit holds again.",
+    "key-deleted": "Key revoked.",
+    "filter-saved": "The filter is saved for everybody who looks at this queue.",
+    "signed-out": "You are signed out.",
+}
+_TITLES = {
+    400: "Invalid request",
+    403: "You may not do this",
+    404: "Not found",
+    409: "Conflict",
+    422: "Request refused",
+    429: "Too many requests",
+    503: "The broker does not answer",
+}
+_CODE_TITLES = {
+    "broker-refused": "The broker refused",
+    "broker-failed": "The broker reported an error",
+    "database-damaged": "The database is damaged",
+    "database-unavailable": "The database does not answer",
+    "management-refused": "The management API refused",
+    "management-unavailable": "The management API does not answer",
+}
+
+
+async def form_fields(request: Request) -> list[tuple[str, str]]:
+    """What a form says."""
+    raw = await request.body()
+    try:
+        return parse_qsl(
+            raw.decode("utf-8"), keep_blank_values=True, max_num_fields=_MOST_FIELDS,
+            errors="strict",
+        )  # fmt: skip
+    except ValueError as error:
+        raise Refused(400, "bad-form", "The form: expected fields as a page sends them.") from error
+
+
+def form_target(kind: str, queue: str) -> Target:
+    """The target that a form names; the design's where it names none."""
+    if kind == TargetKind.QUEUE.value:
+        return Target(TargetKind.QUEUE, "", queue)
+    return Target(TargetKind(kind)) if kind in set(TargetKind) else Target()
+
+
+def own_page(path: str) -> str:
+    """A page of ours, never another site."""
+    plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if plain else "/"
+
+
+def see_other(url: str) -> Response:
+    """Go there next, with GET."""
+    return RedirectResponse(url, 303)

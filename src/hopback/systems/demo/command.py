@@ -1,0 +1,112 @@
+"""`hopback demo`: the documented systems at work, in one process, with a little traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import EMBEDDED, HttpAddress, did_you_mean
+from hopback.extras import needs
+from hopback.systems import HOMES
+from hopback.text import one_line as safe
+from hopback.waiting import first_of
+
+if TYPE_CHECKING:
+    from hopback.systems.demo.run import DemoSettings
+
+
+@click.command(short_help="Run the documented systems with a little traffic.")
+@click.argument("name", required=False)
+@click.option(
+    "--broker",
+    envvar="HOPBACK_BROKER",
+    metavar="URL",
+    help="amqp(s):// address of a RabbitMQ; without it a broker of its own is started.",
+)
+@click.option(
+    "--management",
+    envvar="HOPBACK_MANAGEMENT",
+    metavar="URL",
+    help="http(s):// address of the management API; by default the broker's host.",
+)
+@click.option(
+    "--database",
+    metavar="URL",
+    help="postgresql:// address; without it each system has a SQLite file.",
+)
+@click.option("--folder", metavar="PATH", help="Keep files here; without it nothing is kept.")
+@click.option(
+    "--http",
+    type=HttpAddress(),
+    default="8080",
+    show_default=True,
+    metavar="[HOST:]PORT",
+    help="Where the systems, the page, health and metrics are served; 0 takes a free port.",
+)
+@click.option("--hardened", is_flag=True, help="The hardened forms, which lose nothing.")
+@click.option("--no-traffic", is_flag=True, help="Only what you send yourself.")
+@click.option(
+    "--log-level",
+    type=click.Choice(("debug", "info", "warning", "error")),
+    default="warning",
+    show_default=True,
+    help="The least that is logged; retries are warnings, handled messages are `debug`.",
+)
+def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any) -> int:
+    """Run the documented system NAME, or all five, until Ctrl-C.
+
+    Everything runs in this process: consumers, web applications, the admin page and, unless --broker
+    names a RabbitMQ, a broker that other programs on this machine can use as well.
+    """
+    if broker in ("", EMBEDDED):
+        broker = None
+    if name is not None and name not in HOMES:
+        raise CommandFailed(
+            f"expected a system, got {name!r}",
+            do=f"{did_you_mean(name, HOMES)}Systems are {', '.join(HOMES)}.",
+            code=Exit.NOT_FOUND,
+        )
+    names = tuple(HOMES) if name is None else (name,)
+    with needs("systems", "the demo"):
+        from hopback.systems.demo.run import DemoSettings
+    settings = DemoSettings(
+        names, broker, traffic=not no_traffic, environment=dict(os.environ), **options
+    )
+    return asyncio.run(_run(settings))
+
+
+async def _run(settings: DemoSettings) -> int:
+    """Run until the first signal, then end in order; a second one ends at once."""
+    from hopback.cli.run_service import Stopper, listen_to_signals
+
+    stopping = asyncio.Event()
+    running = asyncio.create_task(_run_until(stopping, settings))
+    stopper = Stopper(lambda: running.cancel() if stopping.is_set() else stopping.set())
+    listen_to_signals(stopper)
+    try:
+        await running
+    except asyncio.CancelledError:
+        return Exit.INTERRUPTED
+    click.echo("Stopped; nothing is left running.")
+    return Exit.OK
+
+
+async def _run_until(stopping: asyncio.Event, settings: DemoSettings) -> None:
+    from hopback.systems.demo.run import Demo
+
+    async with AsyncExitStack() as stack:
+        started, _ = await first_of(Demo(settings, stack).start(), stopping.wait())
+        if started is None:
+            return
+        with needs("systems", "the demo"):
+            guide = started.result()
+        for line in guide.lines():
+            click.echo(safe(line))
+        click.echo("\nCtrl-C ends it.")
+        await stopping.wait()
+        click.echo("Stopping.")

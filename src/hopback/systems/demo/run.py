@@ -1,0 +1,300 @@
+"""What the demo runs: a broker, a web server, the systems with their traffic, and the admin page."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from hopback.broker.management import Management, ManagementAddress, virtual_host
+from hopback.broker.rabbitmq import RabbitMQ
+from hopback.broker.server import BrokerServer, ServerSettings
+from hopback.cli.exits import CommandFailed
+from hopback.cli.options import cannot_listen, rabbitmq, url_host
+from hopback.clock import SystemClock
+from hopback.designs import DESIGNS
+from hopback.errors import BrokerError
+from hopback.observe.events import Bus
+from hopback.observe.logs import EventLog, LogBridge
+from hopback.observe.metrics import Metrics
+from hopback.ops.http import create_app, refuse_public
+from hopback.ops.operations import Operations
+from hopback.private_files import private_folder
+from hopback.runtime.depths import Depths, watched_queues
+from hopback.runtime.health import Health
+from hopback.runtime.settling import Environment
+from hopback.systems import load_system
+from hopback.systems.demo.web import DemoWeb, ShownSystem, lifespan, open_socket, serve_on
+from hopback.systems.host import Host
+from hopback.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator, Mapping
+    from datetime import datetime
+
+    from hopback.runtime.service import Service
+    from hopback.systems.host import Running, System
+
+_PORTS = ((5673, 15673), (0, 0))
+"""For AMQP and management: beside RabbitMQ's own, so that both can run; else any that are free."""
+_RECONNECT_S = 1  # the broker of a demo is on this machine: back within seconds or stopped
+_TRAFFIC_AGAIN_S = 5  # long enough that a broker that restarts is back, and the log stays readable
+_LOOK_S = 1.0  # somebody watches the counters of the page
+_LOG = logging.getLogger("hopback.demo")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What the command was told."""
+
+    names: tuple[str, ...]
+    broker: str | None
+    management: str | None
+    database: str | None
+    folder: str | None
+    http: tuple[str, int]
+    hardened: bool
+    traffic: bool
+    log_level: str
+    environment: Mapping[str, str]
+
+
+class Demo:
+    """Systems in one process; `stack` closes everything, the last first."""
+
+    def __init__(self, settings: DemoSettings, stack: AsyncExitStack) -> None:
+        self._settings = settings
+        self._stack = stack
+        self._metrics = Metrics()
+        self._warnings = 0
+        self._services: list[Service] = []
+        self._by_system: dict[str, tuple[Service, ...]] = {}
+        self._amqp = self._address = ""
+        self._management: str | None = None
+
+    async def start(self) -> Guide:
+        """Start everything, in the order in which it is needed; how to find it."""
+        if self._settings.folder is not None:
+            folder = private_folder(Path(self._settings.folder))
+        else:
+            temporary = tempfile.TemporaryDirectory(
+                prefix="hopback-demo-", ignore_cleanup_errors=True
+            )
+            folder = Path(self._stack.enter_context(temporary))
+        await self._open_broker()
+        web = DemoWeb(self._metrics)
+        name, port = self._settings.http
+        refuse_public(name, asks_who=False)
+        try:
+            listening = open_socket(name, port)
+        except OSError as error:
+            raise cannot_listen((name, port), error.strerror or str(error)) from error
+        await self._stack.enter_async_context(serve_on(web, listening))
+        url = f"http://{url_host(name, listening.getsockname()[1])}"
+        systems = []
+        for name in self._settings.names:
+            system = load_system(name)
+            host = self._host(system, folder, url)
+            await self._start_system(system, host, web)
+            systems.append((system, host))
+        await self._open_page(web)
+        self._run_beside(self._count_depths(), "depths")
+        if self._settings.traffic:
+            for system, host in systems:
+                self._run_beside(_produce(system, host), f"{system.name} traffic")
+        guide = Guide(url, self._address, self._management, tuple(systems), self._warnings)
+        shown = [
+            ShownSystem(
+                system.name,
+                system.title,
+                host.url,
+                tuple(one.topology for one in self._by_system[system.name]),
+                tuple((one.shows, one.command.replace("{url}", host.url)) for one in system.tries),
+            )
+            for system, host in systems
+        ]
+        web.show(shown, "\n".join(guide.lines()))
+        return guide
+
+    async def _open_broker(self) -> None:
+        """The broker that was named, or one of our own on a socket of this machine."""
+        if self._settings.broker is not None:
+            self._amqp = self._settings.broker
+            broker = rabbitmq(self._amqp)
+            self._address = broker.address
+            self._management = self._settings.management
+            await (await broker.connect("hopback demo")).close()
+            return
+        for port, http_port in _PORTS:
+            server = BrokerServer(ServerSettings(port=port, http_port=http_port))
+            with suppress(OSError):
+                await self._stack.enter_async_context(server)
+                self._amqp = self._address = (
+                    f"amqp://guest:guest@{server.url.removeprefix('amqp://')}"
+                )
+                self._management = server.http_url
+                return
+        raise CommandFailed(
+            "cannot listen on any port of this machine for the broker",
+            do="End what holds the ports, or name a RabbitMQ with --broker.",
+        )
+
+    def _host(self, system: System, folder: Path, url: str) -> Host:
+        own = private_folder(folder / system.name)
+        log = ShortLog(
+            SystemClock(),
+            level=self._settings.log_level,
+            codes=DESIGNS[system.name].codes,
+            silent=frozenset({"topology.warning"}),
+        )
+        logging.basicConfig(level=logging.WARNING, handlers=[LogBridge(log)])
+        return Host(
+            RabbitMQ(self._amqp),
+            self._settings.database or f"sqlite:///{own}/{system.name}.db",
+            own,
+            f"{url}/{system.name}",
+            self._settings.hardened,
+            Environment(bus=Bus(log, self._metrics, self._count)),
+            self._settings.environment,
+        )
+
+    async def _start_system(self, system: System, host: Host, web: DemoWeb) -> None:
+        started: Running = await self._stack.enter_async_context(system.start(host))
+        self._by_system[system.name] = started.services
+        for service in started.services:
+            health = Health(service, time=asyncio.get_running_loop().time)
+            web.watch(service, health)
+            self._services.append(service)
+            self._run_beside(health.run(), "health")
+        if started.web is not None:
+            web.add(system.name, started.web)
+
+    async def _open_page(self, web: DemoWeb) -> None:
+        """The admin page, over the operations on the systems' dead letters."""
+        broker, vhost = RabbitMQ(self._amqp), virtual_host(self._amqp)
+        view: Management | None = None
+        try:
+            address = ManagementAddress.derive(self._amqp, self._management)
+            client = await self._stack.enter_async_context(Management(address))
+            await client.overview()
+            view = client
+        except (ValueError, BrokerError) as error:
+            _LOG.warning("going on without the management API: %s", error)
+        topologies = [service.topology for service in self._services]
+        known: dict[str, Any] = {"vhost": vhost, "topologies": topologies}
+        operations = await self._stack.enter_async_context(
+            Operations(broker, management=view, **known)
+        )
+        page = create_app(operations, broker, view=view, **known)
+        await self._stack.enter_async_context(lifespan(page))
+        web.open_page(page)
+
+    async def _count_depths(self) -> None:
+        """Count every queue of the systems, on a connection of its own."""
+        watched = [
+            one
+            for service in self._services
+            for one in watched_queues(service.topology, service.app.handlers)
+        ]
+        depths = Depths(watched, self._metrics.set_depth, every=_LOOK_S)
+        while True:
+            with suppress(BrokerError):
+                connection = await RabbitMQ(self._amqp).connect("hopback demo depths")
+                try:
+                    await depths.attend(connection)
+                finally:
+                    await connection.close()
+            await asyncio.sleep(_RECONNECT_S)
+
+    def _run_beside(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run it until everything is closed; what it raises is logged, and ends nothing."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_log_end)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._stack.push_async_callback(end)
+
+    def _count(self, name: str, _fields: Mapping[str, Any]) -> None:
+        self._warnings += name == "topology.warning"
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _LOG.error("%s has ended", task.get_name(), exc_info=task.exception())
+
+
+async def _produce(system: System, host: Host) -> None:
+    """A system's traffic; it begins again after the broker or the database was away."""
+    while True:
+        with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
+            await system.traffic(host)
+        await asyncio.sleep(_TRAFFIC_AGAIN_S)
+
+
+class ShortLog(EventLog):
+    """A line for people: when, which queue, what happened to a message at which run, and why."""
+
+    def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
+        """The line, without its end."""
+        if not event.startswith("delivery."):
+            # A traceback is no line for people; `hopback run` logs it.
+            shown = {key: value for key, value in details.items() if key != "traceback"}
+            rest = " ".join(f"{key}={one_line(str(value))}" for key, value in shown.items())
+            return f"{moment:%H:%M:%S} {event} {rest}"
+        runs = f"run {details['attempt']} of {details['maxAttempts']}"
+        happened = f"{event.removeprefix('delivery.'):<8} {runs:<13}"
+        where = f" -> {details['tier']}" if "tier" in details else ""
+        code = f" [{details['code']}]" if "code" in details else ""
+        reason = f" {one_line(str(details['reason']))}" if "reason" in details else ""
+        return f"{moment:%H:%M:%S} {details['queue']:<28} {happened}{where}{reason}{code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Where everything is: what the command prints, and `/demo` shows."""
+
+    url: str
+    amqp: str
+    management: str | None
+    systems: tuple[tuple[System, Host], ...]
+    warnings: int
+
+    def lines(self) -> Iterator[str]:
+        """Line by line."""
+        yield f"Start here: the systems at work  {self.url}/demo"
+        yield f"Dead letters, topology, checks   {self.url}/"
+        yield f"Health and metrics               {self.url}/readyz {self.url}/metrics"
+        yield f"Broker (AMQP)                    {self.amqp}"
+        yield ""
+        yield "In another terminal:"
+        yield f"  export HOPBACK_BROKER={self.amqp}"
+        if self.management:
+            yield f"  export HOPBACK_MANAGEMENT={self.management}"
+        yield f"  {_command()} dlq ls"
+        for system, host in self.systems:
+            yield from ("", f"{system.name}: {system.title}")
+            for one in system.tries:
+                yield f"  # {one.shows}"
+                yield f"  {one.command.replace('{url}', host.url)}"
+        if self.warnings:
+            yield ""
+            yield (
+                f"The documented forms have {self.warnings} known hazards; `{_command()} topology "
+                "check NAME` explains them. The hardened forms (--hardened) have none."
+            )
+
+
+def _command() -> str:
+    """What to type for this very command."""
+    return "hopback" if shutil.which("hopback") or "/" not in sys.argv[0] else sys.argv[0]
