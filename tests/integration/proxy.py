@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Proxy"]
 
@@ -25,6 +28,10 @@ class Proxy:
         self._budget: int | None = None
         self.refusing = False
         self.accepted = 0
+        self.delay_s = 0.0
+        """Seconds for which bytes are collected before they pass together."""
+        self.on_bytes: Callable[[bytes], object] = lambda _data: None
+        """Called with the bytes of either direction before they pass."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -81,7 +88,11 @@ class Proxy:
 
     async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
-            while data := await source.read(16_384):
+            while True:
+                await asyncio.sleep(self.delay_s)
+                if not (data := await source.read(16_384)):
+                    break
+                self.on_bytes(data)
                 await self._flowing.wait()
                 allowed = self._spend(len(data))
                 sink.write(data[:allowed])

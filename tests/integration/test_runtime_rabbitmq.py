@@ -350,3 +350,39 @@ async def test_a_retry_without_its_queue_is_held_until_it_is_back(amqp_url: str)
         await until(lambda: running.count("delivery.done") == 1)
     await operator.close()
     assert running.count("delivery.retried") == 1
+
+
+async def test_consumer_start_neither_requeues_nor_reorders_messages(amqp_url: str) -> None:
+    """The first message is acked when the second subscription exists and the first is not yet cancelled."""
+    app = App("shop")
+    got: list[int] = []
+    redelivered: list[int] = []
+    subscriptions = 0
+    subscribed_twice = asyncio.Event()
+
+    @app.handler("orders", retry=None)
+    async def handle(number: int, context: Context) -> None:
+        got.append(number)
+        if context.delivery.redelivered:
+            redelivered.append(number)
+        await subscribed_twice.wait()
+
+    def notice_consume_ok(data: bytes) -> None:
+        nonlocal subscriptions
+        subscriptions += data.count(b"\0\x3c\0\x15")  # class and method of basic.consume-ok
+        if subscriptions >= 2:
+            subscribed_twice.set()
+
+    connection = await RabbitMQ(amqp_url).connect("test")
+    await declare(connection, app.topology)
+    channel = await connection.open_channel()
+    expected = list(range(30))
+    await asyncio.gather(*(channel.publish(compose("", "orders", one)) for one in expected))
+    async with Proxy(amqp_url) as proxy:
+        proxy.delay_s = 0.01  # ack and cancel reach the broker together
+        proxy.on_bytes = notice_consume_ok
+        async with _running(app, proxy.url):
+            await until(lambda: len(set(got)) == len(expected))
+    await connection.close()
+    assert redelivered == []
+    assert got == expected

@@ -8,7 +8,9 @@ while the next session consumes on another channel.
 A session's `Intake` takes one delivery at a time at first, then as many as the prefetch allows. A broker
 gives a consumer its prefetch once, when it subscribes; a window that is to change its size needs a new
 subscription on the same channel. What is in hand stays in hand meanwhile: to give it back would be
-counted against it.
+counted against it. The same holds for a delivery on its way: a quorum queue requeues it when its consumer is
+cancelled, and later messages overtake it. So the first delivery is not settled before its consumer is
+cancelled: with a prefetch of 1, no other one is on its way then.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class Intake:
         self._on_cancel = on_cancel
         self._open = quarantine is None or prefetch == 1
         self._suspected: deque[HeldDelivery] = deque()
+        self._before_opening: list[HeldDelivery] = []
+        """Deliveries that wait until the window is open, in their order."""
         self._tag: str | None = None
         self._stopped = False
         self._changing = asyncio.Lock()
@@ -98,8 +102,10 @@ class Intake:
             if tag is not None:
                 with suppress(BrokerError):
                     await self._session.channel.cancel(tag)
-        left = len(self._suspected)  # with those that came until the broker had heard of it
+        # With those that came until the broker had heard of it.
+        left = len(self._suspected) + len(self._before_opening)
         self._suspected.clear()
+        self._before_opening.clear()
         return left
 
     def end(self) -> None:
@@ -151,12 +157,19 @@ class Intake:
             return
         if not self._open:
             self._open = True
+            self._before_opening.append(taken)
             self._begin(self._open_window())
-        self._work.submit(taken)
+        elif self._before_opening:
+            self._before_opening.append(taken)
+        else:
+            self._work.submit(taken)
 
     async def _open_window(self) -> None:
         with suppress(BrokerError):  # the channel has ended, and the session with it
             await self._subscribe(self._prefetch)
+        for taken in self._before_opening:
+            self._work.submit(taken)
+        self._before_opening.clear()
 
     async def _close_window(self) -> None:
         async with self._changing:
