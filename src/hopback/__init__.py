@@ -11,160 +11,101 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.broker.declare import Ownership
-    from hopback.broker.embedded import EmbeddedBroker
-    from hopback.broker.port import Broker
-    from hopback.broker.publisher import Publisher
-    from hopback.broker.rabbitmq import RabbitMQ
-    from hopback.clock import Clock, SystemClock
-    from hopback.designs import DESIGNS, recommended
-    from hopback.errors import BrokerError, HopbackError, NoReply
-    from hopback.message import Delivery, Message, Properties
-    from hopback.policy.breaker import BreakerPolicy
-    from hopback.policy.outcome import (
-        ConsumerStatus,
-        Done,
-        Outcome,
-        Park,
-        Retry,
-        Rule,
-        Snooze,
-        Verdict,
+    from hopback.broker.declare import Ownership as Ownership
+    from hopback.broker.embedded import EmbeddedBroker as EmbeddedBroker
+    from hopback.broker.port import Broker as Broker
+    from hopback.broker.publisher import Publisher as Publisher
+    from hopback.broker.rabbitmq import RabbitMQ as RabbitMQ
+    from hopback.clock import Clock as Clock, SystemClock as SystemClock
+    from hopback.designs import DESIGNS as DESIGNS, recommended as recommended
+    from hopback.errors import (
+        BrokerError as BrokerError,
+        HopbackError as HopbackError,
+        NoReply as NoReply,
     )
-    from hopback.policy.periodic import Missed
-    from hopback.runtime.app import App, Router
-    from hopback.runtime.codecs import Codec, Codecs, JsonCodec, MsgpackCodec, ProtobufCodec
-    from hopback.runtime.context import Context, compose
-    from hopback.runtime.dependencies import Depends, Scope
-    from hopback.runtime.message_types import by_cloudevents, by_header, by_property
-    from hopback.runtime.middleware import Middleware, NextRun
-    from hopback.runtime.periodic import PeriodicMessage
-    from hopback.runtime.relay import Relay
-    from hopback.runtime.requests import RequestClient
-    from hopback.runtime.service import Service, ServiceOptions
-    from hopback.runtime.settling import Environment
-    from hopback.runtime.shutdown import Report
-    from hopback.runtime.sync_publisher import SyncPublisher
-    from hopback.topology.check import check
-    from hopback.topology.feed import Feed
-    from hopback.topology.hazards.rule import Finding, Severity
-    from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
-    from hopback.topology.plan import Plan
-    from hopback.version import BrokerVersion
-
-__all__ = [
-    "DESIGNS",
-    "App",
-    "Binding",
-    "BreakerPolicy",
-    "Broker",
-    "BrokerError",
-    "BrokerVersion",
-    "Clock",
-    "Codec",
-    "Codecs",
-    "ConsumerStatus",
-    "Context",
-    "Delivery",
-    "Depends",
-    "Done",
-    "EmbeddedBroker",
-    "Environment",
-    "Exchange",
-    "Feed",
-    "Finding",
-    "HopbackError",
-    "JsonCodec",
-    "Message",
-    "Middleware",
-    "Missed",
-    "MsgpackCodec",
-    "NextRun",
-    "NoReply",
-    "Outcome",
-    "Ownership",
-    "Park",
-    "PeriodicMessage",
-    "Plan",
-    "Properties",
-    "ProtobufCodec",
-    "Publisher",
-    "Queue",
-    "QueueType",
-    "RabbitMQ",
-    "Relay",
-    "Report",
-    "RequestClient",
-    "Retry",
-    "Router",
-    "Rule",
-    "Scope",
-    "Service",
-    "ServiceOptions",
-    "Severity",
-    "Snooze",
-    "SyncPublisher",
-    "SystemClock",
-    "Topology",
-    "Verdict",
-    "__version__",
-    "by_cloudevents",
-    "by_header",
-    "by_property",
-    "check",
-    "compose",
-    "recommended",
-]
+    from hopback.message import Delivery as Delivery, Message as Message, Properties as Properties
+    from hopback.policy.breaker import BreakerPolicy as BreakerPolicy
+    from hopback.policy.outcome import (
+        ConsumerStatus as ConsumerStatus,
+        Done as Done,
+        Outcome as Outcome,
+        Park as Park,
+        Retry as Retry,
+        Rule as Rule,
+        Snooze as Snooze,
+        Verdict as Verdict,
+    )
+    from hopback.policy.periodic import Missed as Missed
+    from hopback.runtime.app import App as App, Router as Router
+    from hopback.runtime.codecs import (
+        Codec as Codec,
+        Codecs as Codecs,
+        JsonCodec as JsonCodec,
+        MsgpackCodec as MsgpackCodec,
+        ProtobufCodec as ProtobufCodec,
+    )
+    from hopback.runtime.context import Context as Context, compose as compose
+    from hopback.runtime.dependencies import Depends as Depends, Scope as Scope
+    from hopback.runtime.message_types import (
+        by_cloudevents as by_cloudevents,
+        by_header as by_header,
+        by_property as by_property,
+    )
+    from hopback.runtime.middleware import Middleware as Middleware, NextRun as NextRun
+    from hopback.runtime.periodic import PeriodicMessage as PeriodicMessage
+    from hopback.runtime.relay import Relay as Relay
+    from hopback.runtime.requests import RequestClient as RequestClient
+    from hopback.runtime.service import Service as Service, ServiceOptions as ServiceOptions
+    from hopback.runtime.settling import Environment as Environment
+    from hopback.runtime.shutdown import Report as Report
+    from hopback.runtime.sync_publisher import SyncPublisher as SyncPublisher
+    from hopback.topology.check import check as check
+    from hopback.topology.feed import Feed as Feed
+    from hopback.topology.hazards.rule import Finding as Finding, Severity as Severity
+    from hopback.topology.model import (
+        Binding as Binding,
+        Exchange as Exchange,
+        Queue as Queue,
+        QueueType as QueueType,
+        Topology as Topology,
+    )
+    from hopback.topology.plan import Plan as Plan
+    from hopback.version import BrokerVersion as BrokerVersion
 
 __version__ = "0.3.0"
 
 _HOMES = {
-    "hopback.broker.declare": ("Ownership",),
-    "hopback.broker.port": ("Broker",),
-    "hopback.broker.publisher": ("Publisher",),
-    "hopback.broker.rabbitmq": ("RabbitMQ",),
-    "hopback.broker.embedded": ("EmbeddedBroker",),
-    "hopback.clock": ("Clock", "SystemClock"),
-    "hopback.errors": ("BrokerError", "HopbackError", "NoReply"),
-    "hopback.message": ("Delivery", "Message", "Properties"),
-    "hopback.designs": ("DESIGNS", "recommended"),
-    "hopback.policy.breaker": ("BreakerPolicy",),
-    "hopback.policy.outcome": (
-        "ConsumerStatus",
-        "Done",
-        "Outcome",
-        "Park",
-        "Retry",
-        "Rule",
-        "Snooze",
-        "Verdict",
-    ),
-    "hopback.policy.periodic": ("Missed",),
-    "hopback.runtime.app": ("App", "Router"),
-    "hopback.runtime.codecs": (
-        "Codec",
-        "Codecs",
-        "JsonCodec",
-        "MsgpackCodec",
-        "ProtobufCodec",
-    ),
-    "hopback.runtime.context": ("Context", "compose"),
-    "hopback.runtime.dependencies": ("Depends", "Scope"),
-    "hopback.runtime.message_types": ("by_cloudevents", "by_header", "by_property"),
-    "hopback.runtime.middleware": ("Middleware", "NextRun"),
-    "hopback.runtime.periodic": ("PeriodicMessage",),
-    "hopback.runtime.relay": ("Relay",),
-    "hopback.runtime.requests": ("RequestClient",),
-    "hopback.runtime.service": ("Service", "ServiceOptions"),
-    "hopback.runtime.shutdown": ("Report",),
-    "hopback.runtime.settling": ("Environment",),
-    "hopback.runtime.sync_publisher": ("SyncPublisher",),
-    "hopback.topology.check": ("check",),
-    "hopback.topology.hazards.rule": ("Finding", "Severity"),
-    "hopback.topology.feed": ("Feed",),
-    "hopback.topology.model": ("Binding", "Exchange", "Queue", "QueueType", "Topology"),
-    "hopback.topology.plan": ("Plan",),
-    "hopback.version": ("BrokerVersion",),
+    "hopback.broker.declare": "Ownership",
+    "hopback.broker.embedded": "EmbeddedBroker",
+    "hopback.broker.port": "Broker",
+    "hopback.broker.publisher": "Publisher",
+    "hopback.broker.rabbitmq": "RabbitMQ",
+    "hopback.clock": "Clock SystemClock",
+    "hopback.designs": "DESIGNS recommended",
+    "hopback.errors": "BrokerError HopbackError NoReply",
+    "hopback.message": "Delivery Message Properties",
+    "hopback.policy.breaker": "BreakerPolicy",
+    "hopback.policy.outcome": "ConsumerStatus Done Outcome Park Retry Rule Snooze Verdict",
+    "hopback.policy.periodic": "Missed",
+    "hopback.runtime.app": "App Router",
+    "hopback.runtime.codecs": "Codec Codecs JsonCodec MsgpackCodec ProtobufCodec",
+    "hopback.runtime.context": "Context compose",
+    "hopback.runtime.dependencies": "Depends Scope",
+    "hopback.runtime.message_types": "by_cloudevents by_header by_property",
+    "hopback.runtime.middleware": "Middleware NextRun",
+    "hopback.runtime.periodic": "PeriodicMessage",
+    "hopback.runtime.relay": "Relay",
+    "hopback.runtime.requests": "RequestClient",
+    "hopback.runtime.service": "Service ServiceOptions",
+    "hopback.runtime.settling": "Environment",
+    "hopback.runtime.shutdown": "Report",
+    "hopback.runtime.sync_publisher": "SyncPublisher",
+    "hopback.topology.check": "check",
+    "hopback.topology.feed": "Feed",
+    "hopback.topology.hazards.rule": "Finding Severity",
+    "hopback.topology.model": "Binding Exchange Queue QueueType Topology",
+    "hopback.topology.plan": "Plan",
+    "hopback.version": "BrokerVersion",
 }
 
 __getattr__, __dir__ = front_door(__name__, _HOMES)

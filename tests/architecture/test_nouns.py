@@ -41,17 +41,6 @@ def test_a_class_name_is_defined_once() -> None:
 
 
 @pytest.mark.parametrize("door", _DOORS)
-def test_every_name_of_a_front_door_opens(door: str) -> None:
-    """Each can be had, `dir` shows them all, and nothing else is promised."""
-    package = import_module(door)
-    for name in package.__all__:
-        assert getattr(package, name) is not None
-    assert set(package.__all__) <= set(dir(package))
-    with pytest.raises(AttributeError, match="no_such_name"):
-        getattr(package, "no_such" + "_name")
-
-
-@pytest.mark.parametrize("door", _DOORS)
 def test_the_nouns_of_a_front_door_are_in_the_glossary(door: str) -> None:
     """Every public class has its line there."""
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -81,6 +70,7 @@ def test_the_pages_import_from_front_doors() -> None:
     allowed = {name for name in inner if name.startswith(_OWN_DOORS)}
     # These functions have the names of their modules, and are reached through them.
     allowed |= {"hopback.broker.apply", "hopback.broker.declare"}
+    allowed.add("hopback.store.rows")  # needs another extra than `hopback.store`
     assert inner - allowed == set()
 
 

@@ -1,16 +1,17 @@
-"""The public surface: complete, sorted and light to import."""
+"""The public surface: complete and light to import."""
 
 from __future__ import annotations
 
 import ast
-import re
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hopback import errors
-from tests.architecture.source import Module, functions, library
+from tests.architecture.source import functions, library
 
 _FORBIDDEN = (
     "asyncio", "click", "email", "httpx", "hypothesis", "json", "logging", "msgspec", "pika", "pytest",
@@ -19,36 +20,13 @@ _FORBIDDEN = (
 )  # fmt: skip
 
 
-def _declared(module: Module) -> list[str] | None:
-    """The names in `__all__`, or None where it is missing."""
-    for node in module.tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            assert isinstance(value, ast.List | ast.Tuple)
-            return [ast.literal_eval(item) for item in value.elts]
-    return None
-
-
-def _flaws(module: Module) -> list[str]:
-    declared = _declared(module)
-    if declared is None:
-        return ["no __all__"]
-    return ["not sorted"] if declared != sorted(declared, key=_order) else []
-
-
-def test_front_doors_have_a_sorted_all() -> None:
-    """Inner modules need no `__all__`."""
-    doors = [module for module in library() if module.path.name == "__init__.py"]
-    assert doors
-    assert {module.name: found for module in doors if (found := _flaws(module))} == {}
-
-
-def _order(name: str) -> tuple[int, list[int | str]]:
-    """Ruff's order: constants, classes, the rest; numbers inside a name count as numbers."""
-    kind = 0 if name.isupper() else 1 if name[:1].isupper() else 2
-    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+_DOORS = (
+    "hopback",
+    "hopback.broker",
+    "hopback.runtime",
+    "hopback.testing",
+    "hopback.topology",
+)  # fmt: skip
 
 
 def test_nothing_is_left_to_do_later() -> None:
@@ -101,12 +79,36 @@ def test_importing_hopback_is_light() -> None:
     assert len(loaded) <= 40
 
 
-def test_every_name_of_the_front_door_opens() -> None:
-    """Each name of the lazy front door can be had, and `dir` shows them all."""
-    import hopback
-
-    for name in hopback.__all__:
-        assert getattr(hopback, name) is not None
-    assert set(hopback.__all__) <= set(dir(hopback))
+@pytest.mark.parametrize("door", [*_DOORS, "hopback.deadletters"])
+def test_front_door_exports_and_completes_its_names(door: str) -> None:
+    package = importlib.import_module(door)
+    names = package.__all__
+    assert len(names) > 5
+    for name in names:
+        assert getattr(package, name) is not None
+    assert [name for name in dir(package) if not name.startswith("__")] == sorted(names)
+    star: dict[str, object] = {}
+    exec(f"from {door} import *", star)
+    assert set(names) <= set(star)
     with pytest.raises(AttributeError, match="no_such_name"):
-        getattr(hopback, "no_such" + "_name")
+        getattr(package, "no_such" + "_name")
+
+
+def _type_checking_names(path: Path) -> set[str]:
+    """Return the names that a front door re-exports for type checkers."""
+    blocks = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If)]
+    return {
+        alias.asname
+        for block in blocks
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+
+
+@pytest.mark.parametrize("door", _DOORS)
+def test_front_door_lists_the_same_names_for_type_checkers(door: str) -> None:
+    package = importlib.import_module(door)
+    assert package.__file__ is not None
+    assert _type_checking_names(Path(package.__file__)) == set(package.__all__)

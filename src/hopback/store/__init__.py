@@ -3,12 +3,7 @@
 Needs the extra `store`; imported only on demand.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from hopback.extras import needs
-from hopback.front_door import front_door
 
 with needs("store", "hopback.store"):
     from hopback.sql.versions import LATEST
@@ -25,9 +20,6 @@ with needs("store", "hopback.store"):
         transaction,
     )
 
-if TYPE_CHECKING:
-    from hopback.store.rows import copy_rows
-
 __all__ = [
     "LATEST",
     "Cursor",
@@ -38,13 +30,9 @@ __all__ = [
     "Outbox",
     "Pending",
     "Transaction",
-    "copy_rows",
     "current_version",
     "forget_processed",
     "migrate",
     "open_database",
     "transaction",
 ]
-
-# psycopg comes with an extra of its own.
-__getattr__, __dir__ = front_door(__name__, {"hopback.store.rows": ("copy_rows",)})

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import hopback.testing
 from hopback import App, Context, Park, Snooze
 from hopback.broker.embedded import VirtualTimeLoop
 from hopback.errors import NotFound, Returned
@@ -326,12 +325,3 @@ async def test_wrong():
         check=False,
     )
     assert "1 failed, 1 passed" in done.stdout
-
-
-def test_the_front_door_is_complete() -> None:
-    """Every name that is promised can be had, and no other."""
-    for name in hopback.testing.__all__:
-        assert getattr(hopback.testing, name) is not None
-        assert name in dir(hopback.testing)
-    with pytest.raises(AttributeError):
-        hopback.testing.no_such_name  # noqa: B018
