@@ -155,7 +155,9 @@ def _outside(files: Files) -> set[str]:
 
 def _door(door: str) -> str:
     """The page of a front door: each object where it is found first."""
-    earlier = {id(getattr(import_module(other), name)): other for other, name in _before(door)}
+    earlier: dict[int, str] = {}
+    for other, name in _before(door):
+        earlier.setdefault(id(getattr(import_module(other), name)), other)
     package = import_module(door)
     own, constants, elsewhere = [], [], []
     hidden = "|".join(_BETWEEN_MODULES)
