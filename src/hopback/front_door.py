@@ -15,17 +15,13 @@ if TYPE_CHECKING:
 
 
 def front_door(
-    package: str, homes: Mapping[str, str | tuple[str, ...]]
+    package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package.
 
-    `homes` maps a module to the public names that it defines: a tuple, or words in one string.
+    `homes` maps a module to the public names that it defines, separated by spaces.
     """
-    home_of = {
-        name: home
-        for home, names in homes.items()
-        for name in (names.split() if isinstance(names, str) else names)
-    }
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def load(name: str) -> Any:
         if name == "__all__":
