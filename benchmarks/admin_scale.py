@@ -186,8 +186,8 @@ def _first_look(site: _Site) -> _Section:
 
 
 def _search(site: _Site) -> _Section:
-    from hopback.ops.browse.search import SearchRequest
     from hopback.ops.contract.requests import Window
+    from hopback.ops.contract.search import SearchRequest
 
     tell = _Teller()
 

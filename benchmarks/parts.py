@@ -19,10 +19,11 @@ from benchmarks.report import keep_table
 from benchmarks.workload import BODY
 from hopback.headers import failure_from_exception
 from hopback.message import Properties
-from hopback.ops.browse.session import Grouping
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.jobs.cursor import mark_of
-from hopback.ops.messages.dead_letter import content_digest, read_dead_letter
+from hopback.ops.messages.dead_letter import read_dead_letter
+from hopback.ops.messages.digest import content_digest
+from hopback.ops.messages.grouping import Grouping
 from hopback.policy.decide import decide
 from hopback.policy.decision import Publish
 from hopback.policy.effects import Occasion, effects

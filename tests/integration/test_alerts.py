@@ -23,7 +23,7 @@ from hopback.errors import LeaseLost
 from hopback.ops.alerts.book import MemoryAlertBook
 from hopback.ops.alerts.rules import AlertState
 from hopback.ops.alerts.service import Alerting, AlertSender, AlertSource
-from hopback.ops.browse.surveys import ErrorGroup
+from hopback.ops.contract.surveys import ErrorGroup
 from hopback.ops.contract.values import Depth, Moment, QueueSummary
 from hopback.ops.http.overview import Sweep
 from hopback.ops.http.settings import BadSettings, parse_settings

@@ -13,7 +13,6 @@ from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.message import Message, Properties
-from hopback.ops.browse.search import SearchRequest
 from hopback.ops.contract.requests import (
     RAMP,
     Pace,
@@ -22,6 +21,7 @@ from hopback.ops.contract.requests import (
     Target,
     TargetKind,
 )
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import JobState
 from hopback.ops.operations import Operations
 from hopback.topology.model import Queue, Topology

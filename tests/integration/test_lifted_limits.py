@@ -15,8 +15,8 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.ops.browse.search import SearchRequest
 from hopback.ops.contract.requests import Window
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Price
 from hopback.ops.operations import Operations
 from hopback.topology.model import Policy, Queue, QueueType

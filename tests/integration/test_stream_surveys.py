@@ -15,8 +15,8 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.ops.browse.search import SearchRequest
 from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Price
 from hopback.ops.http import create_app
 from hopback.ops.jobs.journal_sql import open_journal
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hopback.broker.port import Channel
-    from hopback.ops.browse.surveys import ErrorOverview
+    from hopback.ops.contract.surveys import ErrorOverview
     from tests.harness.rabbitmq import RabbitNode
     from tests.harness.shared import SharedNode
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.errors import BadFilter
-from hopback.ops.messages.dead_letter import last_failure, read_dead_letter, timeline, what_happened
+from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
 from hopback.ops.messages.filters import parse_filter
+from hopback.ops.messages.story import timeline, what_happened
 from hopback.text import text_matches
 from tests.properties.hostile import PLANS, deliveries, moderately
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
         QueueAnswer as QueueAnswer,
         QueueCandidate as QueueCandidate,
     )
-    from hopback.ops.browse.search import (
+    from hopback.ops.contract.search import (
         SearchHit as SearchHit,
         SearchProgress as SearchProgress,
         SearchRequest as SearchRequest,
         SkippedQueue as SkippedQueue,
     )
-    from hopback.ops.browse.surveys import (
+    from hopback.ops.contract.surveys import (
         ErrorGroup as ErrorGroup,
         ErrorInQueue as ErrorInQueue,
         ErrorOverview as ErrorOverview,
@@ -112,8 +112,8 @@ _HOMES = {
     "hopback.ops.brokers.discovery": """
         CandidateAnswer CandidateList DeadLetterQueue Override QueueAnswer QueueCandidate
     """,
-    "hopback.ops.browse.search": "SearchHit SearchProgress SearchRequest SkippedQueue",
-    "hopback.ops.browse.surveys": """
+    "hopback.ops.contract.search": "SearchHit SearchProgress SearchRequest SkippedQueue",
+    "hopback.ops.contract.surveys": """
         ErrorGroup ErrorInQueue ErrorOverview QueueTrend SurveyProgress SurveyedArchive
         SurveyedQueue TrendSample
     """,

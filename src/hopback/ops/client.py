@@ -33,8 +33,6 @@ from hopback.errors import (
 from hopback.extras import needs
 from hopback.ops.alerts.rules import AlertList, AlertTestResult
 from hopback.ops.brokers.discovery import CandidateList
-from hopback.ops.browse.search import SearchProgress, SearchRequest, survey_of
-from hopback.ops.browse.surveys import ErrorOverview, QueueTrend
 from hopback.ops.contract.codec import decode, encode, from_json, to_json
 from hopback.ops.contract.requests import (
     BY_DESIGN,
@@ -52,6 +50,8 @@ from hopback.ops.contract.requests import (
     RetryRequest,
     SessionRequest,
 )
+from hopback.ops.contract.search import SearchProgress, SearchRequest, survey_of
+from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
 from hopback.ops.contract.values import (
     AuditList,
     EditedCopy,

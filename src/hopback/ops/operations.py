@@ -21,8 +21,9 @@ from hopback.ops.alerts.book import MemoryAlertBook, list_alerts
 from hopback.ops.brokers.discovery import Recognition
 from hopback.ops.brokers.live import LiveQueues, queues_that_hold_back
 from hopback.ops.brokers.targets import queues_reached
-from hopback.ops.browse.search import Search, SearchProgress, SearchRequest, survey_of
-from hopback.ops.browse.session import Sessions, view_of
+from hopback.ops.browse.search import Search
+from hopback.ops.browse.session import view_of
+from hopback.ops.browse.sessions import Sessions
 from hopback.ops.browse.surveys import Surveys
 from hopback.ops.browse.views import Views, summary_of
 from hopback.ops.contract.requests import (
@@ -37,6 +38,7 @@ from hopback.ops.contract.requests import (
     Settings,
     Who,
 )
+from hopback.ops.contract.search import SearchProgress, SearchRequest, survey_of
 from hopback.ops.contract.values import AuditEntry, Job, JobState, Moment, Price
 from hopback.ops.jobs.actions import Import, send_copy
 from hopback.ops.jobs.journal import JournalShare, MemoryJournal
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import CandidateList, DeadLetterQueue, Override, QueueAnswer
     from hopback.ops.brokers.live import LiveView
     from hopback.ops.browse.session import BrowseSession
-    from hopback.ops.browse.surveys import ErrorOverview, QueueTrend
     from hopback.ops.contract.requests import (
         AuditQuery,
         Edit,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         Target,
         Window,
     )
+    from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
     from hopback.ops.contract.values import (
         FailedMessage,
         Groups,

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hopback.message import Message, Properties
-from hopback.ops.browse.surveys import SurveyProgress
 from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind
+from hopback.ops.contract.surveys import SurveyProgress
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.harness.seeded import publish

@@ -15,7 +15,6 @@ from hopback.cli.app import run
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, ask_for_reason
 from hopback.errors import BadRequest
-from hopback.ops.browse.search import SearchRequest
 from hopback.ops.cli.dlq import Look, search_messages
 from hopback.ops.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
 from hopback.ops.cli.dlq_archives import export_messages, import_messages
@@ -39,6 +38,7 @@ from hopback.ops.contract.requests import (
     Target,
     TargetKind,
 )
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment, ReachedQueue
 from hopback.ops.jobs.actions import COPY_OF
 from hopback.testing import in_virtual_time

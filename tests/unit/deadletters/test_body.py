@@ -22,7 +22,9 @@ from kombu import Connection, Producer
 
 from hopback.message import Properties, Received
 from hopback.ops.messages.body import parsed_content, unpacked
-from hopback.ops.messages.dead_letter import plain_payload, read_dead_letter, what_happened
+from hopback.ops.messages.dead_letter import read_dead_letter
+from hopback.ops.messages.plain import plain_payload
+from hopback.ops.messages.story import what_happened
 
 _CALL = [[17, "é"], {"currency": "EUR", "rate": 1.5}, {"chord": None}]
 _ABOUT = {"lang": "py", "task": "shop.charge", "id": "5f1d", "argsrepr": "?", "kwargsrepr": "{}"}

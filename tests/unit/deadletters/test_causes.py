@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hopback.message import Properties, Received
 from hopback.ops.messages.dead_letter import read_dead_letter
-from hopback.ops.messages.frameworks import foreign_failure, root_cause
+from hopback.ops.messages.frameworks import foreign_failure
+from hopback.ops.messages.stack_traces import root_cause
 
 _SPRING = """org.springframework.amqp.rabbit.support.ListenerExecutionFailedException: Listener method threw
 \tat org.springframework.amqp.rabbit.listener.adapter.MessagingMessageListenerAdapter.invoke(M.java:274)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.ops.browse.head import held_ahead
 from hopback.ops.contract.requests import JobKind, Pace
 from hopback.ops.jobs.journal import JobSpec, SelectionSnapshot
+from hopback.ops.jobs.read_ahead import held_ahead
 
 
 @pytest.mark.parametrize(

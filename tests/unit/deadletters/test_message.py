@@ -12,14 +12,10 @@ from hopback.fields import Timestamp
 from hopback.headers import failure_from_reason, failure_json
 from hopback.message import Properties, Received
 from hopback.ops.brokers.discovery import dead_letter_queues, stand_in_plan
-from hopback.ops.messages.dead_letter import (
-    content_digest,
-    last_failure,
-    read_dead_letter,
-    timeline,
-    what_happened,
-)
+from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
+from hopback.ops.messages.digest import content_digest
 from hopback.ops.messages.filters import parse_filter
+from hopback.ops.messages.story import timeline, what_happened
 from hopback.topology.model import Topology
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import pytest
 from hopback.headers import failure_from_traceback
 from hopback.message import Properties, Received
 from hopback.ops.contract.values import Moment
-from hopback.ops.messages.dead_letter import last_failure, read_dead_letter, what_happened
+from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
+from hopback.ops.messages.story import what_happened
 
 _CELERY = {
     "lang": "py",

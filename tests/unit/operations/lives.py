@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded import run_virtual
 from hopback.errors import BrokerError
 from hopback.message import Message
-from hopback.ops.browse.head import walk
+from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import Pace, Selection, Settings
 from hopback.ops.contract.values import JobState
 from tests.unit.operations.kills import Steps

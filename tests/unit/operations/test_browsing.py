@@ -10,7 +10,7 @@ import pytest
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.ops.browse.head import walk
+from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import GroupBy, Selection, Settings, Window
 from hopback.ops.contract.values import HeldBack, Price
 from hopback.testing import in_virtual_time

@@ -9,7 +9,7 @@ import pytest
 
 from hopback.broker.embedded import run_virtual
 from hopback.message import Message
-from hopback.ops.browse.head import walk
+from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import Pace, Selection, Settings, Window
 from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time

@@ -14,9 +14,9 @@ import pytest
 
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.errors import CountMismatch, NoSuch, ServerUnavailable
-from hopback.ops.browse.search import SearchRequest
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind, Window
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from tests.unit.cli.raffle import DLQ, MAIN, raffle

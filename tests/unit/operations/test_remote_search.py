@@ -9,9 +9,9 @@ from hopback.broker.embedded import EmbeddedManagement
 from hopback.errors import BadFilter, NoSuch
 from hopback.message import Message
 from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
-from hopback.ops.browse.search import SearchHit, SearchRequest
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.contract.requests import Window
+from hopback.ops.contract.search import SearchHit, SearchRequest
 from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue

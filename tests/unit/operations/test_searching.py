@@ -12,15 +12,15 @@ import zstandard
 
 from hopback.errors import BadFilter, BadRequest, NoSuch, UnsafeOperation
 from hopback.message import Message, Properties, Received
-from hopback.ops.browse.search import SearchRequest
 from hopback.ops.contract.requests import Selection, Window
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.messages.filters import Judgement, parse_filter
 from hopback.testing import in_virtual_time
 from hopback.version import BrokerVersion
 from tests.unit.operations.shop import DLQ, MAIN, Shop, open_shop, properties, redrive
 
 if TYPE_CHECKING:
-    from hopback.ops.browse.search import SearchHit, SearchProgress
+    from hopback.ops.contract.search import SearchHit, SearchProgress
 
 _XML = '<order xmlns="urn:x"><customer id="C-01234">Jürgen</customer></order>'
 _BODIES = {

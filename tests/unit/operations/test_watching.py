@@ -17,8 +17,8 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.message import Message, Properties, Received
 from hopback.ops.brokers.discovery import dead_letter_queues
-from hopback.ops.browse.search import SearchRequest
 from hopback.ops.contract.requests import RAMP, AuditQuery, Pace, RedriveRequest, Selection
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.return_watch import WatchTimer
 from hopback.ops.operations import Operations

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.alerts.book import AlertBook, WaitingNotice
     from hopback.ops.alerts.rules import Alert
-    from hopback.ops.browse.surveys import ErrorGroup
+    from hopback.ops.contract.surveys import ErrorGroup
     from hopback.ops.contract.values import Job
     from hopback.ops.http.overview import Sweep
     from hopback.ops.http.settings import AlertSettings, AlertTargetSettings

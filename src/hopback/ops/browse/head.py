@@ -23,95 +23,26 @@ offset that each message carries.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from hopback.broker.limits import spent
-from hopback.errors import BrokerError, UnsafeOperation
+from hopback.errors import BrokerError
+from hopback.ops.brokers.consumers import LOOK_TAG
+from hopback.ops.browse.memory import rough_size
+from hopback.ops.browse.source import round_trip
 from hopback.ops.jobs.quorum_cursor import FIRST
-from hopback.ops.messages.dead_letter import delivery_count
-from hopback.text import one_line
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import Callable
 
-    from hopback.broker.management.readings import ConsumerReading
-    from hopback.broker.port import Broker, Channel
+    from hopback.broker.port import Channel
     from hopback.message import Delivery
-    from hopback.ops.contract.values import Cost
-    from hopback.ops.jobs.journal import JobSpec
-
-
-# Measured with CPython 3.11 on 64 bits, rounded up.
-_MESSAGE = 2048
-_TABLE = 250
-_ENTRY = 160
-_ITEM = 8
-_TEXT = 56
-_NUMBER = 64
-_SPREAD = 8
-"""A header takes 3 to 60 times what it has on the wire; the shorter, the more."""
-
-
-def held_size(delivery: Delivery) -> int:
-    """About how many bytes it takes: body, headers, and what goes with every message."""
-    properties = delivery.properties
-    headers = _size(properties.headers) + _size(properties.further_headers)
-    return _MESSAGE + len(delivery.body) + len(properties.opaque_headers) + headers
-
-
-def rough_size(delivery: Delivery) -> int:
-    """The same at a glance, for a caller that moves thousands in a second: by the bytes on the wire."""
-    raw = getattr(delivery, "raw_properties", None)
-    if not isinstance(raw, bytes):
-        return held_size(delivery)
-    return _MESSAGE + len(delivery.body) + _SPREAD * len(raw)
-
-
-def _size(value: object) -> int:
-    if value is None or isinstance(value, bool):
-        return 0
-    if isinstance(value, str | bytes):
-        return _TEXT + len(value)
-    if isinstance(value, Mapping):
-        return _TABLE + sum(_ENTRY + len(name) + _size(inner) for name, inner in value.items())
-    if isinstance(value, list | tuple):
-        return _TABLE + sum(_ITEM + _size(inner) for inner in value)
-    return _NUMBER
-
-
-_TURN_BYTES = 512 * 1024
-"""Some hundred ordinary messages, or one that is out of the ordinary: some tens of milliseconds."""
-
-
-class Turns:
-    """Counts what has been worked through, and lets others run in between."""
-
-    def __init__(self, turn_bytes: int = _TURN_BYTES) -> None:
-        self._most = turn_bytes
-        self._bytes = 0
-
-    def is_over(self, size: int) -> bool:
-        """Whether it is the others' turn, after a message that takes so much memory (`held_size`)."""
-        self._bytes += size
-        if self._bytes < self._most:
-            return False
-        self._bytes = 0
-        return True
-
-    async def after(self, size: int) -> None:
-        """To be called after each message, with the memory it takes; the others have had their turn."""
-        if self.is_over(size):
-            await asyncio.sleep(0)
 
 
 ROOM_BYTES = 64 * 1024 * 1024
 """How much one consumer may hold, by the size of the messages so far."""
-
 _LOOK_AGAIN_S = 0.25
 """After so long without a message the queue is asked whether it has any: a broker answers in far less."""
 _MOST_IDLE = 20
@@ -120,189 +51,6 @@ fails."""
 _LARGEST_PREFETCH = 65_535  # what `basic.qos` can say
 _MOST_ROUNDED_OUT = 10_000
 """So many more are held to keep the order; beyond that holding them costs more than the order is worth."""
-
-
-_LOOK_TAG = "hopback-look-"
-_JOB_TAG = re.compile(r"hopback-(?P<store>[0-9a-f]+)-(?P<job>j-[0-9a-f]+)-\d{9}")
-
-
-def job_tag(store: str, job: str) -> str:
-    """The beginning of a job's consumer tags, by which other stores recognise the job.
-
-    The tags of one source begin alike, so that their order is that of the numbers at their end.
-    """
-    return f"hopback-{store}-{job}-"
-
-
-def job_connection_name(job: str, queue: str) -> str:
-    """Return the name of the connection by which a job takes messages."""
-    return f"hopback job {job} {queue}"
-
-
-def jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
-    """Return the ids of the jobs whose connections work on the queue."""
-    begin, end = "hopback job ", f" {queue}"
-    return sorted(
-        name[len(begin) : -len(end)]
-        for name in connection_names
-        if name.startswith(begin) and name.endswith(end) and " " not in name[len(begin) : -len(end)]
-    )
-
-
-def describe_consumer(reading: ConsumerReading, store: str) -> str:
-    """Name a consumer by its job, if it has one, and by its connection; empty for a job of this store."""
-    found = _JOB_TAG.fullmatch(reading.tag)
-    if found is not None and found["store"] == store:
-        return ""
-    where = (
-        f" (connection {reading.connection}, user {reading.user!r})" if reading.connection else ""
-    )
-    if found is not None:
-        return f"job {found['job']} of another store{where}"
-    if reading.tag.startswith(_LOOK_TAG):
-        return f"a browse session{where}"
-    return f"consumer {one_line(reading.tag)!r}{where}"
-
-
-_WINDOWS = 3
-"""While one window is on its way, the marks of two are written down at once."""
-_WINDOWS_AHEAD = 20
-"""10,000 messages with the usual window: what RabbitMQ moves in a second (benchmarks/ADMIN.md)."""
-_AHEAD_OF = 20
-"""No more than one part in so many of a selection: equal messages are told apart by those not held yet."""
-
-
-def held_ahead(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
-    """How many messages a job holds at a time: some windows, so that many are written down at once.
-
-    A classic queue hands out nothing while RabbitMQ collects the garbage of its process, 0.2 s at a time with
-    150,000 messages, longer with more: what is at hand by then goes on meanwhile. To give it back costs such
-    a queue nothing. At a given rate the last ones would wait until the broker takes them back.
-    """
-    window = spec.pace.in_flight
-    if not is_classic or is_paced:
-        return _WINDOWS * window
-    ahead = min(spec.selection.count // _AHEAD_OF, _WINDOWS_AHEAD * window)
-    return max(ahead, _WINDOWS * window)
-
-
-class Source(Protocol):
-    """Where a job takes its messages from, one after the other."""
-
-    @property
-    def taken(self) -> int:
-        """How many came from the queue since the job began."""
-
-    @property
-    def given(self) -> int:
-        """How many were ever in our hands."""
-
-    @property
-    def fresh(self) -> bool:
-        """Whether one came that the queue had never handed out before."""
-
-    def at_hand(self) -> Delivery | None:
-        """The next message if it is here already; None says nothing about the queue."""
-
-    async def next(self) -> Delivery | None:
-        """The next message, or None when there is none left."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the last `next` returned None because the queue had no ready message."""
-
-    @property
-    def holders(self) -> int:
-        """Number of consumers of this source that the broker counts: active ones, and ended ones with
-        messages."""
-
-    async def count_consumers(self) -> int:
-        """Return the number of consumers of the queue."""
-
-    def more(self, count: int) -> None:
-        """So many more are wanted than was said."""
-
-    def limit(self, count: int) -> None:
-        """Take no more than `count` messages in all, besides those that were delivered already."""
-
-    def ack(self, tag: int) -> None:
-        """This message is done with for good."""
-
-    def keep(self, tag: int) -> None:
-        """This message stays in our hands until the end."""
-
-    def keep_for_now(self, tag: int) -> None:
-        """This message stays in our hands, and may be settled yet."""
-
-    async def pause(self) -> None:
-        """Let nothing more be handed over until the next one is asked for."""
-
-    async def finish(self) -> None:
-        """Return when the broker has read every ack."""
-
-    async def check(self) -> None:
-        """Raise if what is in our hands has gone back: a count of the queue would take it for new."""
-
-    async def round_out(self) -> bool:
-        """Hold what must be held for everything to come back in order; False if that is too much."""
-
-
-class Held:
-    """Messages that are in our hands already, from a browse session."""
-
-    def __init__(
-        self, channel: Channel, queue: str, deliveries: Iterable[Delivery], held: int
-    ) -> None:
-        self._channel = channel
-        self._queue = queue
-        self._waiting = deque(deliveries)
-        self.given = held
-        self.taken = 0
-        self.fresh = False
-        self.is_empty = True
-        self.holders = 0
-
-    async def count_consumers(self) -> int:
-        """A session's consumers are not told apart from others."""
-        return 0
-
-    def limit(self, count: int) -> None:
-        """There is no more than what is held."""
-
-    def at_hand(self) -> Delivery | None:
-        """The next message, or None when there is none left."""
-        return self._waiting.popleft() if self._waiting else None
-
-    async def next(self) -> Delivery | None:
-        """The next message, or None when there is none left."""
-        return self.at_hand()
-
-    def more(self, count: int) -> None:
-        """There is no more than what is held."""
-
-    def ack(self, tag: int) -> None:
-        """This message is done with for good."""
-        self._channel.ack(tag)
-
-    def keep(self, tag: int) -> None:
-        """This message stays in our hands until the end."""
-
-    keep_for_now = keep
-
-    async def pause(self) -> None:
-        """Nothing more is handed over anyway."""
-
-    async def finish(self) -> None:
-        """Return when the broker has read every ack."""
-        await _round_trip(self._channel)
-
-    async def check(self) -> None:
-        """Raise if what is in our hands has gone back."""
-        await _round_trip(self._channel)
-
-    async def round_out(self) -> bool:
-        """The session held all that it had to."""
-        return True
 
 
 class Head:
@@ -316,7 +64,7 @@ class Head:
         prefetch: int,
         *,
         room_bytes: int = ROOM_BYTES,
-        tag: str = _LOOK_TAG,
+        tag: str = LOOK_TAG,
         is_quorum: bool | None = None,
         first: int = FIRST,
     ) -> None:
@@ -444,21 +192,21 @@ class Head:
     async def finish(self) -> None:
         """Return when the broker has read every ack."""
         await self._end_consumer()
-        await _round_trip(self._channel)
+        await round_trip(self._channel)
 
     async def give_back(self) -> None:
         """Return all that is held, in order, by one nack: where closing the channel would be counted."""
         await self._end_consumer()
         if self._last_tag:
             self._channel.nack(self._last_tag, requeue=True, multiple=True)
-            await _round_trip(self._channel)
+            await round_trip(self._channel)
 
     async def check(self) -> None:
         """Raise if what is in our hands has gone back; a broker ends a channel that holds too long.
 
         RabbitMQ 4.3 ends only the consumer, and the channel knows nothing of it.
         """
-        await _round_trip(self._channel)
+        await round_trip(self._channel)
         if self._lost is not None:
             raise self._lost
         # A consumer that was ended before is not told.
@@ -594,147 +342,3 @@ class Head:
         self._consumer = None
         self._lost = BrokerError(f"the broker ended the consumer of {self._queue!r}")
         self._news.set()
-
-
-async def _round_trip(channel: Channel) -> None:
-    """Settlements are answered by nothing; what is answered after them shows that they were read."""
-    await channel.qos(1)
-
-
-_OFFSET = "x-stream-offset"
-_CREDIT = 64
-"""Messages on their way to us: of a megabyte each they are no danger, of a kibibyte enough to be fast."""
-_QUIET_S = 1.0
-"""After so long without a message the end is reached: a broker sends what it has at once."""
-
-
-def offset_of(delivery: Delivery) -> int:
-    """Where in its stream a message stands; -1 for one of another kind of queue."""
-    said = delivery.properties.headers.get(_OFFSET)
-    return said if isinstance(said, int) and not isinstance(said, bool) else -1
-
-
-class StreamHead:
-    """The first `count` messages of a stream from `offset` on; None is where it begins now."""
-
-    def __init__(self, channel: Channel, queue: str, count: int, offset: int | None = None) -> None:
-        self._channel = channel
-        self._queue = queue
-        self._count = count
-        self._offset = offset
-        self._arrived: deque[Delivery] = deque()
-        self._news = asyncio.Event()
-        self._consumer = ""
-        self._lost: BrokerError | None = None
-        self.taken: int = 0
-
-    async def next(self) -> Delivery | None:
-        """The next message, or None when the count or the end is reached."""
-        if self.taken >= self._count:
-            return None
-        if not self._consumer:
-            await self._begin()
-        while not self._arrived:
-            if self._lost is not None:
-                raise self._lost
-            self._news.clear()
-            try:
-                async with asyncio.timeout(_QUIET_S):
-                    await self._news.wait()
-            except TimeoutError:
-                return None
-        delivery = self._arrived.popleft()
-        self.taken += 1
-        if self.taken % (_CREDIT // 2) == 0:  # what was read makes room for as many more
-            self._channel.ack(delivery.tag, multiple=True)
-        return delivery
-
-    def keep(self, tag: int) -> None:
-        """A stream keeps everything by itself."""
-
-    keep_for_now = keep
-
-    async def finish(self) -> None:
-        """Let nothing more come."""
-        if self._consumer and self._lost is None:
-            await self._channel.cancel(self._consumer)
-
-    async def give_back(self) -> None:
-        """Nothing was taken."""
-
-    async def check(self) -> None:
-        """Raise if what is in our hands has gone back; a broker ends a channel that holds too long."""
-        await _round_trip(self._channel)
-
-    async def round_out(self, ready: int | None = None) -> bool:
-        """A stream has the same order for all of its readers."""
-        return True
-
-    async def _begin(self) -> None:
-        await self._channel.qos(_CREDIT)
-        begins: str | int = "first" if self._offset is None else self._offset
-        self._consumer = await self._channel.consume(
-            self._queue, self._on_delivery, on_cancel=self._on_cancel, arguments={_OFFSET: begins}
-        )
-
-    def _on_delivery(self, delivery: Delivery) -> None:
-        # A broker sends whole chunks: what stands before the offset in the first one is not meant.
-        if self._offset is None or offset_of(delivery) >= self._offset:
-            self._arrived.append(delivery)
-            self._news.set()
-
-    def _on_cancel(self, _tag: str) -> None:
-        self._lost = BrokerError(f"the broker ended the consumer of {self._queue!r}")
-        self._news.set()
-
-
-_WALK_PREFETCH = 1000  # enough that the broker never waits for us between two deliveries
-_WALK_ROOM_BYTES = 16 * 1024 * 1024
-"""A queue is read faster than it is understood: no more than this may wait for us."""
-
-
-async def walk(
-    broker: Broker, queue: str, count: int, cost: Cost, *, offset: int | None = None
-) -> AsyncGenerator[Delivery, None]:
-    """The first `count` messages, in order; close the generator to give them back, in order.
-
-    A stream is read from `offset` on, and has nothing to be given back.
-
-    Of a quorum queue more may be held than are shown, so that the order is kept. `cost` says how they go
-    back; UnsafeOperation for a message that a lost connection could bring to its delivery limit.
-    """
-    connection = await broker.connect(f"hopback look {queue}")
-    head: Head | StreamHead | None = None
-    try:
-        channel = await connection.open_channel()
-        if cost.is_stream:
-            head = StreamHead(channel, queue, count, offset)
-        else:
-            head = Head(channel, queue, count, _WALK_PREFETCH, room_bytes=_WALK_ROOM_BYTES)
-        turns = Turns()
-        while (delivery := await head.next()) is not None:
-            head.keep(delivery.tag)
-            if cost.is_by_nack:
-                check_spent(queue, delivery, cost)
-            yield delivery
-            await turns.after(rough_size(delivery))
-        await head.round_out()
-    finally:
-        with suppress(BrokerError):  # a connection that is gone has given everything back
-            if cost.is_by_nack and head is not None:
-                await head.give_back()
-            elif isinstance(
-                head, StreamHead
-            ):  # RabbitMQ 3.10 counts one that is not cancelled for ever
-                await head.finish()
-        await connection.close()
-
-
-def check_spent(queue: str, delivery: Delivery, cost: Cost) -> None:
-    """UnsafeOperation if a message has used up half of its delivery limit: it is not looked at again."""
-    count = 0 if cost.limit is None else delivery_count(delivery)
-    if spent(count, cost.limit):
-        raise UnsafeOperation(
-            f"looking at {queue!r} stopped: a message was delivered {count} times already and the queue"
-            f" removes it after {cost.limit}; lift the limit before looking again"
-        )

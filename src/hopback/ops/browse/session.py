@@ -8,49 +8,37 @@ process that dies releases everything, because its connection dies with it.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from hopback.errors import BadFilter, BadRequest, BrokerError, NoSuch, SessionOver, UnsafeOperation
-from hopback.headers import clipped
-from hopback.ops.browse.head import (
-    ROOM_BYTES,
-    Head,
-    StreamHead,
-    Turns,
-    check_spent,
-    held_size,
-    rough_size,
-)
+from hopback.errors import BadFilter, BrokerError, NoSuch, SessionOver, UnsafeOperation
+from hopback.ops.browse.cost import check_spent
+from hopback.ops.browse.head import ROOM_BYTES, Head
+from hopback.ops.browse.memory import held_size, rough_size
+from hopback.ops.browse.stream_head import StreamHead
+from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.requests import NOBODY, GroupBy, Window
 from hopback.ops.contract.values import (
-    Group,
     Groups,
     LookProgress,
     Moment,
     Page,
-    Price,
     SessionView,
 )
-from hopback.ops.messages.dead_letter import (
-    last_failure,
-    plain_text,
-    read_dead_letter,
-)
-from hopback.ops.messages.filters import EVERYTHING, Judgement, value_in
+from hopback.ops.messages.dead_letter import read_dead_letter
+from hopback.ops.messages.filters import EVERYTHING, Judgement
+from hopback.ops.messages.grouping import Grouping
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.broker.port import Channel, Connection
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.contract.requests import Settings, Who
+    from hopback.ops.contract.requests import Who
     from hopback.ops.contract.values import Cost, DeadLetter, OnProgress
     from hopback.ops.messages.filters import Filter
 
@@ -346,183 +334,6 @@ class BrowseSession:
     def _check(self) -> None:
         if self._over:
             raise SessionOver(self.id, self.why_closed)
-
-
-def groups_of(dead_letters: Iterable[DeadLetter], by: GroupBy | str) -> tuple[Group, ...]:
-    """Group dead letters in one pass, keeping one sample of each group."""
-    grouping = Grouping(by)
-    for dead_letter in dead_letters:
-        grouping.add(dead_letter)
-    return grouping.groups()
-
-
-_KEY_BYTES = 255  # of a value to group by: longer ones are told apart by their beginning
-
-
-class Grouping:
-    """Groups dead letters as they come; keeps one sample of each group, and at most so many groups.
-
-    `by` is one of `GroupBy`, or a `header.NAME` or `payload.PATH` of the messages; BadRequest for
-    anything else. What comes when there are as many is one group with an empty sample key, `…`.
-    """
-
-    def __init__(self, by: GroupBy | str, most: int = 10_000) -> None:
-        self._by = str(by)
-        kind, _, path = self._by.partition(".")
-        self.needs_content: bool = kind in ("header", "payload") and bool(path)
-        if not self.needs_content and self._by not in set(GroupBy):
-            raise BadRequest(
-                "by", f"{', '.join(GroupBy)}, header.NAME or payload.PATH, got {self._by!r}"
-            )
-        self._most = most
-        self._samples: dict[str, DeadLetter] = {}
-        self._counts: dict[str, int] = defaultdict(int)
-        self._times: dict[str, tuple[Moment | None, Moment | None]] = {}
-
-    def add(self, dead_letter: DeadLetter, delivery: Delivery | None = None) -> None:
-        """Count one dead letter; `delivery` is needed to group by what a message holds."""
-        if not self.needs_content:
-            key = str(getattr(dead_letter, self._by))
-        else:
-            said = None if delivery is None else value_in(delivery, self._by)
-            key = "" if said is None else clipped(plain_text(said), _KEY_BYTES)
-        if key not in self._samples and len(self._samples) >= self._most:
-            key = "…"
-        self._samples.setdefault(key, dead_letter)
-        self._count(key, dead_letter.last_failed)
-
-    def see(self, delivery: Delivery, place: int, source: DeadLetterQueue | None) -> None:
-        """The same for a message that nobody has read yet: by fingerprint only samples are read in full."""
-        if self._by == GroupBy.FINGERPRINT:
-            key, failed = last_failure(delivery, source)
-            if key in self._samples:
-                self._count(key, failed)
-                return
-        self.add(read_dead_letter(delivery, place, source), delivery)
-
-    def _count(self, key: str, failed: Moment | None) -> None:
-        self._counts[key] += 1
-        first, last = self._times.get(key, (None, None))
-        if failed is not None:
-            first = failed if first is None else min(first, failed)
-            last = failed if last is None else max(last, failed)
-        self._times[key] = first, last
-
-    def groups(self) -> tuple[Group, ...]:
-        """The groups, the largest first."""
-        made = (
-            Group(key, self._counts[key], *self._times[key], sample)
-            for key, sample in self._samples.items()
-        )
-        return tuple(sorted(made, key=lambda group: (-group.count, group.key)))
-
-
-_REMEMBERED = 1000  # sessions of which it can still be told why they ended
-
-
-class Sessions:
-    """Opens, keeps and closes browse sessions."""
-
-    def __init__(self, broker: Broker, settings: Settings, clock: Clock) -> None:
-        self._broker = broker
-        self._settings = settings
-        self._clock = clock
-        self._sessions: dict[str, BrowseSession] = {}
-
-    async def open(
-        self,
-        source: DeadLetterQueue,
-        window: Window,
-        cost: Cost,
-        *,
-        by: Who,
-        forced: bool,
-        on_progress: OnProgress | None = None,
-    ) -> BrowseSession:
-        """Hold messages of a queue; what was held is given back if anything goes wrong."""
-        check_cost(cost, forced=forced)
-        self._check(window)
-        connection = await self._broker.connect(f"hopback browse {source.name}")
-        session: BrowseSession | None = None
-        try:
-            session = BrowseSession(
-                f"s-{token_hex(8)}",
-                source,
-                connection,
-                await connection.open_channel(),
-                window,
-                self._clock,
-                cost,
-                by=by,
-                forced=forced,
-            )
-            others = [each for each in self.opened() if each.source.name == source.name]
-            session.held_by_others = sum(each.taken for each in others)
-            await session.fill(self._settings.session_s, on_progress)
-        except BaseException:
-            await (connection.close() if session is None else session.release("it was not filled"))
-            raise
-        self._sessions[session.id] = session
-        # The oldest of those that are over go; why the others ended can still be told.
-        over = [known for known, each in self._sessions.items() if not each.is_open]
-        for known in over[: max(len(self._sessions) - _REMEMBERED, 0)]:
-            del self._sessions[known]
-        return session
-
-    def _check(self, window: Window) -> None:
-        limits = self._settings
-        if not 1 <= window.limit <= limits.session_messages:
-            raise BadRequest("limit", f"1 to {limits.session_messages}, got {window.limit}")
-        if not 1 <= window.max_bytes <= limits.session_bytes:
-            raise BadRequest("maxBytes", f"1 to {limits.session_bytes}, got {window.max_bytes}")
-        if not 0 < window.seconds <= limits.session_s:
-            raise BadRequest("ttlSeconds", f"up to {limits.session_s:g}, got {window.seconds:g}")
-        if len(self.opened()) >= limits.sessions:
-            raise BadRequest("session", f"at most {limits.sessions} at once; release one first")
-
-    def opened(self) -> tuple[BrowseSession, ...]:
-        """Every session that holds something now."""
-        return tuple(session for session in self._sessions.values() if session.is_open)
-
-    def one(self, session_id: str) -> BrowseSession:
-        """The session of that id; NoSuch, or SessionOver if it was there."""
-        session = self._sessions.get(session_id)
-        if session is None:
-            raise NoSuch("session", session_id)
-        if not session.is_open:
-            raise SessionOver(session_id, session.why_closed)
-        return session
-
-    def renewed(self, session_id: str, seconds: float | None) -> BrowseSession:
-        """The session, held on for longer."""
-        session = self.one(session_id)
-        wanted = session.window.seconds if seconds is None else seconds
-        if not 0 < wanted <= self._settings.session_s:
-            raise BadRequest("seconds", f"up to {self._settings.session_s:g}, got {wanted:g}")
-        if self._clock.now() + wanted - session.opened_at > self._settings.session_s:
-            raise BadRequest(
-                "seconds", f"at most {self._settings.session_s:g} since it was opened; open another"
-            )
-        session.renew(wanted)
-        return session
-
-    async def release(self, session_id: str) -> None:
-        """Give everything back; a session that has ended already is no error."""
-        session = self._sessions.get(session_id)
-        if session is None:
-            raise NoSuch("session", session_id)
-        await session.release()
-
-    async def close(self) -> None:
-        """Give everything of every session back."""
-        for session in self.opened():
-            await session.release("the operations were closed")
-
-
-def check_cost(cost: Cost, *, forced: bool) -> None:
-    """UnsafeOperation if looking could lose something and nobody has accepted that."""
-    if cost.price is Price.REFUSED and not forced:
-        raise UnsafeOperation(f"{cost.text}. {cost.remedy}")
 
 
 def view_of(session: BrowseSession) -> SessionView:

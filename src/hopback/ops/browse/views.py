@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from hopback.errors import NoSuch
 from hopback.ops.brokers.live import held_back_for
 from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw, target_text
-from hopback.ops.browse.head import Turns, held_size, walk
-from hopback.ops.browse.session import check_cost
+from hopback.ops.browse.cost import check_cost
+from hopback.ops.browse.memory import held_size
+from hopback.ops.browse.turns import Turns
+from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import BY_DESIGN, Target, TargetKind
 from hopback.ops.contract.values import (
     Depth,
@@ -25,19 +27,17 @@ from hopback.ops.contract.values import (
 )
 from hopback.ops.jobs.plan import chosen_messages
 from hopback.ops.messages.archive import write_line
-from hopback.ops.messages.dead_letter import (
+from hopback.ops.messages.dead_letter import read_dead_letter, recorded_failure
+from hopback.ops.messages.filters import parse_filter
+from hopback.ops.messages.plain import (
     amqp_type,
     plain_headers,
     plain_payload,
     plain_properties,
     plain_text,
     plain_value,
-    read_dead_letter,
-    recorded_failure,
-    timeline,
-    what_happened,
 )
-from hopback.ops.messages.filters import parse_filter
+from hopback.ops.messages.story import timeline, what_happened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
-    from hopback.ops.browse.session import BrowseSession, Sessions
+    from hopback.ops.browse.session import BrowseSession
+    from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.requests import Selection
     from hopback.ops.jobs.journal import JobRecord
 

@@ -14,7 +14,6 @@ import click
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import on_terminal, table
 from hopback.errors import UnsafeOperation
-from hopback.ops.browse.search import MOST_WALKED, SearchRequest, survey_of
 from hopback.ops.cli.dlq_print import (
     ago,
     count_of,
@@ -32,6 +31,7 @@ from hopback.ops.cli.dlq_print import (
 )
 from hopback.ops.cli.where import complete_queue, where_options, with_dead_letters
 from hopback.ops.contract.requests import MOST_HELD, SMALL_WINDOW, Window
+from hopback.ops.contract.search import MOST_WALKED, SearchRequest, survey_of
 from hopback.ops.contract.values import Price
 from hopback.private_files import write_private
 from hopback.text import one_line as safe
@@ -40,11 +40,11 @@ from hopback.text import safe_lines
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from hopback.ops.browse.search import SearchHit, SearchProgress
-    from hopback.ops.browse.surveys import ErrorOverview
     from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.requests import GroupBy
+    from hopback.ops.contract.search import SearchHit, SearchProgress
+    from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.contract.values import DeadLetter, QueueSummary
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")

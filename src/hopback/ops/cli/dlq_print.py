@@ -22,14 +22,14 @@ from hopback.headers import timestamp
 from hopback.ops.contract.requests import GroupBy, JobKind, TargetKind
 from hopback.ops.contract.values import HELD_BACK
 from hopback.ops.messages.body import packing, unpack
-from hopback.ops.messages.dead_letter import pretty_json
+from hopback.ops.messages.plain import pretty_json
 from hopback.text import one_line as safe
 from hopback.text import safe_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
-    from hopback.ops.browse.search import SearchProgress
+    from hopback.ops.contract.search import SearchProgress
     from hopback.ops.contract.values import (
         Counts,
         DeadLetter,

@@ -240,8 +240,8 @@ def came_back(job: str, limit: int, forced: bool, form: str, where: Where) -> in
     The whole queue is read, and all is given back in order; JOB keeps how many there are. Leaves with 5 if
     there are none.
     """
-    from hopback.ops.browse.search import SearchRequest
     from hopback.ops.cli.dlq import search_messages
+    from hopback.ops.contract.search import SearchRequest
 
     request = SearchRequest(job=job, limit=limit, force=forced)
     found = with_dead_letters(

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from hopback.ops.alerts.rules import AlertList, AlertTestResult
     from hopback.ops.brokers.discovery import CandidateList, QueueAnswer
-    from hopback.ops.browse.search import SearchProgress, SearchRequest
-    from hopback.ops.browse.surveys import ErrorOverview, QueueTrend
     from hopback.ops.contract.requests import (
         AuditQuery,
         Edit,
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
         Who,
         Window,
     )
+    from hopback.ops.contract.search import SearchProgress, SearchRequest
+    from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
     from hopback.ops.contract.values import (
         AuditEntry,
         FailedMessage,

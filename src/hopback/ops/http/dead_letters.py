@@ -12,8 +12,6 @@ from starlette.responses import Response
 
 from hopback.errors import HopbackError
 from hopback.ops.brokers.discovery import CandidateList, QueueAnswer
-from hopback.ops.browse.search import SearchRequest
-from hopback.ops.browse.surveys import ErrorOverview, QueueTrend
 from hopback.ops.contract.requests import (
     EditRequest,
     GroupBy,
@@ -25,6 +23,8 @@ from hopback.ops.contract.requests import (
     RetryRequest,
     SessionRequest,
 )
+from hopback.ops.contract.search import SearchRequest
+from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
 from hopback.ops.contract.values import (
     EditedCopy,
     FailureList,
@@ -60,7 +60,7 @@ from hopback.ops.http.roles import Role
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
-    from hopback.ops.browse.search import SearchProgress
+    from hopback.ops.contract.search import SearchProgress
 
 DEADLETTERS = ApiTable()
 """The rows of this part, each above what answers it."""

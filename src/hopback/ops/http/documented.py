@@ -20,7 +20,8 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from hopback.errors import UnsafeOperation
-from hopback.ops.browse.head import Turns, held_size
+from hopback.ops.browse.memory import held_size
+from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.requests import RedriveRequest, Selection, Who, Window
 from hopback.ops.contract.values import JobState
 from hopback.ops.http.api import PathRoute

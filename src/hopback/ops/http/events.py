@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from starlette.responses import StreamingResponse
 
 from hopback.errors import HopbackError
-from hopback.ops.browse.search import SearchProgress, SkippedQueue
 from hopback.ops.contract.codec import encode
+from hopback.ops.contract.search import SearchProgress, SkippedQueue
 from hopback.ops.http.problems import Refused
 
 if TYPE_CHECKING:

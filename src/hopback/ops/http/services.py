@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from hopback.ops.alerts.service import Alerting
     from hopback.ops.brokers.discovery import CandidateList
     from hopback.ops.brokers.live import LiveView
-    from hopback.ops.browse.surveys import ErrorOverview
     from hopback.ops.contract.requests import SessionRequest
+    from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.contract.values import OnProgress
     from hopback.ops.http.auth import Gate
     from hopback.ops.http.events import EventStreams

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hopback.ops.jobs.cursor import CursorEvent, CursorState, Machine
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.jobs.quorum_cursor import UNKNOWN_END
-from hopback.ops.messages.dead_letter import content_digest
+from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from zlib import crc32
 
 from hopback.headers.raw import message_id_in
-from hopback.ops.messages.dead_letter import content_digest
+from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

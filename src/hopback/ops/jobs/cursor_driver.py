@@ -14,12 +14,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
-from hopback.ops.browse.head import ROOM_BYTES, rough_size, walk
+from hopback.ops.browse.head import ROOM_BYTES
+from hopback.ops.browse.memory import rough_size
+from hopback.ops.browse.walk import walk
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, HeadMessage, find_head
 from hopback.ops.jobs.cursor import CursorEvent, CursorState, mark_of
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
-from hopback.ops.messages.dead_letter import content_digest
+from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker
     from hopback.message import Delivery
-    from hopback.ops.browse.head import Source
+    from hopback.ops.browse.source import Source
     from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.classic_cursor import HeadLimits
     from hopback.ops.jobs.journal import Checkpoint, JobRecord

@@ -23,7 +23,8 @@ from msgspec import structs
 from hopback.broker.limits import spent
 from hopback.errors import BrokerError, HopbackError, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
-from hopback.ops.browse.head import Turns, rough_size
+from hopback.ops.browse.memory import rough_size
+from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import FailedMessage, JobState, Moment
 from hopback.ops.jobs.actions import AfterFailure, LeftOut, Pacer, after_failure, may_pass
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.brokers.live import BrokerSnapshot
-    from hopback.ops.browse.head import Source
+    from hopback.ops.browse.source import Source
     from hopback.ops.contract.values import Counts
     from hopback.ops.jobs.actions import Action
     from hopback.ops.jobs.cursor_driver import Taking

@@ -17,9 +17,13 @@ from msgspec import structs
 from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, UnsafeOperation
 from hopback.headers import unread_headers
 from hopback.headers.names import UNREAD
+from hopback.ops.brokers.consumers import describe_consumer, jobs_on
 from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw, target_text
-from hopback.ops.browse.head import Turns, describe_consumer, held_size, jobs_on, walk
-from hopback.ops.browse.session import ChosenMessages, Grouping, check_cost
+from hopback.ops.browse.cost import check_cost
+from hopback.ops.browse.memory import held_size
+from hopback.ops.browse.session import ChosenMessages
+from hopback.ops.browse.turns import Turns
+from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import (
     HIGHEST_RATE,
     LONGEST_WATCH_S,
@@ -45,6 +49,7 @@ from hopback.ops.jobs.return_watch import WatchTimer, stop_rule_text
 from hopback.ops.messages.archive import check_writable
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import PAYLOAD_BYTES, Judgement, parse_filter
+from hopback.ops.messages.grouping import Grouping
 from hopback.ops.messages.patch import MOST_STEPS, change_sample, patch_problem
 from hopback.policy.redrive import redrive_refusal
 
@@ -56,7 +61,8 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
-    from hopback.ops.browse.session import BrowseSession, Sessions
+    from hopback.ops.browse.session import BrowseSession
+    from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.requests import Pace, Request, Settings, Who
     from hopback.ops.contract.values import Cost, DeadLetter, Group, OnProgress
     from hopback.ops.jobs.journal import JobRecord, Journal

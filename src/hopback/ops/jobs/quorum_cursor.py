@@ -64,7 +64,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState, mark_of
 from hopback.ops.jobs.journal import Checkpoint
-from hopback.ops.messages.dead_letter import content_digest
+from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hopback.headers import deaths
 from hopback.headers.names import REDRIVE_JOB, X_DEATH
-from hopback.ops.browse.head import walk
+from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import LONGEST_FOUND_WATCH_S, LONGEST_WATCH_S
 from hopback.topology.durations import format_duration
 from hopback.topology.model import Queue

@@ -28,7 +28,9 @@ from hopback.errors import (
 )
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
-from hopback.ops.browse.head import Head, Held, held_ahead, job_connection_name, job_tag
+from hopback.ops.brokers.consumers import job_connection_name, job_tag
+from hopback.ops.browse.head import Head
+from hopback.ops.browse.source import Held
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import AuditEntry, Counts, JobState, Moment, Price
 from hopback.ops.jobs.actions import (
@@ -44,6 +46,7 @@ from hopback.ops.jobs.cursor_driver import Taking, read_head
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord
 from hopback.ops.jobs.quorum_cursor import QuorumCursor, first_checkpoint
+from hopback.ops.jobs.read_ahead import held_ahead
 from hopback.ops.jobs.return_watch import Watch, WatchTimer
 from hopback.ops.messages.archive import FileSink, run_file
 from hopback.policy.redrive import RedriveOccasion
@@ -57,8 +60,8 @@ if TYPE_CHECKING:
     from hopback.designs.design import Design
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.live import BrokerSnapshot
-    from hopback.ops.browse.head import Source
     from hopback.ops.browse.session import ChosenMessages, Holding
+    from hopback.ops.browse.source import Source
     from hopback.ops.contract.requests import Settings
     from hopback.ops.contract.values import FailedMessage, Job
     from hopback.ops.jobs.actions import Action

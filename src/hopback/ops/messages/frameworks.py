@@ -6,17 +6,18 @@ One row per framework. What makes no sense reads as absent; nothing here raises.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.headers import Failure, clipped, failure_from_reason, failure_from_traceback
+from hopback.headers import Failure, clipped, failure_from_reason
+from hopback.ops.messages.stack_traces import root_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.fields import Headers
+
 
 _TEXT_BYTES = 1024  # of a message of an error: as much as our own records keep
 _LONGEST = 64 * 1024  # of a text in a header: a stack is longer only where something repeats
@@ -135,8 +136,6 @@ _STACKS = (
     "x-exception-stacktrace", "x-stack-trace", "x-stacktrace", "stacktrace", "stack-trace", "stack_trace",
     "x-error-stack", "error-stack", "error_stack", "stack", "error_backtrace", "backtrace", "traceback",
 )  # fmt: skip
-
-
 _HOME_MADE = frozenset((*_MESSAGES, *_STACKS))
 
 
@@ -230,225 +229,3 @@ def _nservicebus_moment(text: str) -> float:
         )
     except (ValueError, OverflowError, OSError):
         return 0.0
-
-
-#
-# What a stack trace of another language says went wrong at the bottom of it. Pure, total, in linear
-# time.
-#
-# Frameworks wrap what a handler raised: Spring in a ListenerExecutionFailedException, .NET in an
-# AggregateException, Symfony in a HandlerFailedException. All failures of a service would be one
-# then. The cause is what counts, and the first frame of the application in it.
-
-_LONGEST_STACK = 64 * 1024  # characters of a stack: longer ones repeat themselves
-_MOST_LINES = 2000  # of them; a recursion that ran deep says nothing new after that
-# Java and its wrapped causes; Node.js writes `[cause]: TypeError: text`.
-_CAUSED_BY = re.compile(r"(?:Caused by|\[cause\]):\s*(.+)")
-_INNER = re.compile(r"-{2,3}> (?:\(Inner Exception #\d+\) )?")
-# An Elixir process: `** (RuntimeError) text`.
-_ELIXIR = re.compile(r"\*\* \(([A-Z][\w.]*)\)\s*(.*)")
-_TYPED = re.compile(r"([A-Za-z_$][\w$.\\`+:]*?)(?::\s+(.*)|:?\s*)")
-_PYTHON_FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
-_ELIXIR_FRAME = re.compile(r"(?:\([\w.-]+(?: [\w.-]+)?\) )?\S+\.exs?:\d+: ([\w.]+/\d+)")
-_RUBY_FRAME = re.compile(r"(\S+\.rb):\d+:in [`']([^'`]+)'")
-_PHP_FRAME = re.compile(r"#\d+ (?:\S+\(\d+\): )?([\w\\]+(?:->|::)\w+)")
-_FOREIGN = (
-    "java.", "javax.", "jakarta.", "jdk.", "sun.", "com.sun.", "kotlin.", "scala.", "reactor.",
-    "org.springframework.", "org.apache.", "org.hibernate.", "org.postgresql.", "com.rabbitmq.",
-    "com.zaxxer.", "com.mysql.", "io.netty.", "io.micrometer.", "System.", "Microsoft.", "MassTransit.",
-    "NServiceBus.", "RabbitMQ.", "Npgsql.", "MySql.", "Castle.", "Newtonsoft.", "GreenPipes.",
-    "Symfony\\", "Doctrine\\", "node:", "internal/", "process.", "Broadway.", "GenServer.", "Task.",
-    ":proc_lib.", ":gen_server.",
-)  # fmt: skip
-_LIBRARIES = ("node_modules", "site-packages", "dist-packages", "/gems/", "/vendor/", "/deps/")
-
-
-class RootCause(NamedTuple):
-    """The innermost exception: its type, its message, and the first frame of the application in it."""
-
-    type: str
-    message: str
-    frame: str
-
-
-def root_cause(kind: str, message: str, stack: str) -> RootCause:
-    """The cause that a stack names last; `kind` and `message` where it names none."""
-    lines = stack[:_LONGEST_STACK].splitlines()[:_MOST_LINES]
-    begins = 0
-    for number, line in enumerate(lines):
-        found = _cause_in(line.strip())
-        if found is not None:
-            (kind, message), begins = found, number
-    frame = _frame(lines[begins:])
-    if not frame and begins:
-        frame = _frame(lines)
-    return RootCause(kind, message, frame)
-
-
-def _cause_in(line: str) -> tuple[str, str] | None:
-    """Type and message of a cause that is named in this line."""
-    found = _CAUSED_BY.match(line)
-    if found is not None:
-        return _typed(found[1])
-    wrapped = _INNER.split(line)
-    if len(wrapped) > 1:  # .NET writes all of them into the first line: the last is the innermost
-        inner = _typed(wrapped[-1])
-        return inner if inner[0] else None
-    found = _ELIXIR.match(line)
-    return None if found is None else (found[1], found[2].strip())
-
-
-def _typed(text: str) -> tuple[str, str]:
-    """`org.example.Failed: text` as type and message; a text without a type is a message."""
-    found = _TYPED.fullmatch(text.strip().removesuffix("{").strip())
-    return ("", text) if found is None else (found[1], found[2] or "")
-
-
-def _frame(lines: list[str]) -> str:
-    """The first frame that is the application's, else the first."""
-    first, is_python = "", False
-    frames: list[str] = []
-    for line in lines:
-        words = line.strip()
-        if words.startswith("at ") and ("(" in words or "." in words):
-            frame = words.removeprefix("at ").removeprefix("async ")
-            name = frame.partition("(")[0].partition(" in ")[0].strip()
-            is_own = not name.startswith(_FOREIGN) and not any(part in frame for part in _LIBRARIES)
-        elif (match := _PYTHON_FRAME.match(words)) is not None:
-            is_python = True
-            name = f"{match[1].replace(chr(92), '/').rpartition('/')[2]}:{match[2]}"
-            is_own = not any(part in match[1] for part in _LIBRARIES)
-        else:
-            match = (
-                _ELIXIR_FRAME.match(words) or _RUBY_FRAME.match(words) or _PHP_FRAME.match(words)
-            )
-            if match is None:
-                continue
-            name = ":".join(match.groups())
-            is_own = not name.startswith(_FOREIGN) and not any(part in words for part in _LIBRARIES)
-        first = first or name
-        if is_own:
-            frames.append(name)
-            if not is_python:
-                break
-    # Python writes the innermost frame last.
-    return (frames[-1] if is_python else frames[0]) if frames else first
-
-
-#
-# Tasks of Celery and Dramatiq in dead letters: what was called, with what, and what it raised.
-# Pure.
-#
-# What is in a body was read before, see `body`; a pickle never is. What makes no sense reads as
-# absent; nothing here raises.
-
-_NAME_BYTES = 255  # of a name or an id: what a property of AMQP can hold
-_ARGUMENTS_BYTES = 1024  # of arguments: a screenful is for people, the rest is in the body
-_MANY_RETRIES = 1_000_000  # a number beyond is no count
-
-_PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle"})
-
-
-@dataclass(frozen=True, slots=True)
-class TaskCall:
-    """A call that travels as a message. `failed` is what its framework wrote down, if it did."""
-
-    framework: str
-    name: str
-    id: str
-    arguments: str
-    retries: int = 0
-    failed: ForeignFailure | None = None
-
-    def __str__(self) -> str:
-        return f"{self.framework} task {self.name}({self.arguments})"
-
-
-def task_call(headers: Headers, content_type: str | None, parsed: object) -> TaskCall | None:
-    """The call in a message whose body is `parsed`; None if it is none of these frameworks'."""
-    name = headers.get("task")
-    of_celery = "argsrepr" in headers or "lang" in headers
-    if of_celery and isinstance(name, str) and isinstance(headers.get("id"), str):
-        return _celery(headers, content_type, name, parsed)
-    if isinstance(parsed, dict):
-        if isinstance(parsed.get("actor_name"), str) and isinstance(parsed.get("options"), dict):
-            return _dramatiq(parsed, parsed["options"])
-        if isinstance(parsed.get("task"), str) and "args" in parsed and "kwargs" in parsed:
-            # Protocol 1: everything in the body.
-            return TaskCall(
-                "Celery",
-                clipped(parsed["task"], _NAME_BYTES),
-                clipped(_text_of(parsed.get("id")), _NAME_BYTES),
-                clipped(_call(parsed["args"], parsed["kwargs"]), _ARGUMENTS_BYTES),
-                _count(parsed.get("retries")),
-            )
-    return None
-
-
-def _celery(headers: Headers, content_type: str | None, name: str, parsed: object) -> TaskCall:
-    """Protocol 2: the call in the headers, its arguments in the body."""
-    if isinstance(parsed, list) and len(parsed) == 3:
-        arguments = _call(parsed[0], parsed[1])
-    else:
-        shown = [_text_of(headers.get(name)) for name in ("argsrepr", "kwargsrepr")]
-        arguments = ", ".join(one for one in shown if one not in ("", "()", "[]", "{}"))
-        if content_type in _PICKLES:
-            arguments = f"{arguments} (as its producer showed them: a pickle is not loaded)"
-    return TaskCall(
-        "Celery",
-        clipped(name, _NAME_BYTES),
-        clipped(_text_of(headers.get("id")), _NAME_BYTES),
-        clipped(arguments.strip(), _ARGUMENTS_BYTES),
-        _count(headers.get("retries")),
-    )
-
-
-def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
-    """Everything is in the body; a traceback is that of the attempt before the last."""
-    retries, trace = _count(options.get("retries")), _text_of(options.get("traceback"))
-    failed = None
-    if trace:
-        queue = _text_of(body.get("queue_name")).removesuffix(".DQ")
-        ms = options.get("requeue_timestamp")
-        moment = 0.0
-        if isinstance(ms, int) and not isinstance(ms, bool) and 0 < ms < 2**48:
-            moment = ms / 1000
-        failure = failure_from_traceback(trace)._replace(first=moment, last=moment)
-        failed = ForeignFailure("Dramatiq", failure, queue, retries)
-    return TaskCall(
-        "Dramatiq",
-        clipped(body["actor_name"], _NAME_BYTES),
-        clipped(_text_of(body.get("message_id")), _NAME_BYTES),
-        clipped(_call(body.get("args"), body.get("kwargs")), _ARGUMENTS_BYTES),
-        retries,
-        failed,
-    )
-
-
-def _call(args: object, kwargs: object) -> str:
-    """Arguments as one would write them."""
-    given = [_value_text(one) for one in args] if isinstance(args, list) else []
-    if isinstance(kwargs, dict):
-        given += [f"{name}={_value_text(value)}" for name, value in kwargs.items()]
-    return ", ".join(given)
-
-
-def _value_text(value: object) -> str:
-    """As JSON; bytes and dates of MessagePack as Python writes them."""
-    if isinstance(value, dict) and value.keys() == {"__type__", "__value__"}:
-        value = value[
-            "__value__"
-        ]  # Kombu's form of what JSON has no type for: dates, decimals, bytes
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (RecursionError, TypeError, ValueError):
-        return "…"
-
-
-def _text_of(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: object) -> int:
-    plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MANY_RETRIES
-    return int(value) if plain and isinstance(value, int) else 0

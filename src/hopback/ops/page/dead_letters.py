@@ -16,8 +16,6 @@ from starlette.responses import JSONResponse
 from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed, StoreDamaged
 from hopback.fields import Timestamp
 from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
-from hopback.ops.browse.search import SearchRequest
-from hopback.ops.browse.surveys import SurveyProgress
 from hopback.ops.contract.requests import (
     SMALL_WINDOW,
     Edit,
@@ -25,6 +23,8 @@ from hopback.ops.contract.requests import (
     GroupBy,
     SessionRequest,
 )
+from hopback.ops.contract.search import SearchRequest
+from hopback.ops.contract.surveys import SurveyProgress
 from hopback.ops.contract.values import Page
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, changes_of_board, page_search_events
@@ -41,15 +41,15 @@ from hopback.ops.http.queue_rules import (
     targets_of,
 )
 from hopback.ops.http.roles import Role
-from hopback.ops.messages.dead_letter import (
+from hopback.ops.messages.diff import diff_lines
+from hopback.ops.messages.filters import parse_filter
+from hopback.ops.messages.plain import (
     amqp_type,
     plain_headers,
     plain_properties,
     plain_value,
     pretty_json,
 )
-from hopback.ops.messages.diff import diff_lines
-from hopback.ops.messages.filters import parse_filter
 from hopback.ops.page.errors import visible_errors
 from hopback.ops.page.pages import Pages, form_target, in_time, see_other
 from hopback.ops.page.rendering import Form, clock_words, payload_of, visible
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.message import Delivery
-    from hopback.ops.browse.surveys import ErrorOverview
+    from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.contract.values import Group, OnProgress, QueueSummary, SessionView
     from hopback.ops.http.overview import Swept
     from hopback.ops.http.services import Services

@@ -18,7 +18,7 @@ from hopback.ops.page.pages import Pages
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from hopback.ops.browse.surveys import ErrorGroup, ErrorInQueue, SurveyedQueue
+    from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue, SurveyedQueue
     from hopback.ops.page.pages import Visit
 
 ERROR_PAGES = Pages()

@@ -13,7 +13,6 @@ from urllib.parse import quote
 from msgspec import structs
 
 from hopback.errors import BadRequest, CountMismatch, HopbackError, NoSuch
-from hopback.ops.browse.search import SearchRequest
 from hopback.ops.contract.codec import encode, from_json, read_patch
 from hopback.ops.contract.requests import (
     LONGEST_FOUND_WATCH_S,
@@ -26,6 +25,7 @@ from hopback.ops.contract.requests import (
     Selection,
     Window,
 )
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import JobState, Price
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import changes_of_job, page_search_events

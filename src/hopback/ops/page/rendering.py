@@ -25,7 +25,7 @@ from hopback.ops.alerts.rules import AlertKind
 from hopback.ops.contract.values import HELD_BACK
 from hopback.ops.http.roles import Role
 from hopback.ops.messages.body import is_msgpack, packing, unpacked
-from hopback.ops.messages.dead_letter import plain_payload, plain_text, pretty_json
+from hopback.ops.messages.plain import plain_payload, plain_text, pretty_json
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery
     from hopback.ops.alerts.rules import AlertRule
-    from hopback.ops.browse.surveys import TrendSample
+    from hopback.ops.contract.surveys import TrendSample
     from hopback.ops.contract.values import AuditEntry, TargetChoice
 
 # Of the small line, in the units of its viewBox.

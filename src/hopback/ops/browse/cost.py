@@ -1,0 +1,30 @@
+"""Refuse to read a queue if that could lose messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.broker.limits import spent
+from hopback.errors import UnsafeOperation
+from hopback.ops.contract.values import Price
+from hopback.ops.messages.dead_letter import delivery_count
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+    from hopback.ops.contract.values import Cost
+
+
+def check_spent(queue: str, delivery: Delivery, cost: Cost) -> None:
+    """UnsafeOperation if a message has used up half of its delivery limit: it is not looked at again."""
+    count = 0 if cost.limit is None else delivery_count(delivery)
+    if spent(count, cost.limit):
+        raise UnsafeOperation(
+            f"looking at {queue!r} stopped: a message was delivered {count} times already and the queue"
+            f" removes it after {cost.limit}; lift the limit before looking again"
+        )
+
+
+def check_cost(cost: Cost, *, forced: bool) -> None:
+    """UnsafeOperation if looking could lose something and nobody has accepted that."""
+    if cost.price is Price.REFUSED and not forced:
+        raise UnsafeOperation(f"{cost.text}. {cost.remedy}")

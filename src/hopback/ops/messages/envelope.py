@@ -1,0 +1,73 @@
+"""Type, id and time of a message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.headers import (
+    clipped,
+)
+from hopback.ops.messages.body import parsed_content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hopback.message import Delivery, Properties
+
+
+_NAME_BYTES = 255  # of type, id and time: what a property of AMQP can hold
+_TYPE_HEADERS = (
+    "cloudEvents:type", "cloudEvents_type", "ce-type", "ce_type", "NServiceBus.EnclosedMessageTypes",
+    "__TypeId__", "type", "x-message-type", "message-type", "event-type", "eventType",
+)  # fmt: skip
+_ID_HEADERS = (
+    "cloudEvents:id", "cloudEvents_id", "ce-id", "ce_id", "NServiceBus.MessageId", "MT-MessageId",
+)  # fmt: skip
+_TIME_HEADERS = ("cloudEvents:time", "cloudEvents_time", "ce-time", "ce_time")
+_TYPE_FIELDS = (
+    "type", "eventType", "event_type", "messageType", "message_type", "eventName", "event", "name",
+)  # fmt: skip
+_ID_FIELDS = ("id", "eventId", "event_id", "messageId", "message_id", "uuid")
+_TIME_FIELDS = (
+    "time", "occurredAt", "occurred_at", "timestamp", "sentTime", "createdAt", "created_at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Type, id and time as the message itself gives them; empty where it does not."""
+
+    type: str = ""
+    id: str = ""
+    time: str = ""
+
+
+def envelope_of(delivery: Delivery) -> Envelope:
+    """What the message says it is, by its properties, its headers, then its body."""
+    return read_envelope(delivery.properties, parsed_content(delivery))
+
+
+def read_envelope(properties: Properties, parsed: object) -> Envelope:
+    headers = properties.headers
+    body = parsed if isinstance(parsed, dict) else {}
+    kind = _first((properties.type, *_of(headers, _TYPE_HEADERS), *_of(body, _TYPE_FIELDS)))
+    return Envelope(
+        # A .NET type without its assembly, a MassTransit URN without its scheme.
+        kind.split(";")[0].split(",")[0].removeprefix("urn:message:").strip(),
+        _first((properties.message_id, *_of(headers, _ID_HEADERS), *_of(body, _ID_FIELDS))),
+        _first((*_of(headers, _TIME_HEADERS), *_of(body, _TIME_FIELDS))),
+    )
+
+
+def _of(values: Mapping[str, object], names: Iterable[str]) -> Iterable[object]:
+    return map(values.get, names) if values else ()
+
+
+def _first(candidates: Iterable[object]) -> str:
+    """The first text; of a list of texts (MassTransit names every type it implements) the first."""
+    for value in candidates:
+        found = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(found, str) and found:
+            return clipped(found, _NAME_BYTES)
+    return ""

@@ -1,0 +1,93 @@
+"""Group dead letters by a property."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from hopback.errors import BadRequest
+from hopback.headers import clipped
+from hopback.ops.contract.requests import GroupBy
+from hopback.ops.contract.values import (
+    Group,
+    Moment,
+)
+from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
+from hopback.ops.messages.filters import value_in
+from hopback.ops.messages.plain import plain_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hopback.message import Delivery
+    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.contract.values import DeadLetter
+
+
+def groups_of(dead_letters: Iterable[DeadLetter], by: GroupBy | str) -> tuple[Group, ...]:
+    """Group dead letters in one pass, keeping one sample of each group."""
+    grouping = Grouping(by)
+    for dead_letter in dead_letters:
+        grouping.add(dead_letter)
+    return grouping.groups()
+
+
+_KEY_BYTES = 255  # of a value to group by: longer ones are told apart by their beginning
+
+
+class Grouping:
+    """Groups dead letters as they come; keeps one sample of each group, and at most so many groups.
+
+    `by` is one of `GroupBy`, or a `header.NAME` or `payload.PATH` of the messages; BadRequest for
+    anything else. What comes when there are as many is one group with an empty sample key, `…`.
+    """
+
+    def __init__(self, by: GroupBy | str, most: int = 10_000) -> None:
+        self._by = str(by)
+        kind, _, path = self._by.partition(".")
+        self.needs_content: bool = kind in ("header", "payload") and bool(path)
+        if not self.needs_content and self._by not in set(GroupBy):
+            raise BadRequest(
+                "by", f"{', '.join(GroupBy)}, header.NAME or payload.PATH, got {self._by!r}"
+            )
+        self._most = most
+        self._samples: dict[str, DeadLetter] = {}
+        self._counts: dict[str, int] = defaultdict(int)
+        self._times: dict[str, tuple[Moment | None, Moment | None]] = {}
+
+    def add(self, dead_letter: DeadLetter, delivery: Delivery | None = None) -> None:
+        """Count one dead letter; `delivery` is needed to group by what a message holds."""
+        if not self.needs_content:
+            key = str(getattr(dead_letter, self._by))
+        else:
+            said = None if delivery is None else value_in(delivery, self._by)
+            key = "" if said is None else clipped(plain_text(said), _KEY_BYTES)
+        if key not in self._samples and len(self._samples) >= self._most:
+            key = "…"
+        self._samples.setdefault(key, dead_letter)
+        self._count(key, dead_letter.last_failed)
+
+    def see(self, delivery: Delivery, place: int, source: DeadLetterQueue | None) -> None:
+        """The same for a message that nobody has read yet: by fingerprint only samples are read in full."""
+        if self._by == GroupBy.FINGERPRINT:
+            key, failed = last_failure(delivery, source)
+            if key in self._samples:
+                self._count(key, failed)
+                return
+        self.add(read_dead_letter(delivery, place, source), delivery)
+
+    def _count(self, key: str, failed: Moment | None) -> None:
+        self._counts[key] += 1
+        first, last = self._times.get(key, (None, None))
+        if failed is not None:
+            first = failed if first is None else min(first, failed)
+            last = failed if last is None else max(last, failed)
+        self._times[key] = first, last
+
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, the largest first."""
+        made = (
+            Group(key, self._counts[key], *self._times[key], sample)
+            for key, sample in self._samples.items()
+        )
+        return tuple(sorted(made, key=lambda group: (-group.count, group.key)))

@@ -1,0 +1,120 @@
+"""Describe in words why a dead letter is in its queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.headers import (
+    read_history,
+    timestamp,
+)
+from hopback.ops.contract.values import DeadLetter, Moment, TimelineEntry
+from hopback.ops.messages.body import parsed_content
+from hopback.ops.messages.plain import plain_text
+from hopback.ops.messages.tasks import read_task_call
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+
+
+_BROKER = {
+    "rejected": "A consumer of {queue} rejected it",
+    "expired": "It waited in {queue} until its time to live was over",
+    "maxlen": "It was pushed out of {queue}, which was full",
+    "delivery_limit": (
+        "The broker took it from {queue} because it came back unanswered too often; its consumer"
+        " probably crashed or was killed, and left no record of a failure"
+    ),
+}
+
+
+def what_happened(dead_letter: DeadLetter, delivery: Delivery | None = None) -> str:
+    """A few sentences that say why this message is here, and which task it is if it is one."""
+    times, before = dead_letter.redrives, ""
+    if times:
+        before = f" It was re-driven{_times(times) or ' once'} before{_by(dead_letter)}."
+    task = ""
+    if delivery is not None:
+        call = read_task_call(delivery, parsed_content(delivery))
+        task = "" if call is None else f" It is the {plain_text(str(call))}."
+    return f"{_cause(dead_letter)}.{before}{task}"
+
+
+def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry, ...]:
+    """Attempts, deaths and re-drives, the oldest first; what has no time comes last."""
+    known = read_history(delivery.properties.headers, dead_letter.origin)
+    events = [
+        TimelineEntry(
+            None if death.time is None or death.time < 0 else Moment(death.time),
+            plain_text(f"left {death.queue} ({death.reason}{_times(death.count)})"),
+        )
+        for death in known.deaths
+    ]
+    if dead_letter.recorded_by:
+        if (
+            dead_letter.first_failed is not None
+            and dead_letter.first_failed != dead_letter.last_failed
+        ):
+            events.append(
+                TimelineEntry(dead_letter.first_failed, f"failed first in {_queue(dead_letter)}")
+            )
+        events.append(
+            TimelineEntry(
+                dead_letter.last_failed,
+                f"failed last in {_queue(dead_letter)}: {_error(dead_letter)}",
+            )
+        )
+    if dead_letter.redrives:
+        events.append(
+            TimelineEntry(None, f"re-driven{_times(dead_letter.redrives)}{_by(dead_letter)}")
+        )
+    return tuple(sorted(events, key=lambda event: (event.time is None, event.time or 0.0)))
+
+
+def _cause(dead_letter: DeadLetter) -> str:
+    if dead_letter.recorded_by:
+        by = (
+            ""
+            if dead_letter.recorded_by == "hopback"
+            else f" (recorded by {dead_letter.recorded_by})"
+        )
+        when = (
+            "" if dead_letter.last_failed is None else f" at {timestamp(dead_letter.last_failed)}"
+        )
+        return (
+            f"{_queue(dead_letter)} gave up{_after(dead_letter)}{when}{by}: {_error(dead_letter)}"
+        )
+    if dead_letter.reason in _BROKER:
+        return _BROKER[dead_letter.reason].format(queue=_queue(dead_letter)) + _after(dead_letter)
+    if dead_letter.reason == "parked":
+        return (
+            f"A consumer of {_queue(dead_letter)} parked it without a record{_after(dead_letter)}"
+        )
+    if dead_letter.reason == "unknown":
+        return "Nothing in it says why it is here"
+    return f"It left {_queue(dead_letter)} for the reason {dead_letter.reason!r}"
+
+
+def _after(dead_letter: DeadLetter) -> str:
+    if not dead_letter.attempts:
+        return ""
+    least = "at least " if dead_letter.attempts_at_least else ""
+    times = "1 attempt" if dead_letter.attempts == 1 else f"{dead_letter.attempts} attempts"
+    return f" after {least}{times}"
+
+
+def _by(dead_letter: DeadLetter) -> str:
+    return f", last by job {dead_letter.redrive_job}" if dead_letter.redrive_job else ""
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f" {count} times"
+
+
+def _queue(dead_letter: DeadLetter) -> str:
+    return dead_letter.origin or "an unknown queue"
+
+
+def _error(dead_letter: DeadLetter) -> str:
+    parts = [part for part in (dead_letter.error, dead_letter.error_message) if part]
+    return ": ".join(parts).rstrip(".") or "no reason given"

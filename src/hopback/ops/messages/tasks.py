@@ -1,0 +1,137 @@
+"""Tasks of Celery and Dramatiq in dead letters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hopback.headers import clipped, failure_from_traceback
+from hopback.ops.messages.body import kombu_message, parsed_content
+from hopback.ops.messages.frameworks import ForeignFailure
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+    from hopback.message import Delivery
+
+
+_NAME_BYTES = 255  # of a name or an id: what a property of AMQP can hold
+_ARGUMENTS_BYTES = 1024  # of arguments: a screenful is for people, the rest is in the body
+_MANY_RETRIES = 1_000_000  # a number beyond is no count
+_PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle"})
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """A call that travels as a message. `failed` is what its framework wrote down, if it did."""
+
+    framework: str
+    name: str
+    id: str
+    arguments: str
+    retries: int = 0
+    failed: ForeignFailure | None = None
+
+    def __str__(self) -> str:
+        return f"{self.framework} task {self.name}({self.arguments})"
+
+
+def task_call(headers: Headers, content_type: str | None, parsed: object) -> TaskCall | None:
+    """The call in a message whose body is `parsed`; None if it is none of these frameworks'."""
+    name = headers.get("task")
+    of_celery = "argsrepr" in headers or "lang" in headers
+    if of_celery and isinstance(name, str) and isinstance(headers.get("id"), str):
+        return _celery(headers, content_type, name, parsed)
+    if isinstance(parsed, dict):
+        if isinstance(parsed.get("actor_name"), str) and isinstance(parsed.get("options"), dict):
+            return _dramatiq(parsed, parsed["options"])
+        if isinstance(parsed.get("task"), str) and "args" in parsed and "kwargs" in parsed:
+            # Protocol 1: everything in the body.
+            return TaskCall(
+                "Celery",
+                clipped(parsed["task"], _NAME_BYTES),
+                clipped(_text_of(parsed.get("id")), _NAME_BYTES),
+                clipped(_call(parsed["args"], parsed["kwargs"]), _ARGUMENTS_BYTES),
+                _count(parsed.get("retries")),
+            )
+    return None
+
+
+def _celery(headers: Headers, content_type: str | None, name: str, parsed: object) -> TaskCall:
+    """Protocol 2: the call in the headers, its arguments in the body."""
+    if isinstance(parsed, list) and len(parsed) == 3:
+        arguments = _call(parsed[0], parsed[1])
+    else:
+        shown = [_text_of(headers.get(name)) for name in ("argsrepr", "kwargsrepr")]
+        arguments = ", ".join(one for one in shown if one not in ("", "()", "[]", "{}"))
+        if content_type in _PICKLES:
+            arguments = f"{arguments} (as its producer showed them: a pickle is not loaded)"
+    return TaskCall(
+        "Celery",
+        clipped(name, _NAME_BYTES),
+        clipped(_text_of(headers.get("id")), _NAME_BYTES),
+        clipped(arguments.strip(), _ARGUMENTS_BYTES),
+        _count(headers.get("retries")),
+    )
+
+
+def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
+    """Everything is in the body; a traceback is that of the attempt before the last."""
+    retries, trace = _count(options.get("retries")), _text_of(options.get("traceback"))
+    failed = None
+    if trace:
+        queue = _text_of(body.get("queue_name")).removesuffix(".DQ")
+        ms = options.get("requeue_timestamp")
+        moment = 0.0
+        if isinstance(ms, int) and not isinstance(ms, bool) and 0 < ms < 2**48:
+            moment = ms / 1000
+        failure = failure_from_traceback(trace)._replace(first=moment, last=moment)
+        failed = ForeignFailure("Dramatiq", failure, queue, retries)
+    return TaskCall(
+        "Dramatiq",
+        clipped(body["actor_name"], _NAME_BYTES),
+        clipped(_text_of(body.get("message_id")), _NAME_BYTES),
+        clipped(_call(body.get("args"), body.get("kwargs")), _ARGUMENTS_BYTES),
+        retries,
+        failed,
+    )
+
+
+def _call(args: object, kwargs: object) -> str:
+    """Arguments as one would write them."""
+    given = [_value_text(one) for one in args] if isinstance(args, list) else []
+    if isinstance(kwargs, dict):
+        given += [f"{name}={_value_text(value)}" for name, value in kwargs.items()]
+    return ", ".join(given)
+
+
+def _value_text(value: object) -> str:
+    """As JSON; bytes and dates of MessagePack as Python writes them."""
+    if isinstance(value, dict) and value.keys() == {"__type__", "__value__"}:
+        value = value[
+            "__value__"
+        ]  # Kombu's form of what JSON has no type for: dates, decimals, bytes
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, TypeError, ValueError):
+        return "…"
+
+
+def _text_of(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int:
+    plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MANY_RETRIES
+    return int(value) if plain and isinstance(value, int) else 0
+
+
+def read_task_call(delivery: Delivery, parsed: object) -> TaskCall | None:
+    """The call in a message; also in one that Kombu had wrapped to store it in Redis or SQS."""
+    inner = kombu_message(parsed)
+    if inner is not None:
+        return task_call(
+            inner.properties.headers, inner.properties.content_type, parsed_content(inner)
+        )
+    said = delivery.properties
+    return task_call(said.headers, said.content_type, parsed)
