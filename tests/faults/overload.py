@@ -12,7 +12,7 @@ from tests.faults.campaign import Campaign
 from tests.faults.ledger.entry import Kind
 from tests.faults.soak import uses
 from tests.harness.rabbitmq import RabbitNode
-from tests.unit.admin.admin_service import DLQ, admin, dead_letter
+from tests.unit.ops.admin_service import DLQ, admin, dead_letter
 
 if TYPE_CHECKING:
     from tests.faults.ledger.checks import Verdict

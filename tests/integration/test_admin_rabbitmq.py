@@ -14,7 +14,7 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.ops.http import create_app
 from hopback.ops.operations import Operations
-from tests.unit.admin.admin_service import DLQ, MAIN, dead_letter, topology
+from tests.unit.ops.admin_service import DLQ, MAIN, dead_letter, topology
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -1,1 +1,0 @@
-"""Operations on dead letters, on the embedded broker in virtual time."""

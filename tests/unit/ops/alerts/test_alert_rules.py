@@ -1,0 +1,100 @@
+"""Alerts of a service over an embedded broker: lost consumers, and the subject of a mail."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hopback.ops.alerts.book import MemoryAlertBook
+from hopback.ops.alerts.rules import Alert, AlertKind, AlertNotice, AlertState
+from hopback.ops.alerts.service import Alerting, AlertSource, mail_of
+from hopback.ops.contract.values import Moment
+from hopback.ops.http.overview import Sweep
+from hopback.ops.http.settings import parse_settings
+from hopback.testing import in_virtual_time
+from tests.unit.ops.cli.raffle import MAIN, Raffle, raffle
+
+_TICKS_S = 12.0
+"""Management learns of consumers by the broker's ticks."""
+
+
+def _alerting(found: Raffle, book: MemoryAlertBook) -> Alerting:
+    rule = {"name": "no consumer", "kind": "consumer-gone"}
+    target = {"name": "hook", "kind": "webhook", "url": "http://127.0.0.1:1/"}
+    alerts = {"rules": [rule], "targets": [target], "wait_seconds": 3600}
+    settings = parse_settings({"alerts": alerts}, {}, "test").alerts
+    operations = found.operations
+    source = AlertSource(
+        "",
+        Sweep(operations.queues, operations.clock),
+        operations.jobs,
+        operations.surveys.by_queue,
+        operations.remember_consumed,
+    )
+    return Alerting(settings, book, (source,), {}, operations.clock)
+
+
+async def _firing(alerting: Alerting) -> list[str]:
+    await asyncio.sleep(_TICKS_S)
+    await alerting.look()
+    return [
+        each.text for each in (await alerting.listed()).items if each.state is AlertState.FIRING
+    ]
+
+
+@in_virtual_time
+async def test_consumer_gone_fires_only_for_queues_that_had_a_consumer() -> None:
+    async with raffle() as found:
+        book = MemoryAlertBook()
+        alerting = _alerting(found, book)
+        assert await _firing(alerting) == []
+        connection = await found.broker.connect("a consumer")
+        await (await connection.open_channel()).consume(MAIN, lambda _: None)
+        assert await _firing(alerting) == []
+        await connection.close()
+        assert await _firing(alerting) == [f"{MAIN!r} has no consumer any more"]
+
+
+@in_virtual_time
+async def test_consumer_gone_remembers_consumers_after_a_restart() -> None:
+    async with raffle() as found:
+        connection = await found.broker.connect("a consumer")
+        await (await connection.open_channel()).consume(MAIN, lambda _: None)
+        assert await _firing(_alerting(found, MemoryAlertBook())) == []
+        await connection.close()
+        assert len(await _firing(_alerting(found, MemoryAlertBook()))) == 1
+
+
+def _alert(number: int, broker: str = "") -> Alert:
+    return Alert(
+        id=f"a-{number}",
+        rule="deep",
+        kind=AlertKind.DEPTH,
+        broker=broker,
+        queue=f"q{number}.dlq",
+        state=AlertState.FIRING,
+        text="11 dead letters",
+        since=Moment(1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("alerts", "subject"),
+    [
+        ([_alert(1)], "Hopback: deep (q1.dlq on mq.test/shop)"),
+        ([_alert(1, "prod")], "Hopback: deep (q1.dlq on prod)"),
+        (
+            [_alert(1, "prod"), _alert(2, "test")],
+            "Hopback: 2 firing (q1.dlq on prod, q2.dlq on test)",
+        ),
+        (
+            [_alert(number, "prod") for number in range(1, 6)],
+            "Hopback: 5 firing (q1.dlq on prod, q2.dlq on prod, q3.dlq on prod and others)",
+        ),
+    ],
+)
+def test_subject_of_alert_mail_names_queue_and_broker(alerts: list[Alert], subject: str) -> None:
+    notice = AlertNotice("n-1", "mail", Moment(1.0), tuple(alerts))
+    mail = mail_of(notice, "", "hopback@example.com", ["ops@example.com"], "mq.test/shop")
+    assert mail["Subject"] == subject

@@ -1,0 +1,382 @@
+"""Browse sessions: look without harm. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
+from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
+from hopback.message import Message, Properties
+from hopback.ops.browse.walk import walk
+from hopback.ops.contract.requests import GroupBy, Selection, Settings, Window
+from hopback.ops.contract.values import HeldBack, Price
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Policy, Queue
+from hopback.version import BrokerVersion
+from tests.unit.ops.shop import ANN, DLQ, open_shop, properties, redrive
+
+if TYPE_CHECKING:
+    from hopback.fields import FieldValue
+
+V3, V4, V43 = BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)
+
+
+@in_virtual_time
+async def test_what_the_broker_holds_back_is_told_with_its_dead_letter_queue() -> None:
+    """Retries that their queue does not take are in no length; the list names where they are."""
+    async with open_shop() as shop:
+        retry = next(queue.name for queue in shop.topology.queues if ".retry." in queue.name)
+        connection = await shop.broker.connect("operator")
+        channel = await connection.open_channel()
+        await channel.delete_queue("orders")
+        await shop.publish(Message("", retry, b"x", properties(f"m{n}")) for n in range(3))
+        await asyncio.sleep(24 * 3600)
+        (summary,) = await shop.operations.queues()
+        assert (summary.depth.ready, summary.held_back) == (0, (HeldBack(retry, 3),))
+        assert (await shop.operations.queue(DLQ)).held_back == (HeldBack(retry, 3),)
+        await connection.close()
+
+
+@in_virtual_time
+async def test_the_time_of_a_session_runs_from_when_it_holds_its_messages() -> None:
+    """Taking them may take minutes; but no message is held longer than a session may be open."""
+    async with open_shop() as shop:
+        await shop.publish(Message("", DLQ, b"x", properties(f"m{n}")) for n in range(3))
+        shop.broker.faults.latency = 40.0
+        for seconds, left in ((60.0, 60.0), (1500.0, 1300.0)):
+            session = await shop.operations.open_session(DLQ, Window(limit=3, seconds=seconds))
+            now = shop.operations.clock.now()
+            assert now - session.opened_at > 60.0
+            assert session.expires_at - now <= left
+            await asyncio.sleep(50.0)
+            assert shop.operations.session(session.id).held == 3
+            await shop.operations.release(session.id)
+            await asyncio.sleep(300.0)  # until the broker has heard of it
+
+
+@in_virtual_time
+async def test_a_session_pages_filters_groups_and_releases() -> None:
+    """Everything is seen while it is held, and stands as it stood when it is released."""
+    async with open_shop() as shop:
+        await shop.publish(
+            Message(
+                "",
+                DLQ,
+                b"%d" % n,
+                properties(f"m{n}", {"x-final-error": ("Red", "Green", "Blue")[n % 3]}),
+            )
+            for n in range(50)
+        )
+        operations = shop.operations
+        session = await operations.open_session(DLQ, Window(limit=30), by=ANN)
+        assert (session.held, session.complete, session.by) == (30, False, "Ann")
+        page = await operations.messages(session.id, size=20)
+        assert ([dead_letter.place for dead_letter in page.dead_letters], page.matching) == (
+            list(range(1, 21)),
+            30,
+        )
+        rest = await operations.messages(session.id, cursor=page.next or 0)
+        assert ([dead_letter.place for dead_letter in rest.dead_letters], rest.next) == (
+            list(range(21, 31)),
+            None,
+        )
+        assert (await operations.messages(session.id, "id:m7")).dead_letters[0].message_id == "m7"
+        groups = (await operations.groups(session.id, GroupBy.FINGERPRINT)).items
+        assert [group.count for group in groups] == [10, 10, 10]
+        ident = page.dead_letters[3].id
+        assert await operations.body(session.id, ident, by=ANN) == b"3"
+        view = await operations.message(session.id, ident)
+        assert view.way is not None
+        assert (view.way.exchange, view.way.routing_key, view.way.flaw) == ("", "orders", None)
+        assert "Red" in view.sentence
+        await operations.release(session.id)
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(50)]
+        with pytest.raises(SessionOver, match="released"):
+            await operations.messages(session.id)
+        shown = [entry.action for entry in await operations.audit()]
+        assert shown == ["message.show", "message.show", "session.open"]
+
+
+@in_virtual_time
+async def test_a_session_ends_by_itself_and_can_be_renewed() -> None:
+    """When its time is over everything is back; renewing holds on, but not forever."""
+    async with open_shop() as shop:
+        await shop.park(3)
+        session = await shop.operations.open_session(DLQ, Window(seconds=60))
+        await asyncio.sleep(50)
+        await shop.operations.renew(session.id)
+        await asyncio.sleep(50)
+        assert shop.bodies(DLQ) == []
+        await asyncio.sleep(20)
+        assert len(shop.bodies(DLQ)) == 3
+        with pytest.raises(SessionOver, match="expired"):
+            await shop.operations.renew(session.id)
+        with pytest.raises(NoSuch, match="session"):
+            shop.operations.session("s-unknown")
+
+
+@in_virtual_time
+async def test_a_line_that_ends_takes_the_session_with_it() -> None:
+    """The broker has everything back; who asks is told why."""
+    async with open_shop() as shop:
+        await shop.park(3)
+        session = await shop.operations.open_session(DLQ)
+        shop.broker.cut()
+        await asyncio.sleep(1)
+        with pytest.raises(SessionOver, match="the broker took everything back"):
+            await shop.operations.messages(session.id)
+        assert len(shop.bodies(DLQ)) == 3
+        assert shop.operations.sessions() == ()
+
+
+@pytest.mark.parametrize("version", [V3, V4, V43])
+@in_virtual_time
+async def test_sessions_of_any_size_keep_the_order_of_a_quorum_queue(
+    version: BrokerVersion,
+) -> None:
+    """Large, small, large again: what came back before is held with them and returns in order."""
+    async with open_shop(version=version) as shop:
+        await shop.park(400)
+        for limit in (200, 50, 1, 120, 400, 7, 200):
+            session = await shop.operations.open_session(DLQ, Window(limit=limit))
+            assert (session.held, session.order_kept) == (limit, True)
+            await shop.operations.release(session.id)
+            assert shop.bodies(DLQ) == [b"%d" % n for n in range(400)]
+
+
+@in_virtual_time
+async def test_a_session_holds_no_more_bytes_than_it_may() -> None:
+    """The window of bytes ends it, give or take the last message."""
+    async with open_shop("raffle") as shop:
+        await shop.publish(Message("", "raffle_dlq", bytes(100_000)) for _ in range(50))
+        session = await shop.operations.open_session("raffle_dlq", Window(max_bytes=1_000_000))
+        assert session.held == 10
+        assert 1_000_000 <= session.held_bytes <= 1_000_000 + 110_000
+
+
+@in_virtual_time
+async def test_headers_count_as_much_as_bodies_do() -> None:
+    """Twenty thousand headers of a few bytes take megabytes: six such messages fill 16 MiB."""
+    headers: dict[str, FieldValue] = {f"{n:x}": None for n in range(20_000)}
+    async with open_shop("raffle") as shop:
+        await shop.publish(
+            Message("", "raffle_dlq", b"", Properties(headers=headers)) for _ in range(10)
+        )
+        window = Window(max_bytes=16 * 1024 * 1024)
+        session = await shop.operations.open_session("raffle_dlq", window)
+        assert session.held == 6
+        assert session.held_bytes > 16 * 1024 * 1024
+
+
+_LARGE = b'{"order": {"id": 1}, "rest": "' + bytes(32 * 1024).hex().encode() * 24 + b'"}'
+_DEEP = b"[" * 200_000 + b"]" * 200_000  # beyond what any Python reads
+
+
+@in_virtual_time
+async def test_what_a_filter_cannot_look_into_is_said() -> None:
+    """On the page, in the groups, in the survey and in the plan; none of it is taken to match."""
+    async with open_shop() as shop:
+        await shop.publish(
+            Message("", DLQ, body)
+            for body in (_LARGE, b'{"order": {"id": 1}}', _DEEP, b'{"order": {"id": 2}}')
+        )
+        operations, text = shop.operations, "payload.order.id:1"
+        session = await operations.open_session(DLQ)
+        page = await operations.messages(session.id, text)
+        assert ([dead_letter.place for dead_letter in page.dead_letters], page.not_looked_into) == (
+            [2],
+            2,
+        )
+        groups = await operations.groups(session.id, GroupBy.REASON, text)
+        assert (groups.matching, groups.not_looked_into) == (1, 2)
+        held = redrive(selection=Selection(session=session.id, filter=text))
+        assert "2 messages have bodies too large" in (await operations.plan(held)).warnings[-1]
+        await operations.release(session.id)
+        survey = await operations.survey(DLQ, where=text)
+        assert (survey.matching, survey.not_looked_into) == (1, 2)
+        plan = await operations.plan(redrive(selection=Selection(filter=text)))
+        assert (plan.matching, "left out, whatever they hold" in plan.warnings[-1]) == (1, True)
+
+
+@in_virtual_time
+async def test_others_run_while_a_filter_looks_into_large_bodies() -> None:
+    """After each of twenty large messages somebody else has a turn."""
+    body = b'{"a": [' + b"1," * 400_000 + b"1]}"
+    async with open_shop() as shop:
+        await shop.publish(Message("", DLQ, body) for _ in range(20))
+        session = await shop.operations.open_session(DLQ)
+        looking = asyncio.ensure_future(shop.operations.messages(session.id, "payload.b:1"))
+        turns = 0
+        while not looking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 20
+        assert (await looking).matching == 0
+
+
+@in_virtual_time
+async def test_limits_of_sessions_are_told() -> None:
+    """Too many messages, too long, too many at once."""
+    async with open_shop(settings=Settings(sessions=1, session_messages=50)) as shop:
+        await shop.park(3)
+        with pytest.raises(BadRequest, match="limit: expected 1 to 50, got 51"):
+            await shop.operations.open_session(DLQ, Window(limit=51))
+        with pytest.raises(BadRequest, match="ttlSeconds"):
+            await shop.operations.open_session(DLQ, Window(limit=1, seconds=9999))
+        session = await shop.operations.open_session(DLQ, Window(limit=2))
+        with pytest.raises(BadRequest, match="at most 1 at once"):
+            await shop.operations.open_session(DLQ, Window(limit=2))
+        with pytest.raises(BadFilter):
+            await shop.operations.messages(session.id, "nonsense>1")
+        with pytest.raises(NoSuch, match="message"):
+            await shop.operations.body(session.id, "1-0000")
+
+
+@in_virtual_time
+async def test_a_quorum_queue_with_the_default_limit_is_not_looked_at() -> None:
+    """A hundred attempts are refused; with the limit lifted a hundred sessions lose nothing."""
+    async with open_shop("ratatoskr", version=V4) as shop:
+        await shop.park(5)
+        for _ in range(100):
+            with pytest.raises(UnsafeOperation, match="removes a message when it has come back 21"):
+                await shop.operations.open_session(DLQ)
+            with pytest.raises(UnsafeOperation):
+                await shop.operations.survey(DLQ)
+        assert not any(message.redelivered for message in shop.queue(DLQ).ready)
+        detail = await shop.operations.queue(DLQ)
+        assert (detail.limit, detail.can_lift, detail.cost.price) == (20, True, Price.REFUSED)
+        for _ in range(100):
+            session = await shop.operations.open_session(DLQ, lift=True)
+            await shop.operations.release(session.id)
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
+        assert (await shop.operations.queue(DLQ)).limit_lifted
+        with pytest.raises(
+            UnsafeOperation, match=r"5 messages of 'orders\.dlq' came back up to 101"
+        ):
+            await shop.operations.restore_limit(DLQ)
+        assert (await shop.operations.queue(DLQ)).limit_lifted
+
+
+@in_virtual_time
+async def test_under_a_limit_what_was_held_goes_back_by_nack_where_that_is_not_counted() -> None:
+    """A hundred sessions, surveys and searches of RabbitMQ 4.3 use up nothing; a crash uses up one."""
+    async with open_shop("ratatoskr", version=V43) as shop:
+        await shop.park(5)
+        for _ in range(100):
+            session = await shop.operations.open_session(DLQ, Window(limit=3))
+            await shop.operations.release(session.id)
+            assert (await shop.operations.survey(DLQ)).seen == 5
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
+        session = await shop.operations.open_session(DLQ)
+        page = await shop.operations.messages(session.id)
+        assert [one.delivery_count for one in page.dead_letters] == [0] * 5
+        for _ in range(9):
+            shop.broker.cut()
+            await asyncio.sleep(1)
+            session = await shop.operations.open_session(DLQ)
+        shop.broker.cut()
+        await asyncio.sleep(1)
+        for look in (shop.operations.open_session, shop.operations.survey):
+            with pytest.raises(UnsafeOperation, match="delivered 10 times already"):
+                await look(DLQ)
+        assert len(shop.bodies(DLQ)) == 5
+
+
+@in_virtual_time
+async def test_a_limit_that_no_policy_lifts_is_told() -> None:
+    """An operator policy stays in force, and before 4.0 no policy means no limit."""
+    async with open_shop("ratatoskr", version=V4) as shop:
+        shop.broker.set_policy(Policy("ops", ".*", {"delivery-limit": 30}), operator=True)
+        with pytest.raises(UnsafeOperation, match="operator policy"):
+            await shop.operations.lift_limit(DLQ)
+        assert (await shop.operations.queue(DLQ)).limit == 30
+    async with open_shop("ratatoskr", version=V4, live=False) as shop:
+        with pytest.raises(UnsafeOperation, match="no management"):
+            await shop.operations.lift_limit(DLQ)
+
+
+@in_virtual_time
+async def test_danger_can_be_accepted_once() -> None:
+    """`forced` looks anyway; half-way to the limit an unforced look stops by itself."""
+    async with open_shop("ratatoskr", version=V4) as shop:
+        await shop.park(2)
+        for _ in range(3):
+            session = await shop.operations.open_session(DLQ, forced=True)
+            await shop.operations.release(session.id)
+        assert {message.returns for message in shop.queue(DLQ).ready} == {3}
+
+
+@in_virtual_time
+async def test_a_survey_groups_a_whole_queue() -> None:
+    """Every message is counted once, none is kept, all are back in order."""
+    async with open_shop() as shop:
+        await shop.publish(
+            Message("", DLQ, b"x", properties(f"m{n}", {"x-final-error": f"Boom {n % 2}"}))
+            for n in range(2500)
+        )
+        found = await shop.operations.survey(DLQ, GroupBy.ERROR, who=ANN)
+        assert (found.seen, found.matching, found.complete) == (2500, 2500, True)
+        assert sum(group.count for group in found.groups) == 2500
+        assert len(shop.queue(DLQ).ready) == 2500
+        part = await shop.operations.survey(DLQ, where="id:m1", limit=100)
+        assert (part.seen, part.matching, part.complete) == (100, 1, False)
+        assert [m.properties.message_id for m in shop.queue(DLQ).ready] == [
+            f"m{n}" for n in range(2500)
+        ]
+
+
+@in_virtual_time
+async def test_messages_are_grouped_by_any_header_or_field_of_the_payload() -> None:
+    """What a consumer of nobody's framework writes can be grouped by, in a session and in a survey."""
+    async with open_shop() as shop:
+        for number in range(6):
+            headers = {"x-tenant": "acme" if number % 3 else "zeta"}
+            body = b'{"order": {"kind": "k%d"}}' % (number % 2)
+            await shop.publish([Message("", DLQ, body, properties(f"m{number}", headers))])
+        session = await shop.operations.open_session(DLQ)
+        by_header = await shop.operations.groups(session.id, "header.x-tenant")
+        assert [(each.key, each.count) for each in by_header.items] == [("acme", 4), ("zeta", 2)]
+        await shop.operations.release(session.id)
+        by_field = await shop.operations.survey(DLQ, "payload.order.kind", "header.x-tenant:acme")
+        assert {each.key: each.count for each in by_field.groups} == {"k0": 2, "k1": 2}
+        with pytest.raises(BadRequest, match=r"header\.NAME"):
+            await shop.operations.survey(DLQ, "nonsense")
+
+
+@in_virtual_time
+async def test_what_was_released_is_counted_once() -> None:
+    """Numbers of different ages are never added up: three messages stay three, held or back."""
+    broker = EmbeddedBroker()
+    view, connection = EmbeddedManagement(broker), await broker.connect("test")
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("q.dlq"))
+    for _ in range(3):
+        await channel.publish(Message("", "q.dlq", b"{}"))
+    looking = await connection.open_channel()
+    for _ in range(3):
+        await looking.get("q.dlq")
+    await asyncio.sleep(6)  # the numbers of the management API are those of every fifth second
+    (held,) = await view.queues("/")
+    await looking.close()
+    (back,) = await view.queues("/")
+    assert (held.counts.ready, held.counts.unacked) == (0, 3)
+    assert (back.counts.ready, back.counts.unacked, back.counts.messages) == (3, 0, 3)
+    await connection.close()
+
+
+@pytest.mark.parametrize("skip", [0, 20])
+@in_virtual_time
+async def test_a_queue_has_as_many_messages_while_some_are_looked_at(skip: int) -> None:
+    """Those that are passed over and those that are held only for their order are there, too."""
+    async with open_shop() as shop:
+        await shop.park(60)
+        cost = (await shop.operations.queue(DLQ)).cost
+        assert len([delivery async for delivery in walk(shop.broker, DLQ, 60, cost)]) == 60
+        session = await shop.operations.open_session(DLQ, Window(limit=10, skip=skip))
+        depth = (await shop.operations.queue(DLQ)).depth
+        assert (session.held, depth.total) == (10, 60)
+        await shop.operations.release(session.id)
+        assert (await shop.operations.queue(DLQ)).depth.total == 60

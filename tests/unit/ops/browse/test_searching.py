@@ -1,0 +1,181 @@
+"""Search as people type it, through whole queues, and windows that stand anywhere in one."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+import zstandard
+
+from hopback.errors import BadFilter, BadRequest, NoSuch, UnsafeOperation
+from hopback.message import Message, Properties, Received
+from hopback.ops.contract.requests import Selection, Window
+from hopback.ops.contract.search import SearchRequest
+from hopback.ops.messages.filters import Judgement, parse_filter
+from hopback.testing import in_virtual_time
+from hopback.version import BrokerVersion
+from tests.unit.ops.shop import DLQ, MAIN, Shop, open_shop, properties, redrive
+
+if TYPE_CHECKING:
+    from hopback.ops.contract.search import SearchHit, SearchProgress
+
+_XML = '<order xmlns="urn:x"><customer id="C-01234">Jürgen</customer></order>'
+_BODIES = {
+    "json": b'{"customer": "C-01234", "name": "J\\u00fcrgen"}',
+    "xml": _XML.encode(),
+    "utf-16": _XML.encode("utf-16"),
+    "gzip": gzip.compress(_XML.encode()),
+    "zstd": zstandard.ZstdCompressor().compress(_XML.encode()),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "word"),
+    [
+        *((form, word) for form in _BODIES for word in ("C-01234", "c-01234")),
+        # Of UTF-16 only the ASCII letters are compared without their case.
+        *((form, "JÜRGEN") for form in _BODIES if form != "utf-16"),
+    ],
+)
+def test_a_word_is_found_in_any_text(form: str, word: str) -> None:
+    """JSON, XML, UTF-16, gzip and zstd; upper and lower case, and letters that JSON escapes."""
+    delivery = Received("q", "", "q", _BODIES[form], Properties())
+    assert parse_filter(word).words_in(delivery) is Judgement.MATCHES
+    assert parse_filter("C-99999").words_in(delivery) is Judgement.DIFFERS
+
+
+def test_a_word_is_found_in_headers_properties_and_key() -> None:
+    """What identifies a message need not be in its body."""
+    said = Properties(headers={"x-tenant": "Acme"}, correlation_id="corr-77")
+    delivery = Received("q", "", "orders.eu.new", b"\x00\xff", said)
+    for word in ("acme", "CORR-77", "orders.eu", '"x-tenant"'):
+        assert parse_filter(word).words_in(delivery) is Judgement.MATCHES, word
+
+
+def test_what_is_packed_to_do_harm_is_unpacked_a_little() -> None:
+    """A body that would grow to a gigabyte is searched as far as it may be, and that is said."""
+    bomb = gzip.compress(b"a" * 50_000_000)
+    delivery = Received("q", "", "q", bomb, Properties())
+    assert parse_filter("needle").words_in(delivery) is Judgement.NOT_LOOKED_INTO
+
+
+@pytest.mark.parametrize("text", ["reason=rejected", "a>b", "nosuch:1", '"open'])
+def test_a_term_that_is_mistyped_is_no_word(text: str) -> None:
+    """Whoever meant a term is told; whoever meant the text puts it into quotes."""
+    with pytest.raises(BadFilter):
+        parse_filter(text)
+
+
+async def _fill(shop: Shop, count: int) -> None:
+    await shop.publish(
+        Message("", DLQ, b'{"customer": "C-%05d"}' % number, properties(f"m{number}"))
+        for number in range(count)
+    )
+
+
+async def _searched(shop: Shop, request: SearchRequest) -> tuple[list[SearchHit], SearchProgress]:
+    hits: list[SearchHit] = []
+    async for progress in shop.operations.search(request):
+        hits.extend(progress.hits)
+    return hits, progress
+
+
+@in_virtual_time
+async def test_a_message_is_found_and_opened_wherever_it_stands() -> None:
+    """Far behind what a session holds: found by a word, opened by its place, sent back by itself."""
+    async with open_shop() as shop:
+        await _fill(shop, 3000)
+        hits, last = await _searched(shop, SearchRequest("C-02950"))
+        assert [(hit.dead_letter.place, hit.dead_letter.queue) for hit in hits] == [(2951, DLQ)]
+        assert '"C-02950"' in hits[0].excerpt
+        assert (last.seen, last.total, last.matching, last.is_over) == (3000, 3000, 1, True)
+        session = await shop.operations.open_session(DLQ, Window(limit=20, skip=2945))
+        assert (session.held, session.skipped, session.complete) == (20, 2945, False)
+        view = await shop.operations.message(session.id, hits[0].dead_letter.id)
+        assert view.payload == {"customer": "C-02950"}
+        chosen = Selection(session=session.id, ids=(hits[0].dead_letter.id,))
+        job = await shop.operations.wait(
+            (await shop.operations.start(redrive(selection=chosen))).id
+        )
+        assert job.counts.done == 1
+        assert shop.bodies(MAIN) == [b'{"customer": "C-02950"}']
+        assert len(shop.bodies(DLQ)) == 2999
+        assert shop.bodies(DLQ)[:2] == [b'{"customer": "C-00000"}', b'{"customer": "C-00001"}']
+
+
+@in_virtual_time
+async def test_a_search_can_be_cancelled_and_gives_everything_back() -> None:
+    """Whoever leaves ends it; nothing is held any more, and nothing has moved."""
+    async with open_shop() as shop:
+        await _fill(shop, 500)
+        async with aclosing(shop.operations.search(SearchRequest("customer"))) as progress:
+            first = await anext(progress)
+            assert 0 < first.held < 500
+        assert shop.held() == 0
+        assert len(shop.bodies(DLQ)) == 500
+        assert (await shop.operations.audit())[0].action == "messages.search"
+
+
+@in_virtual_time
+async def test_what_matches_is_counted_in_groups_at_the_end() -> None:
+    """By any field of the payload; of the first so many only, if no more are wanted."""
+    async with open_shop() as shop:
+        await shop.publish(
+            Message("", DLQ, b'{"shop": "%d", "n": %d}' % (n % 3, n), properties(f"m{n}"))
+            for n in range(300)
+        )
+        request = SearchRequest(queues=(DLQ,), limit=0, by="payload.shop", first=100)
+        hits, last = await _searched(shop, request)
+        assert (hits, last.seen, last.matching, last.beyond) == ([], 100, 100, 200)
+        counted = {group.key: group.count for group in last.groups}
+        assert counted == {"0": 34, "1": 33, "2": 33}
+        _, last = await _searched(shop, SearchRequest("payload.n:7", by="payload.shop"))
+        assert [(group.key, group.count) for group in last.groups] == [("1", 1)]
+        assert (last.seen, last.beyond) == (300, 0)
+        for request in (SearchRequest(), SearchRequest("x", by="colour")):
+            with pytest.raises(BadRequest):
+                await _searched(shop, request)
+        assert shop.held() == 0
+
+
+@in_virtual_time
+async def test_all_that_match_a_word_go_back() -> None:
+    """What was found can be acted upon: the same words select the messages of a job."""
+    async with open_shop() as shop:
+        await _fill(shop, 200)
+        asked = redrive(selection=Selection(filter="C-0001"), expected_count=10)
+        job = await shop.operations.wait((await shop.operations.start(asked)).id)
+        assert job.counts.done == 10
+        assert len(shop.bodies(DLQ)) == 190
+
+
+@in_virtual_time
+async def test_a_search_refuses_what_it_would_harm() -> None:
+    """A limit that looking would use up: one queue is refused, of all queues it is left out and said."""
+    async with open_shop("ratatoskr", version=BrokerVersion(4, 0)) as shop:
+        await _fill(shop, 3)
+        with pytest.raises(UnsafeOperation):
+            await _searched(shop, SearchRequest("C-00001", (DLQ,)))
+        hits, last = await _searched(shop, SearchRequest("C-00001"))
+        assert (hits, [one.queue for one in last.skipped]) == ([], [DLQ])
+        with pytest.raises(NoSuch):
+            await _searched(shop, SearchRequest("C-00001", ("no.such",)))
+
+
+@in_virtual_time
+async def test_a_search_counts_the_messages_that_another_consumer_holds() -> None:
+    """RabbitMQ counts them every five seconds."""
+    async with open_shop() as shop:
+        await _fill(shop, 10)
+        connection = await shop.broker.connect("another tool")
+        channel = await connection.open_channel()
+        await channel.qos(4)
+        await channel.consume(DLQ, lambda _: None)
+        await asyncio.sleep(10)
+        _, last = await _searched(shop, SearchRequest("C-0000"))
+        assert (last.seen, last.matching) == (6, 6)
+        assert [(one.queue, one.count) for one in last.held_by_others] == [(DLQ, 4)]
+        await connection.close()

@@ -1,0 +1,480 @@
+"""`hopback dlq redrive`, `discard`, `edit`, `export`, `import` and `hopback jobs`, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from msgspec import structs
+
+from hopback.cli.app import run
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.terminal import ask, ask_for_reason
+from hopback.errors import BadRequest
+from hopback.ops.cli.dlq import Look, search_messages
+from hopback.ops.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
+from hopback.ops.cli.dlq_archives import export_messages, import_messages
+from hopback.ops.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
+from hopback.ops.cli.jobs import (
+    Signals,
+    exit_code,
+    follow,
+    print_failures,
+    resume_job,
+    see_through,
+    watch_job,
+)
+from hopback.ops.contract.requests import (
+    DiscardRequest,
+    Edit,
+    JobKind,
+    Pace,
+    RedriveRequest,
+    Selection,
+    Target,
+    TargetKind,
+)
+from hopback.ops.contract.search import SearchRequest
+from hopback.ops.contract.values import Counts, Job, JobState, Moment, ReachedQueue
+from hopback.ops.jobs.actions import COPY_OF
+from hopback.testing import in_virtual_time
+from tests.unit.ops.cli.raffle import ANN, DLQ, MAIN, Raffle, raffle
+
+_Output = pytest.CaptureFixture[str]
+
+
+def _redrive(**more: Any) -> RedriveRequest:
+    return RedriveRequest(queue=DLQ, selection=Selection(), reason="repaired", **more)
+
+
+def _again(ident: str) -> str:
+    return f"hopback jobs resume {ident}"
+
+
+@in_virtual_time
+async def test_a_redrive_is_seen_through(capsys: _Output) -> None:
+    """The messages are where the design says, the job is told, and the code is 0."""
+    async with raffle() as found:
+        await found.park(5)
+        code = await carry_out(found.dead_letters, _redrive(), "ndjson", _again)
+        assert code == Exit.OK
+        job = json.loads(capsys.readouterr().out)
+        assert (job["state"], job["counts"]["done"], job["by"]) == ("completed", 5, "ann")
+        assert found.held(DLQ) == []
+
+
+@in_virtual_time
+async def test_what_the_loop_guard_leaves_out_makes_it_partial(capsys: _Output) -> None:
+    """It is said, and where to read more."""
+    async with raffle() as found:
+        await found.park(3)
+        for expected in (Exit.OK, Exit.PARTIAL):
+            code = await carry_out(
+                found.dead_letters, _redrive(target=_into(DLQ), max_redrives=1), "table", _again
+            )
+            assert code == expected
+        said = capsys.readouterr().out
+        assert "3 left out" in said
+        assert "hopback jobs failures j-" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ([{"op": "remove", "path": "/a"}] * 51, "length <= 50"),
+        ([{"op": "replace", "path": "/a"}], "at [0], value with replace"),
+        ([], "at least one step"),
+    ],
+    ids=["too many steps", "no value", "no step"],
+)
+def test_a_change_in_a_file_obeys_what_the_server_obeys(
+    tmp_path: Path, capsys: _Output, change: list[dict[str, str]], words: str
+) -> None:
+    """It is refused before a broker is asked."""
+    path = tmp_path / "change.json"
+    path.write_text(json.dumps(change))
+    asked = ["dlq", "redrive", DLQ, "--change", str(path), "--reason", "x", "--yes"]
+    assert run(asked) == Exit.USAGE
+    assert words in capsys.readouterr().err
+
+
+@in_virtual_time
+async def test_what_came_back_is_shown_and_kept_with_the_job(capsys: _Output) -> None:
+    """The messages with their error, and how many there are in all."""
+    async with raffle() as found:
+        await found.park(5, type="TimeoutError", message="no answer")
+        job = await found.operations.start(_redrive(target=_into(DLQ)))
+        await found.operations.wait(job.id)
+        request = SearchRequest(job=job.id, limit=2)
+        assert await search_messages(found.dead_letters, request, "table") == 5
+        said = capsys.readouterr().out
+        assert said.count("no answer") == 2
+        assert "5 of 5 messages match (the first 2 are shown)." in said
+        assert (await found.operations.job(job.id)).counts.came_back == 5
+
+
+@in_virtual_time
+async def test_what_is_found_says_why_it_is_here_even_without_an_error(capsys: _Output) -> None:
+    """Where nobody wrote an error down the broker's reason stands."""
+    async with raffle() as found:
+        await found.park(1, type="", message="")
+        assert await search_messages(found.dead_letters, SearchRequest("number"), "table") == 1
+        assert "  parked  " in capsys.readouterr().out
+
+
+def _into(queue: str) -> Target:
+    return Target(TargetKind.QUEUE, routing_key=queue)
+
+
+@in_virtual_time
+async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> None:
+    """On stderr before an act, so that stdout holds data only."""
+    async with raffle() as found:
+        await found.park(5)
+        plan = await found.dead_letters.plan(_redrive(target=_into(MAIN)))
+        print_plan(plan, err=True)
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"re-drive  from {DLQ}" in said.err
+        assert "messages  5" in said.err
+        assert f"queue {MAIN}: 5, exists and routes" in said.err
+        assert "    3  TimeoutError" in said.err
+        assert "free: a classic queue" in said.err
+
+
+@pytest.mark.parametrize(
+    ("seen", "selection", "told"),
+    [
+        (1000, Selection(limit=2000, count=2000), "2,000; 1,000 were looked at"),
+        (2000, Selection(limit=2000, count=60, filter="x"), "60 of 2,000, by the filter"),
+        (1000, Selection(count=60, estimate="why", filter="x"), "about 60 of 2,000: why"),
+    ],
+)
+@in_virtual_time
+async def test_the_plan_tells_how_much_of_the_queue_it_is_from(
+    seen: int, selection: Selection, told: str
+) -> None:
+    """Only the head of a deep queue is looked at for it."""
+    async with raffle() as found:
+        await found.park(1)
+        plan = await found.dead_letters.plan(_redrive(target=_into(MAIN)))
+        deep = structs.replace(plan, selected=2000, seen=seen, selection=selection)
+        assert dict(plan_lines(deep))["messages"] == told
+
+
+@in_virtual_time
+async def test_the_plan_tells_who_takes_what_is_sent_back(capsys: _Output) -> None:
+    """A queue of origin without a consumer is warned of; with one it is counted."""
+    async with raffle() as found:
+        await found.park(2)
+        asked = _redrive(target=_into(MAIN))
+        plan = await found.dead_letters.plan(asked)
+        assert plan.reaches == (ReachedQueue(MAIN, 0, 0),)
+        print_plan(plan, err=False)
+        said = capsys.readouterr().out
+        assert f"taken by  {MAIN}: 0 consumers" in said
+        assert f"Warning: {MAIN} has 0 consumers: what is sent there waits until one comes" in said
+        connection = await found.broker.connect("a consumer")
+        channel = await connection.open_channel()
+        await channel.consume(MAIN, lambda _delivery: None)
+        plan = await found.dead_letters.plan(asked)
+        assert (plan.reaches, plan.warnings) == ((ReachedQueue(MAIN, 1, 0),), ())
+        await connection.close()
+
+
+@in_virtual_time
+async def test_a_target_that_does_not_exist_is_a_flaw(capsys: _Output) -> None:
+    """Said before anything moves."""
+    async with raffle() as found:
+        await found.park(1)
+        plan = await found.dead_letters.plan(_redrive(target=_into("no.such")))
+        assert not plan.may_start
+        print_plan(plan, err=False)
+        assert "In the way: the target queue 'no.such' does not exist" in capsys.readouterr().out
+
+
+@in_virtual_time
+async def test_an_interrupted_job_is_put_down_and_taken_up_again(capsys: _Output) -> None:
+    """What is in flight comes to its end; the rest is in the queue; resume does exactly the rest."""
+    async with raffle() as found:
+        await found.park(10)
+        job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
+        signals = Signals()
+        asyncio.get_running_loop().call_later(4.5, signals)
+        last = await follow(found.dead_letters, job, signals)
+        assert last.state is JobState.RUNNING
+        down = await found.dead_letters.interrupt(job.id)
+        assert down.state is JobState.INTERRUPTED
+        done = down.counts.done
+        assert 0 < done < 10
+        assert len(found.held(DLQ)) == 10 - done
+        code = await resume_job(found.dead_letters, job.id, "json", _again(job.id))
+        assert code == Exit.OK
+        assert json.loads(capsys.readouterr().out)["counts"]["remaining"] == 0
+        assert found.held(DLQ) == []
+
+
+@in_virtual_time
+async def test_a_second_signal_cancels() -> None:
+    """Whoever presses Ctrl-C twice does not wait."""
+    waiting = asyncio.ensure_future(_two_signals())
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def _two_signals() -> None:
+    signals = Signals()
+    signals()
+    signals()
+    await asyncio.Event().wait()
+
+
+@in_virtual_time
+async def test_a_running_job_is_watched_paused_and_cancelled(capsys: _Output) -> None:
+    """From another process than the one it was begun in."""
+    async with raffle() as found:
+        await found.park(50)
+        job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
+        with pytest.raises(CommandFailed, match="is running") as refused:
+            await resume_job(found.dead_letters, job.id, "table", "")
+        assert refused.value.code is Exit.CONFLICT
+        await found.dead_letters.pause(job.id)
+        async for now in found.dead_letters.events(job.id):
+            if now.state is JobState.PAUSED:
+                break
+        code = await resume_job(found.dead_letters, job.id, "table", "")
+        assert code == Exit.OK
+        await found.dead_letters.set_rate(job.id, 2.0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_cancelled_later(found, job.id))
+            assert await watch_job(found.dead_letters, job.id, "table") == Exit.CANCELLED
+        said = capsys.readouterr().out
+        assert "is told to go on" in said
+        assert "cancelled" in said
+
+
+async def _cancelled_later(found: Raffle, job: str) -> None:
+    await asyncio.sleep(3)
+    await found.dead_letters.cancel(job)
+
+
+@pytest.mark.parametrize(
+    ("state", "counts", "code"),
+    [
+        ("completed", {}, Exit.OK),
+        ("completed", {"failed": 1}, Exit.PARTIAL),
+        ("cancelled", {"done": 1}, Exit.CANCELLED),
+        ("failed", {}, Exit.FAILED),
+        ("failed", {"done": 1}, Exit.PARTIAL),
+        ("interrupted", {"done": 1}, Exit.UNREACHABLE),
+    ],
+)
+def test_each_ending_has_its_code(state: str, counts: dict[str, int], code: Exit) -> None:
+    """As scripts rely on them."""
+
+    @in_virtual_time
+    async def judged() -> None:
+        async with raffle() as found:
+            job = Job(
+                id="j",
+                kind=JobKind.REDRIVE,
+                queue=DLQ,
+                state=JobState(state),
+                counts=structs.replace(Counts(selected=5), **counts),
+                created=Moment(0),
+                updated=Moment(0),
+            )
+            assert await exit_code(found.dead_letters, job) == code
+
+    judged()
+
+
+@in_virtual_time
+async def test_a_job_that_stops_says_why(capsys: _Output) -> None:
+    """A target that vanished: the reason and the code; what is kept in memory cannot be resumed."""
+    async with raffle() as found:
+        await found.park(3)
+        job = await found.dead_letters.start(_redrive(target=_into(MAIN), pace=Pace(rate=1.0)))
+        connection = await found.broker.connect("vandal")
+        await (await connection.open_channel()).delete_queue(MAIN)
+        await connection.close()
+        code = await see_through(found.dead_letters, job, "table", _again(job.id))
+        said = capsys.readouterr()
+        assert code in (Exit.FAILED, Exit.PARTIAL)
+        assert "Because:" in said.out
+        assert _again(job.id) not in said.err
+        done = (await found.dead_letters.job(job.id)).counts.done
+        assert len(found.held(DLQ)) == 3 - done
+
+
+@in_virtual_time
+async def test_a_discard_writes_first_and_can_be_imported_again(
+    tmp_path: Path, capsys: _Output
+) -> None:
+    """What was discarded stands in the file, and comes back by import with all it had."""
+    async with raffle(exports=tmp_path) as found:
+        await found.park(4)
+        before = _contents(found)
+        request = DiscardRequest(queue=DLQ, selection=Selection(), reason="junk", confirm=DLQ)
+        assert await carry_out(found.dead_letters, request, "table", _again) == Exit.OK
+        assert "Written to" in capsys.readouterr().out
+        assert found.held(DLQ) == []
+        (job,) = await found.dead_letters.jobs(queue=DLQ, limit=1)
+        file = Path(job.export_to)
+        assert file.parent == tmp_path
+        done = await import_messages(found.dead_letters, file, None, None, 0, "")
+        assert (done.published, done.problem) == (4, "")
+        assert _contents(found) == before
+
+
+def _contents(found: Raffle) -> list[tuple[object, ...]]:
+    ready = found.broker.snapshot().queue(DLQ).ready
+    return [(one.body, one.properties.message_id, dict(one.properties.headers)) for one in ready]
+
+
+@in_virtual_time
+async def test_an_export_never_writes_over_a_file(tmp_path: Path) -> None:
+    """It leaves with 6, and the file as it was; the messages stay in any case."""
+    file = tmp_path / "letters.ndjson"
+    async with raffle() as found:
+        await found.park(2)
+        assert await export_messages(found.dead_letters, Look(DLQ), file) == 2
+        written = file.read_bytes()
+        assert len(written.splitlines()) == 2
+        with pytest.raises(CommandFailed, match="exists") as refused:
+            await export_messages(found.dead_letters, Look(DLQ), file)
+        assert refused.value.code is Exit.CONFLICT
+        assert file.read_bytes() == written
+        assert found.held(DLQ) == ["m-0", "m-1"]
+
+
+@in_virtual_time
+async def test_a_job_goes_on_only_at_its_own_broker() -> None:
+    """A store holds jobs of several brokers; those of others are listed, never carried out."""
+    async with raffle() as found, raffle(version="4.0", journal=found.operations.journal) as other:
+        await found.park(5)
+        await other.park(5)
+        job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
+        await found.dead_letters.interrupt(job.id)
+        with pytest.raises(BadRequest, match="belongs to"):
+            await other.dead_letters.resume(job.id)
+        assert len(other.held(DLQ)) == 5
+        assert await other.dead_letters.jobs() == ()
+        everywhere = other.operations.acting_as(ANN, everywhere=True)
+        assert [one.id for one in await everywhere.jobs()] == [job.id]
+
+
+@in_virtual_time
+async def test_a_changed_copy_is_sent_and_the_original_stays() -> None:
+    """With its new payload, a header more, one less, and the id of the original."""
+    async with raffle() as found:
+        await found.park(3)
+        change = Edit(b'{"number":7}', headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
+        sent = await send_edited(
+            found.dead_letters, Look(DLQ, 10), "m-1", change, _into(MAIN), "wrong number"
+        )
+        (copy,) = found.broker.snapshot().queue(MAIN).ready
+        assert copy.body == b'{"number":7}'
+        assert copy.properties.message_id == sent.message_id != "m-1"
+        headers = copy.properties.headers
+        assert (headers["x-fixed"], headers[COPY_OF]) == ("yes", "m-1")
+        assert "x-number" not in headers
+        assert found.held(DLQ) == ["m-0", "m-1", "m-2"]
+        (entry, *_) = await found.dead_letters.audit()
+        assert (entry.action, entry.reason, entry.by) == ("message.edit", "wrong number", "ann")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "Say what to change"),
+        (("--header", "nothing"), "expected NAME=TEXT"),
+        (("--body", "no-such-file"), "no-such-file cannot be read"),
+        (("--content-type", "text/plain", "--to", "orders"), "expected design"),
+    ],
+)
+def test_an_edit_that_says_nothing_or_something_wrong_is_refused(
+    options: tuple[str, ...], told: str, capsys: _Output
+) -> None:
+    """Before any broker is asked."""
+    assert run(["dlq", "edit", DLQ, "1", *options]) in (Exit.USAGE, Exit.NOT_FOUND)
+    assert told in capsys.readouterr().err
+
+
+def test_a_server_is_not_told_of_a_file_of_this_machine(capsys: _Output) -> None:
+    """A server writes to its own folder: --export-to is refused, not forgotten."""
+    said = ["dlq", "discard", DLQ, "--server", "http://localhost", "--export-to", "mine.ndjson"]
+    assert run(said) == Exit.USAGE
+    assert "--export-to" in capsys.readouterr().err
+
+
+@in_virtual_time
+async def test_jobs_are_listed_and_shown(capsys: _Output) -> None:
+    """Who, what, how far and why."""
+    async with raffle() as found:
+        await found.park(2)
+        await carry_out(found.dead_letters, _redrive(), "table", _again)
+        (job,) = await found.dead_letters.jobs(queue=DLQ, limit=10)
+        print_jobs([job], asyncio.get_running_loop().time())
+        print_job(job)
+        said = capsys.readouterr().out
+        assert "2/2" in said
+        assert "why       repaired" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "target"),
+    [
+        ("design", "", Target()),
+        ("failed-queue", "", Target(TargetKind.FAILED_QUEUE)),
+        ("queue:a:b", "", Target(TargetKind.QUEUE, routing_key="a:b")),
+        ("exchange:e", "k", Target(TargetKind.EXCHANGE, "e", "k")),
+    ],
+)
+def test_a_target_is_read(text: str, key: str, target: Target) -> None:
+    """Names may hold colons."""
+    assert target_of(text, key, None) == target
+
+
+@pytest.mark.parametrize(("text", "key"), [("orders", ""), ("queue:", ""), ("queue:a", "k")])
+def test_a_wrong_target_is_a_usage_error(text: str, key: str) -> None:
+    """The error names what there is."""
+    with pytest.raises(click.UsageError, match=r"expected|belongs"):
+        target_of(text, key, None)
+
+
+def test_a_ramp_is_numbers() -> None:
+    """Each above zero."""
+    assert Ramp().convert("1, 5,25", None, None) == (1, 5, 25)
+    for wrong in ("", "1,,2", "0", "fast"):
+        with pytest.raises(click.BadParameter, match="1,5,25"):
+            Ramp().convert(wrong, None, None)
+
+
+def test_where_nobody_can_answer_an_option_has_to() -> None:
+    """Both the question and the reason."""
+    with pytest.raises(CommandFailed, match="no terminal to ask on") as asked:
+        ask("Sure?")
+    assert asked.value.code is Exit.USAGE
+    with pytest.raises(CommandFailed, match="expected a reason"):
+        ask_for_reason(" ")
+    assert ask_for_reason("because") == "because"
+
+
+@in_virtual_time
+async def test_failures_of_a_job_count_the_messages_that_its_filter_left_out(
+    capsys: _Output,
+) -> None:
+    async with raffle() as found:
+        await found.park(5)
+        selection = Selection(filter="error:TimeoutError")
+        request = structs.replace(_redrive(target=_into(MAIN)), selection=selection)
+        job = await found.dead_letters.wait((await found.dead_letters.start(request)).id)
+        assert job.counts.skipped == 2
+        print_failures(job, await found.dead_letters.failures(job.id))
+        said = capsys.readouterr().out
+        assert said == "No failures. 2 messages did not match the filter error:TimeoutError.\n"

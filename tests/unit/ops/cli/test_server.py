@@ -1,0 +1,297 @@
+"""The commands by a server: what they print and leave with is what they do in this process."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from msgspec import structs
+
+import hopback.ops.page
+from hopback.broker.embedded import EmbeddedManagement
+from hopback.cli.exits import Exit, exit_of
+from hopback.errors import BadRequest, HopbackError, NoSuch
+from hopback.ops.cli.dlq import (
+    Look,
+    get,
+    lift_if_needed,
+    list_groups,
+    list_messages,
+    peek,
+    show_queue,
+)
+from hopback.ops.cli.dlq_actions import Ramp, carry_out, redrive, send_edited
+from hopback.ops.cli.dlq_print import output, print_plan
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.codec import convert
+from hopback.ops.contract.requests import (
+    HIGHEST_RATE,
+    LONGEST_WATCH_S,
+    MOST_HELD,
+    MOST_IN_FLIGHT,
+    MOST_REDRIVES,
+    RAMP,
+    SMALL_WINDOW,
+    UNHURRIED,
+    DiscardRequest,
+    Edit,
+    GroupBy,
+    JobRequest,
+    Pace,
+    RedriveRequest,
+    Selection,
+    SessionRequest,
+    Target,
+    TargetKind,
+)
+from hopback.ops.http.app import create_app
+from hopback.ops.jobs.actions import COPY_OF
+from hopback.ops.jobs.plan import check_request
+from hopback.policy.redrive import loop_guard
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Queue, QueueType
+from tests.unit.ops.cli.raffle import DLQ, MAIN, raffle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.ops.contract.interface import DeadLetters
+    from tests.unit.ops.cli.raffle import Raffle
+
+_Output = pytest.CaptureFixture[str]
+_INTO_MAIN = Target(TargetKind.QUEUE, routing_key=MAIN)
+_BOTH = pytest.mark.parametrize("by", ["library", "server"])
+
+
+@asynccontextmanager
+async def _served(
+    version: str = "3.13", exports: Path | None = None
+) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, httpx.AsyncClient]]:
+    """The raffle, a server of it over the real application, and a plain client of its API."""
+    async with raffle(version=version, exports=exports) as found:
+        app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
+        transport = httpx.ASGITransport(app)
+        async with (
+            RemoteDeadLetters("http://localhost", transport=transport) as remote,
+            httpx.AsyncClient(base_url="http://localhost", transport=transport) as client,
+        ):
+            yield found, remote, client
+
+
+def _request(**more: Any) -> RedriveRequest:
+    return RedriveRequest(
+        queue=DLQ, selection=Selection(), reason="repaired", **{"target": _INTO_MAIN, **more}
+    )
+
+
+@in_virtual_time
+async def test_the_command_prints_the_documents_of_the_api(capsys: _Output) -> None:
+    """Queue, page, message, groups and job: name by name and value by value, as HTTP has them."""
+    async with _served() as (found, _, client):
+        await found.park(3)
+        dead_letters = found.operations
+
+        def printed(value: object) -> Any:
+            capsys.readouterr()
+            output("json", value, lambda: None)
+            return json.loads(capsys.readouterr().out)
+
+        async def answered(path: str) -> Any:
+            return (await client.get(f"/admin/dlq/{path}")).raise_for_status().json()
+
+        queue = printed(await dead_letters.queue(DLQ))
+        assert {**await answered(f"queues/{DLQ}"), "depth": queue["depth"]} == queue
+        session = (await dead_letters.open_session(DLQ)).id
+        page = await dead_letters.messages(session)
+        assert await answered(f"sessions/{session}/messages") == printed(page)
+        first = page.dead_letters[0].id
+        shown = printed(await dead_letters.message(session, first))
+        assert await answered(f"sessions/{session}/messages/{first}") == shown
+        groups = printed(await dead_letters.groups(session))
+        assert await answered(f"sessions/{session}/groups") == groups
+        await dead_letters.release(session)
+        job = await dead_letters.wait((await dead_letters.start(_request())).id)
+        assert await answered(f"jobs/{job.id}") == printed(job)
+
+
+@in_virtual_time
+async def test_what_is_printed_does_not_tell_who_was_asked(capsys: _Output) -> None:
+    """A look, groups and a queue: the same text from the library and from a server."""
+    async with _served() as (found, remote, _):
+        await found.park(6)
+        look = Look(DLQ, 5, "error:TimeoutError")
+        said = []
+        await list_messages(remote, look, "table")  # what was looked at once is redelivered
+        capsys.readouterr()
+        for dead_letters in (found.dead_letters, remote):
+            await list_messages(dead_letters, look, "ndjson")
+            await list_groups(dead_letters, look, GroupBy.ERROR, "table")
+            await show_queue(dead_letters, DLQ, "table")
+            said.append(capsys.readouterr())
+        assert said[0] == said[1]
+        assert '"m-4"' in said[0].out
+        assert "TimeoutError" in said[0].out
+
+
+@in_virtual_time
+async def test_a_redrive_by_a_server_is_seen_through(capsys: _Output) -> None:
+    """Begun, followed to its end and told, with the code of the end."""
+    async with _served() as (found, remote, _):
+        await found.park(5)
+        code = await carry_out(remote, _request(), "ndjson", "hopback jobs resume {}".format)
+        assert code == Exit.OK
+        job = json.loads(capsys.readouterr().out)
+        assert (job["state"], job["counts"]["done"]) == ("completed", 5)
+        assert (found.held(DLQ), len(found.held(MAIN))) == ([], 5)
+
+
+@_BOTH
+@in_virtual_time
+async def test_a_refusal_leaves_with_the_same_code(by: str) -> None:
+    """Not found, conflict, bad filter, unsafe: the same number, and something to do about it."""
+    async with _served() as (found, remote, _):
+        dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
+        await found.park(2)
+        nowhere = Target(TargetKind.QUEUE, routing_key="no.such")
+        discard = DiscardRequest(queue=DLQ, selection=Selection(), reason="junk", confirm="other")
+        for work, code in (
+            (dead_letters.queue("no/such queue"), Exit.NOT_FOUND),
+            (dead_letters.job("j-none"), Exit.NOT_FOUND),
+            (dead_letters.plan(_request(max_redrives=-1)), Exit.USAGE),
+            (dead_letters.start(discard), Exit.USAGE),
+            (dead_letters.survey(DLQ, where="nonsense>1"), Exit.USAGE),
+            (dead_letters.start(_request(expected_count=99)), Exit.CONFLICT),
+            (dead_letters.start(_request(target=nowhere)), Exit.NOT_ALLOWED),
+        ):
+            with pytest.raises(HopbackError) as refused:
+                await work
+            assert exit_of(refused.value) is code, refused.value
+            assert refused.value.remedy
+        assert len(found.held(DLQ)) == 2
+
+
+@_BOTH
+@in_virtual_time
+async def test_a_limit_is_lifted_only_where_it_is_a_danger_and_restored(by: str) -> None:
+    """Where looking is free nothing is done; a queue that nobody knows has no limit to restore."""
+    async with _served("4.0") as (found, remote, _):
+        dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
+        connection = await found.broker.connect("setup")
+        channel = await connection.open_channel()
+        for name in ("orders", "orders.dlq"):
+            await channel.declare_queue(Queue(name, QueueType.QUORUM))
+        await connection.close()
+        policies = found.broker.node.policies
+        await lift_if_needed(dead_letters, DLQ)
+        assert policies.all() == ()
+        await lift_if_needed(dead_letters, "orders.dlq")
+        (policy,) = policies.all()
+        assert policy.definition["delivery-limit"] == -1
+        assert (await dead_letters.queue("orders.dlq")).limit_lifted
+        for _ in range(2):
+            await dead_letters.restore_limit("orders.dlq", reason="seen")
+            assert policies.all() == ()
+        with pytest.raises(NoSuch, match=r"no\.such\.dlq"):
+            await dead_letters.restore_limit("no.such.dlq", reason="seen")
+        noted = [one for one in await dead_letters.audit() if one.action == "limit.restore"]
+        assert [(one.queue, one.reason) for one in noted] == [("orders.dlq", "seen")] * 2
+
+
+@in_virtual_time
+async def test_a_limit_is_restored_for_a_queue_that_is_gone() -> None:
+    """The policy outlives its queue, and would hold for the next one of that name."""
+    async with _served("4.0") as (found, _, _):
+        connection = await found.broker.connect("setup")
+        channel = await connection.open_channel()
+        await channel.declare_queue(Queue("orders", QueueType.QUORUM))
+        await channel.declare_queue(Queue("orders.dlq", QueueType.QUORUM))
+        await found.dead_letters.lift_limit("orders.dlq")
+        await channel.delete_queue("orders.dlq")
+        await connection.close()
+        await found.dead_letters.restore_limit("orders.dlq")
+        assert found.broker.node.policies.all() == ()
+
+
+@in_virtual_time
+async def test_a_changed_copy_is_sent_by_a_server() -> None:
+    """With its new payload and headers; the original stays, and the reason is in the audit."""
+    async with _served() as (found, remote, _):
+        await found.park(3)
+        change = Edit(b"\xff\x00", headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
+        sent = await send_edited(remote, Look(DLQ, 10), "m-1", change, _INTO_MAIN, "wrong number")
+        (copy,) = found.broker.snapshot().queue(MAIN).ready
+        assert (copy.body, copy.properties.message_id) == (b"\xff\x00", sent.message_id)
+        headers = copy.properties.headers
+        assert (headers["x-fixed"], headers[COPY_OF]) == ("yes", "m-1")
+        assert "x-number" not in headers
+        assert found.held(DLQ) == ["m-0", "m-1", "m-2"]
+        noted = [one for one in await remote.audit() if one.action == "message.edit"]
+        assert [one.reason for one in noted] == ["wrong number"]
+
+
+@in_virtual_time
+async def test_a_discard_by_a_server_says_what_becomes_of_the_messages(
+    tmp_path: Path, capsys: _Output
+) -> None:
+    """They are in the server's file, or gone for good."""
+    async with _served(exports=tmp_path) as (found, remote, _):
+        await found.park(1)
+        asked = DiscardRequest(queue=DLQ, selection=Selection(), reason="old", confirm=DLQ)
+        print_plan(await remote.plan(asked), err=False)
+        kept = capsys.readouterr().out
+        assert str(tmp_path) in kept
+        assert "gone for good" not in kept
+        print_plan(await remote.plan(structs.replace(asked, export=False)), err=False)
+        assert "gone for good" in capsys.readouterr().out
+        with pytest.raises(BadRequest) as refused:
+            await remote.start(structs.replace(asked, export_to="mine.ndjson"))
+        assert exit_of(refused.value) is Exit.USAGE
+
+
+def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
+    """Library, API and command; the page and the command offer the ramp of the library."""
+    asked = convert(JobRequest, {"kind": "re-drive", "queue": "q", "reason": "x"})
+    library = RedriveRequest(queue="q", selection=Selection(), reason="x")
+    assert asked.request() == library
+    options = {option.name: option for option in redrive.params}
+    assert options["in_flight"].default == UNHURRIED.in_flight == library.pace.in_flight
+    assert options["in_flight"].type.max == MOST_IN_FLIGHT  # type: ignore[attr-defined]
+    assert options["rate"].type.max == HIGHEST_RATE  # type: ignore[attr-defined]
+    assert options["ramp"].default is None
+    assert (UNHURRIED.ramp, UNHURRIED.rate) == ((), None)
+    assert options["max_redrives"].default == library.max_redrives
+    assert loop_guard.__defaults__ == (library.max_redrives,)
+    assert options["max_redrives"].type.max == MOST_REDRIVES  # type: ignore[attr-defined]
+    assert options["watch_s"].type.max == LONGEST_WATCH_S  # type: ignore[attr-defined]
+    for beyond in (
+        structs.replace(library, max_redrives=MOST_REDRIVES + 1),
+        structs.replace(library, pace=Pace(watch_s=LONGEST_WATCH_S + 1)),
+    ):
+        with pytest.raises(BadRequest):
+            check_request(beyond)
+    convert(Pace, {"rate": HIGHEST_RATE, "inFlight": MOST_IN_FLIGHT})
+    for wrong in ({"rate": HIGHEST_RATE + 1}, {"inFlight": MOST_IN_FLIGHT + 1}, {"inFlight": 0}):
+        with pytest.raises(BadRequest):
+            convert(Pace, wrong)
+    offered = options["ramp"].flag_value  # type: ignore[attr-defined]
+    assert Ramp().convert(offered, None, None) == RAMP
+    page = (Path(hopback.ops.page.__file__).parent / "templates" / "act.html").read_text()
+    assert "{}, then {}, then {}".format(*RAMP) in page
+
+
+def test_a_session_has_the_same_defaults_and_bounds_whoever_asks() -> None:
+    """Library, API and command."""
+    assert convert(SessionRequest, {}).window == SMALL_WINDOW
+    convert(SessionRequest, {"limit": MOST_HELD})
+    for wrong in (0, MOST_HELD + 1):
+        with pytest.raises(BadRequest):
+            convert(SessionRequest, {"limit": wrong})
+    for command, name in ((get, "within"), (peek, "limit")):
+        (option,) = (one for one in command.params if one.name == name)
+        assert (option.type.min, option.type.max) == (1, MOST_HELD)  # type: ignore[attr-defined]
+    (within,) = (one for one in get.params if one.name == "within")
+    assert within.default == SMALL_WINDOW.limit

@@ -1,0 +1,147 @@
+"""Jobs by the API: planned, begun, followed, steered."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from tests.unit.ops.admin_service import DLQ, MAIN, admin, dead_letter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.ops.admin_service import Admin
+
+
+def _order(**more: Any) -> dict[str, Any]:
+    return {"kind": "re-drive", "queue": DLQ, "reason": "fixed", **more}
+
+
+async def _finished(service: Admin, job: dict[str, Any]) -> dict[str, Any]:
+    await service.operations.wait(job["id"])
+    found: dict[str, Any] = (await service.client.get(job["url"])).json()
+    return found
+
+
+async def test_a_dry_run_plans_and_touches_nothing() -> None:
+    """200 with counts, a histogram of reasons and the routing check; every message stays."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        answer = await service.client.post("/admin/dlq/jobs", json=_order(dryRun=True))
+        ready = service.broker.snapshot().queue(DLQ).ready
+    plan = answer.json()
+    assert answer.status_code == 200
+    assert (plan["selected"], plan["matching"], plan["mayStart"]) == (3, 3, True)
+    assert [(way["routingKey"], way["flaw"]) for way in plan["ways"]] == [(MAIN, None)]
+    assert [(group["key"], group["count"]) for group in plan["errors"]] == [("LookupError", 3)]
+    assert len(ready) == 3
+
+
+async def test_a_redrive_is_a_job_with_a_url_and_counts() -> None:
+    """202 with a Location; in the end all messages are back in the queue that failed."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        answer = await service.client.post("/admin/dlq/jobs", json=_order(expectedCount=3))
+        assert answer.status_code == 202
+        assert answer.headers["location"] == answer.json()["url"]
+        job = await _finished(service, answer.json())
+        listed = (await service.client.get("/admin/dlq/jobs")).json()
+        queues = service.broker.snapshot()
+        audit = (await service.client.get("/admin/audit?action=job.start")).json()["items"]
+    assert (job["state"], job["counts"]["done"], job["reason"]) == ("completed", 3, "fixed")
+    assert [each["id"] for each in listed["items"]] == [job["id"]]
+    assert (len(queues.queue(MAIN).ready), len(queues.queue(DLQ).ready)) == (3, 0)
+    assert [(entry["by"], entry["reason"]) for entry in audit] == [("local", "fixed")]
+
+
+async def test_the_same_idempotency_key_finds_the_same_job() -> None:
+    """A repeated request begins nothing new."""
+    headers = {"Idempotency-Key": "once"}
+    async with admin(dead_letter(1), dead_letter(2)) as service:
+        first = await service.client.post(
+            "/admin/dlq/jobs", json=_order(selection={"limit": 1}), headers=headers
+        )
+        await _finished(service, first.json())
+        second = await service.client.post(
+            "/admin/dlq/jobs", json=_order(selection={"limit": 1}), headers=headers
+        )
+        assert len(service.broker.snapshot().queue(DLQ).ready) == 1
+    assert second.json()["id"] == first.json()["id"]
+
+
+async def test_a_second_job_of_a_queue_is_a_conflict_with_the_first_ones_url() -> None:
+    """409 names the job that stands in the way."""
+    slow = {"rate": 0.1}
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        first = (await service.client.post("/admin/dlq/jobs", json=_order(pace=slow))).json()
+        second = await service.client.post("/admin/dlq/jobs", json=_order())
+        assert (second.status_code, second.json()["job"]) == (409, first["url"])
+        cancelled = await service.client.post(f"{first['url']}/cancel")
+        assert cancelled.status_code == 200
+        assert (await _finished(service, first))["state"] == "cancelled"
+        again = await service.client.post(f"{first['url']}/resume")
+        assert again.status_code == 409
+
+
+async def test_another_count_than_expected_touches_nothing() -> None:
+    """409 with both numbers."""
+    async with admin(dead_letter(1)) as service:
+        answer = await service.client.post("/admin/dlq/jobs", json=_order(expectedCount=5))
+        assert len(service.broker.snapshot().queue(DLQ).ready) == 1
+    assert (answer.status_code, answer.json()["code"]) == (409, "count-mismatch")
+
+
+async def test_a_discard_needs_the_queues_name_and_keeps_a_copy(tmp_path: Path) -> None:
+    """Without the name 422; with it the messages are in a file and gone from the queue."""
+    order = {"kind": "discard", "queue": DLQ, "reason": "obsolete"}
+    async with admin(dead_letter(1), exports=tmp_path) as service:
+        refused = await service.client.post("/admin/dlq/jobs", json=order)
+        assert refused.status_code == 422
+        answer = await service.client.post("/admin/dlq/jobs", json={**order, "confirm": DLQ})
+        job = await _finished(service, answer.json())
+        assert service.broker.snapshot().queue(DLQ).ready == ()
+    assert job["counts"]["done"] == 1
+    assert len(os.listdir(tmp_path)) == 1
+
+
+async def test_a_job_is_followed_by_server_sent_events() -> None:
+    """Events of type job carry the job; the stream ends when the job has."""
+    async with admin(dead_letter(1)) as service:
+        job = (await service.client.post("/admin/dlq/jobs", json=_order())).json()
+        answer = await service.client.get(f"{job['url']}/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [block.split("\n") for block in answer.text.strip().split("\n\n")]
+    last = json.loads(events[-2][-1].removeprefix("data: "))
+    assert (events[-1][0], last["state"], last["counts"]["done"]) == ("event: end", "completed", 1)
+
+
+async def test_a_session_hands_over_exactly_what_was_chosen() -> None:
+    """A selection by ids moves those, and gives the rest back in order."""
+    async with admin(*(dead_letter(n) for n in range(4))) as service:
+        session = await service.session()
+        items = (await service.client.get(f"{session['url']}/messages")).json()["items"]
+        chosen = {"session": session["id"], "ids": [items[1]["id"], items[3]["id"]]}
+        order = _order(selection=chosen, expectedCount=2)
+        job = (await service.client.post("/admin/dlq/jobs", json=order)).json()
+        await _finished(service, job)
+        left = service.broker.snapshot().queue(DLQ).ready
+    assert [message.properties.message_id for message in left] == ["m-0", "m-2"]
+
+
+async def test_a_bad_order_says_what_was_expected_where() -> None:
+    """Types, unknown fields, a missing reason and no JSON at all are refused with their place."""
+    async with admin() as service:
+        for body, status, words in [
+            ({"kind": "steal", "queue": DLQ, "reason": "x"}, 422, "kind"),
+            ({"kind": "re-drive", "queue": DLQ, "reason": ""}, 422, "reason"),
+            ({"kind": "re-drive", "queue": DLQ, "reason": "x", "ratee": 1}, 422, "ratee"),
+            ({"kind": "re-drive", "queue": "nowhere", "reason": "x"}, 404, "nowhere"),
+        ]:
+            answer = await service.client.post("/admin/dlq/jobs", json=body)
+            assert (answer.status_code, words in answer.json()["detail"]) == (status, True), body
+        text = await service.client.post("/admin/dlq/jobs", content="{", headers=_JSON)
+        assert (text.status_code, text.json()["code"]) == (400, "bad-json")
+        form = await service.client.post("/admin/dlq/jobs", data={"kind": "re-drive"})
+        assert (form.status_code, form.json()["code"]) == (415, "not-json")
+
+
+_JSON = {"Content-Type": "application/json"}

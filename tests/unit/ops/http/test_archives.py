@@ -1,0 +1,154 @@
+"""Exports to download and imports to upload: by HTTP, on the page and by the remote library."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from hopback.errors import BadRequest, NoSuch
+from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.http.archives import FormUpload, lines_in
+from hopback.ops.http.problems import Refused
+from hopback.ops.http.settings import RequestLimits
+from hopback.ops.messages.archive import forget_exports
+from tests.unit.ops.admin_service import DLQ, admin, dead_letter, settings
+from tests.unit.ops.http.test_access import _bearer, _token
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+_SAME = {"Sec-Fetch-Site": "same-origin"}
+_QUEUE = f"/admin/dlq/queues/{DLQ}"
+
+
+async def test_an_export_is_downloaded_and_imported_again() -> None:
+    """By the page: the file of a session and of the queue, and the form that takes it back."""
+    async with admin(dead_letter(1), dead_letter(2, "KeyError")) as service:
+        whole = await service.client.post(f"/queues/{DLQ}/export", headers=_SAME)
+        assert whole.headers["content-disposition"] == f'attachment; filename="{DLQ}.ndjson"'
+        assert len(whole.text.splitlines()) == 2
+        session = await service.session()
+        some = await service.client.get(f"/sessions/{session['id']}/export?filter=error:KeyError")
+        (line,) = some.text.splitlines()
+        assert json.loads(line)["queue"] == DLQ
+        await service.operations.release(session["id"])
+        files = {"file": ("export.ndjson", some.content, "application/x-ndjson")}
+        done = await service.client.post(f"/queues/{DLQ}/import", files=files, headers=_SAME)
+        assert "1 message imported" in done.text
+        again = await service.client.post(f"{_QUEUE}/export")
+        entries = await service.operations.audit(AuditQuery(queue=DLQ))
+    assert len(again.text.splitlines()) == 3
+    assert {one.action for one in entries} >= {"messages.export", "messages.import"}
+
+
+async def test_the_remote_library_exports_and_imports() -> None:
+    """The lines are those of the library here; an import names its queue."""
+    async with admin(dead_letter(1)) as service:
+        transport = service.client._transport
+        async with RemoteDeadLetters("http://127.0.0.1", transport=transport) as remote:
+            lines = [line async for line in remote.export(DLQ)]
+
+            async def given_lines() -> AsyncIterator[bytes]:
+                for line in lines:
+                    yield line
+
+            (own,) = [json.loads(line) async for line in service.operations.export(DLQ)]
+            (found,) = map(json.loads, lines)
+            same = ("queue", "routingKey", "properties", "body")
+            assert [found[name] for name in same] == [own[name] for name in same]
+            assert (await remote.import_lines(given_lines(), queue=DLQ)).published == 1
+            with pytest.raises(BadRequest, match="a queue for them"):
+                await remote.import_lines(given_lines())
+            with pytest.raises(NoSuch):
+                await remote.import_lines(given_lines(), queue="orders")
+
+
+async def test_what_cannot_be_imported_says_where() -> None:
+    """A line that is none, a form without a file, a body that is no form; nothing is published."""
+    async with admin(dead_letter(1)) as service:
+        bad = await service.client.post(f"{_QUEUE}/import", content=b"{}\n")
+        none = await service.client.post(
+            f"/queues/{DLQ}/import", files={"x": (None, "1")}, headers=_SAME
+        )
+        plain = await service.client.post(f"/queues/{DLQ}/import", data={"a": "b"}, headers=_SAME)
+        assert bad.json()["published"] == 0
+    assert "line 1" in bad.json()["problem"]
+    assert (none.status_code, plain.status_code) == (400, 415)
+
+
+async def test_roles_and_sizes_bind_archives() -> None:
+    """Operators of the queue only; a body beyond the limit of imports is refused, one of others at theirs."""
+    sizes = RequestLimits(import_bytes=2_000_000, request_bytes=1000)
+    limited = structs.replace(settings(), limits=sizes)
+    viewer = _bearer(_token(roles=["viewer"]))
+    boss = _bearer(_token(roles=["admin"]))
+    async with admin(dead_letter(1), settings=limited) as service:
+        client = service.client
+        answers = [
+            await client.post(f"{_QUEUE}/export", headers=viewer),
+            await client.post(f"{_QUEUE}/import", content=b"", headers=viewer),
+            await client.post(f"{_QUEUE}/import", content=b"\n" * 1_000_000, headers=boss),
+            await client.post(f"{_QUEUE}/import", content=b"\n" * 2_000_001, headers=boss),
+            await client.post("/admin/keys", content=b" " * 1001, headers=boss),
+        ]
+    assert [one.status_code for one in answers] == [403, 403, 200, 413, 413]
+
+
+async def test_the_file_of_a_discard_is_downloaded(tmp_path: Path) -> None:
+    """From its job; a file that is not in the folder of exports is not given out."""
+    async with admin(dead_letter(1), exports=tmp_path) as service:
+        body = {"kind": "discard", "queue": DLQ, "reason": "obsolete", "confirm": DLQ}
+        begun = await service.client.post("/admin/dlq/jobs", json=body)
+        assert begun.status_code == 202, begun.text
+        job = begun.json()["id"]
+        await service.operations.wait(job)
+        found = await service.client.get(f"/jobs/{job}/export")
+        by_api = await service.client.get(f"/admin/dlq/jobs/{job}/export")
+        (tmp_path / f"{job}.ndjson").unlink()
+        gone = await service.client.get(f"/admin/dlq/jobs/{job}/export")
+    assert len(found.text.splitlines()) == 1
+    assert by_api.content == found.content
+    assert gone.status_code == 404
+
+
+def test_files_of_discards_go_when_they_are_old_enough(tmp_path: Path) -> None:
+    """Only ours, only old ones."""
+    for name, at in (("j-1.ndjson", 1.0), ("j-2.ndjson", 100.0), ("notes.txt", 1.0)):
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (at, at))
+    assert forget_exports(tmp_path, 50.0) == 1
+    assert forget_exports(tmp_path / "nowhere", 50.0) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"j-2.ndjson", "notes.txt"}
+
+
+def _form(content: bytes, boundary: str) -> bytes:
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="reason"\r\n\r\nbecause\r\n'
+    file = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    return (head + file).encode() + content + f"\r\n--{boundary}--\r\n".encode()
+
+
+async def _pieces(body: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+@given(st.binary(max_size=300), st.integers(1, 80))
+async def test_a_file_is_read_whatever_pieces_it_comes_in(content: bytes, size: int) -> None:
+    """Byte for byte, also where a boundary is cut; what ends too early is refused."""
+    body = _form(content, "mark-1")
+    form = FormUpload("multipart/form-data; boundary=mark-1", _pieces(body, size))
+    assert b"".join([piece async for piece in form.file()]) == content
+    assert form.fields == {"reason": "because"}
+    cut = FormUpload("multipart/form-data; boundary=mark-1", _pieces(body[:-20], size))
+    with pytest.raises(Refused):
+        [piece async for piece in cut.file()]
+    lines = [line async for line in lines_in(_pieces(content, size))]
+    assert b"\n".join(lines) == content.removesuffix(b"\n")

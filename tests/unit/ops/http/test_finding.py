@@ -1,0 +1,356 @@
+"""The pages that find things: what broke, queues nobody knows, a word in a body, what matches a filter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hopback.message import Message, Properties
+from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind
+from hopback.ops.contract.surveys import SurveyProgress
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Queue, QueueType
+from tests.harness.seeded import publish
+from tests.unit.ops.admin_service import DLQ, admin, dead_letter
+
+if TYPE_CHECKING:
+    from tests.unit.ops.admin_service import Admin
+
+
+async def test_the_first_page_says_what_broke() -> None:
+    """After a survey: each error once, with its number and its queues."""
+    dead_letters = [
+        replace(dead_letter(n, "KeyError" if n % 3 else "LookupError"), routing_key="mail.dlq")
+        for n in range(9)
+    ]
+    async with admin(*dead_letters, extra=(Queue("mail"), Queue("mail.dlq"))) as service:
+        before = await service.client.get("/")
+        asked = await service.client.post("/errors/survey")
+        after = await service.client.get(asked.headers["location"])
+    assert "What broke" not in before.text
+    errors = r'<b class="num">(\d+)</b>.*?class="error" href="/errors/\w+">(\w+)<'
+    found = re.findall(errors, after.text, re.DOTALL)
+    assert found == [("6", "KeyError"), ("3", "LookupError")]
+    assert "6 of 9 surveyed" in after.text
+    assert "was surveyed" in after.text
+    assert "Find out what broke</button>" in before.text
+    assert "Survey again</button>" in after.text
+
+
+async def test_page_of_an_error_offers_actions_in_the_queues_that_contain_it() -> None:
+    dead_letters = [
+        replace(dead_letter(n, error), routing_key=queue)
+        for queue, error, count in (
+            ("mail.dlq", "KeyError", 3),
+            ("mail.dlq", "LookupError", 2),
+            ("post.dlq", "KeyError", 1),
+            ("sms.dlq", "LookupError", 2),
+        )
+        for n in range(count)
+    ]
+    names = ("mail", "post", "sms")
+    queues = (Queue(f"{name}{end}") for name in names for end in ("", ".dlq"))
+    async with admin(*dead_letters, extra=tuple(queues)) as service:
+        await service.client.post("/errors/survey")
+        first = await service.client.get("/")
+        link = re.search(r'href="(/errors/(\w+))">KeyError<', first.text)
+        assert link is not None
+        page = await service.client.get(link[1])
+        rows = re.findall(
+            r'class="name" href="/queues/([\w.]+)">.*?class="num"[^>]*>(\d+)<', page.text, re.DOTALL
+        )
+        assert rows == [("mail.dlq", "3"), ("post.dlq", "1")]
+        assert "4 messages in 2 queues" in page.text
+        assert "sms.dlq" not in page.text
+        assert f"/search?find=group%3A{link[2]}&amp;in=post.dlq" in page.text
+        assert f"/queues/mail.dlq/discard?filter=group%3A{link[2]}" in page.text
+        assert f'name="filter" value="group:{link[2]}"><button>Download' in page.text
+        begun = await service.client.get(f"/queues/mail.dlq/re-drive?filter=group%3A{link[2]}")
+        assert f'value="group:{link[2]}"' in begun.text
+        gone = await service.client.get("/errors/none")
+        assert gone.status_code == 404
+
+
+async def test_every_error_of_a_survey_is_listed_with_its_first_and_last_message() -> None:
+    dead_letters = [
+        replace(dead_letter(n, f"Error{chr(65 + n)}"), routing_key="mail.dlq") for n in range(12)
+    ]
+    async with admin(*dead_letters, extra=(Queue("mail"), Queue("mail.dlq"))) as service:
+        empty = await service.client.get("/errors")
+        await service.client.post("/errors/survey")
+        first = await service.client.get("/")
+        listed = await service.client.get("/errors")
+        found = await service.client.get("/errors", params={"find": "errorc"})
+    shown = re.compile(r'class="error" href="/errors/\w+">(\w+)<')
+    assert "No errors known" in empty.text
+    assert len(shown.findall(first.text)) == 5
+    assert '<a href="/errors">All 12 errors</a> <small>in 12 messages' in first.text
+    assert sorted(shown.findall(listed.text)) == [f"Error{chr(65 + n)}" for n in range(12)]
+    assert re.search(r'data-label="First"><time [^>]+>[^<]+ ago</time>', listed.text)
+    assert re.search(r'data-label="Last"><time [^>]+>[^<]+ ago</time>', listed.text)
+    assert shown.findall(found.text) == ["ErrorC"]
+
+
+async def test_a_list_that_sees_the_end_of_a_survey_has_what_it_found() -> None:
+    """While one is under way the list asks again each second, and reads nothing from before."""
+    foreign = (Queue("mail"), Queue("mail.dlq"))
+    first, second = (
+        replace(dead_letter(n, error), routing_key="mail.dlq")
+        for n, error in enumerate(("LookupError", "KeyError"))
+    )
+    async with admin(first, extra=foreign) as service:
+        await service.client.post("/errors/survey")
+        await publish(service.broker, second)
+        service.operations.surveys.running = SurveyProgress("mail.dlq", 0, 2)
+        meanwhile = await service.client.get("/")
+        await service.operations.errors(survey=True)
+        over = await service.client.get("/")
+    assert ("every 1s" in meanwhile.text, "KeyError" in meanwhile.text) == (True, False)
+    assert ("every 1s" in over.text, "KeyError" in over.text) == (False, True)
+
+
+async def test_what_broke_in_a_queue_that_is_empty_by_now_is_not_told() -> None:
+    """What was re-driven or discarded since the survey is no reason for an alarm."""
+    foreign = (Queue("mail"), Queue("mail.dlq"), Queue("post"), Queue("post.dlq"))
+    mail, post = (
+        replace(dead_letter(n), routing_key=f"{name}.dlq")
+        for n, name in enumerate(("mail", "post"))
+    )
+    async with admin(mail, post, extra=foreign) as service:
+        await service.client.post("/errors/survey")
+        both = await service.client.get("/")
+        channel = await (await service.broker.connect("somebody")).open_channel()
+        await channel.purge_queue("mail.dlq")
+        service.clock.advance(11)  # the list asks every ten seconds
+        one = await service.client.get("/")
+        await channel.purge_queue("post.dlq")
+        service.clock.advance(11)  # the list asks every ten seconds
+        none = await service.client.get("/")
+    assert '<b class="num">2</b>' in both.text
+    assert '<b class="num">1</b>' in one.text
+    assert "What broke" not in none.text
+
+
+@in_virtual_time
+async def test_a_survey_warns_of_no_consumer_that_was_its_own() -> None:
+    """The broker's numbers are seconds old: they show it for a while after it has gone on."""
+    foreign = (Queue("mail"), Queue("mail.dlq"))
+    some = (replace(dead_letter(n), routing_key="mail.dlq") for n in range(2))
+    async with admin(*some, extra=foreign) as service:
+        await service.client.post("/errors/survey")
+        channel = await (await service.broker.connect("a survey's")).open_channel()
+        await channel.qos(1)
+        await channel.consume("mail.dlq", lambda _: None)
+        await asyncio.sleep(6)  # the broker counts every 5 s
+        service.clock.advance(2)
+        after = await service.client.get("/")
+        service.clock.advance(60)
+        later = await service.client.get("/")
+    assert "1 consumer on it" not in after.text
+    assert "1 held" not in after.text
+    assert "1 consumer on it" in later.text
+
+
+async def test_of_a_look_and_a_survey_the_newer_one_is_told() -> None:
+    """What somebody saw before the survey does not hide what the survey found."""
+    foreign = (Queue("mail"), Queue("mail.dlq", type=QueueType.CLASSIC))
+    first = replace(dead_letter(1), routing_key="mail.dlq")
+    async with admin(first, extra=foreign) as service:
+        looked = await service.client.post("/queues/mail.dlq/look", data={"how": "plain"})
+        session = looked.headers["location"].partition("?")[0]
+        await service.client.post(f"{session}/release")
+        await publish(
+            service.broker,
+            *(replace(dead_letter(n, "KeyError"), routing_key="mail.dlq") for n in range(3)),
+        )
+        service.clock.advance(60)
+        await service.client.post("/errors/survey")
+        surveyed = await service.client.get("/")
+    assert '<span class="error">KeyError</span> <small>3 of 4 surveyed' in surveyed.text
+
+
+async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
+    """Added, it stands in the list; ignored, it is asked about no more; both can be taken back."""
+    resting = Message("", "leftovers", b"{}", Properties())
+    async with admin(resting, extra=(Queue("leftovers"),)) as service:
+        asked = await service.client.get("/")
+        await service.client.post("/candidates", data={"queue": "leftovers", "answer": "add"})
+        added = await service.client.get("/")
+        await service.client.post("/candidates", data={"queue": "leftovers", "answer": "forget"})
+        await service.client.post("/candidates", data={"queue": "leftovers", "answer": "ignore"})
+        ignored = await service.client.get("/")
+        wrong = await service.client.post("/candidates", data={"queue": "leftovers", "answer": "?"})
+    assert "1 queue has messages and no consumer: does it hold dead letters?" in asked.text
+    assert '<a href="#asked">1 more in 1 queue may be dead letters</a>' in asked.text
+    assert 'href="/queues/leftovers"' not in asked.text
+    assert 'href="/queues/leftovers"' in added.text
+    assert 'href="/queues/leftovers"' not in ignored.text
+    assert "no consumer" not in ignored.text
+    assert "is ignored" in ignored.text
+    assert wrong.status_code == 400
+
+
+async def test_the_list_draws_the_last_day_from_the_store() -> None:
+    """Depth and arrivals since before the service began: what fell meanwhile does not hide what came."""
+    async with admin(*(dead_letter(n) for n in range(5))) as service:
+        surveys = service.operations.surveys
+        for count in (4, 0, 3):
+            await surveys.sample()
+            service.clock.advance(3600)
+            await publish(service.broker, *(dead_letter(n) for n in range(count)))
+        connection = await service.broker.connect("somebody")
+        await (await connection.open_channel()).purge_queue(DLQ)
+        await publish(service.broker, dead_letter(1))
+        await surveys.sample()
+        surveys.recent.clear()  # as in a process that has just begun
+        await surveys.sample()
+        page = (await service.client.get("/")).text
+    assert "<polyline points=" in page
+    assert "-4 in the last 3 h; 4 came" in page
+
+
+async def test_a_queue_tells_its_depth_up_to_now() -> None:
+    """What a job has moved since the last sample was kept is no time in which nothing changed."""
+    async with admin(*(dead_letter(n) for n in range(5))) as service:
+        for _ in range(2):
+            await service.operations.surveys.sample()
+            service.clock.advance(900)
+        await publish(service.broker, dead_letter(5))
+        page = (await service.client.get(f"/queues/{DLQ}")).text
+    assert "+1 in the last 30 min" in page
+    assert "unchanged for" not in page
+
+
+async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:
+    """A queue that an operator added is drawn as one of dead letters; one that is ignored is not."""
+    async with admin(extra=(Queue("leftovers"),)) as service:
+        for queue, answer in (("leftovers", "add"), (DLQ, "ignore")):
+            await service.client.post("/candidates", data={"queue": queue, "answer": answer})
+        page = (await service.client.get("/topology")).text
+        graph = (await service.client.get("/topology/graph.json")).json()["elements"]
+    kinds = {item["data"].get("name"): item["data"].get("kind") for item in graph}
+    assert (kinds["leftovers"], kinds[DLQ]) == ("dead-letter", "plain")
+    assert 'href="/queues/leftovers"' in page
+    assert f'href="/queues/{DLQ}"' not in page
+    assert "<h1>1 exchange, 4 queues</h1>" in page
+
+
+async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
+    """The events tell the place; a session that begins there holds that message."""
+    dead_letters = [dead_letter(n, body=json.dumps({"c": f"C-{n:05}"}).encode()) for n in range(30)]
+    async with admin(*dead_letters) as service:
+        page = await service.client.get("/search", params={"find": "C-00027"})
+        events = await service.client.get("/search/events", params={"find": "C-00027", "in": DLQ})
+        told = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
+        (hit,) = [one for each in told for one in each["hits"]]
+        look = {"how": "plain", "limit": "1", "skip": str(hit["letter"]["place"] - 1)}
+        opened = await service.client.post(f"/queues/{DLQ}/look", data=look)
+        held = await service.client.get(opened.headers["location"])
+    assert f'<option value="{DLQ}"' in page.text
+    assert told[-1]["isOver"]
+    assert "C-00027" in hit["excerpt"]
+    assert held.text.count('type="checkbox" name="ids"') == 1
+    assert "m-27" in held.text
+
+
+async def test_what_came_back_is_searched_for_in_a_queue_that_no_session_holds_at_once() -> None:
+    """The messages with their error as they are found, then their groups; the job keeps the number."""
+    dead_letters = [dead_letter(n, "KeyError" if n % 3 else "LookupError") for n in range(2100)]
+    async with admin(*dead_letters) as service:
+        job = await service.operations.start(RedriveRequest(
+            queue=DLQ, selection=Selection(limit=30), reason="x",
+            target=Target(TargetKind.QUEUE, routing_key=DLQ),
+        ))  # fmt: skip
+        await service.operations.wait(job.id)
+        asked = await service.client.post(f"/jobs/{job.id}/came-back")
+        page = await service.client.get(asked.headers["location"])
+        (path,) = re.findall(r'data-events="([^"]+)"', page.text)
+        events = await service.client.get(path)
+        told = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
+        after = (await service.client.get(f"/jobs/{job.id}")).text
+    assert asked.headers["location"] == f"/jobs/{job.id}/came-back"
+    hits = [hit["letter"] for each in told for hit in each["hits"]]
+    assert (len(hits), {hit["redriveJob"] for hit in hits}) == (30, {job.id})
+    counted = {one["sample"]["error"]: one["count"] for one in told[-1]["groups"]}
+    assert (counted, told[-1]["seen"]) == ({"KeyError": 20, "LookupError": 10}, 2100)
+    assert "30 messages that this job had sent died again" in after
+
+
+async def test_a_search_that_is_refused_says_why_on_the_page() -> None:
+    """A script cannot read the body of a refused stream."""
+    limited = Queue("old.dlq", QueueType.QUORUM, arguments={"x-delivery-limit": 5})
+    async with admin(extra=(Queue("old"), limited), version="4.0") as service:
+        asked = {"find": "C-1", "in": "old.dlq"}
+        events = await service.client.get("/search/events", params=asked)
+    (told,) = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
+    assert told["isOver"]
+    assert "removes a message when it has come back 6 times" in told["skipped"][0]["reason"]
+
+
+async def test_groups_and_the_button_follow_the_filter() -> None:
+    """Of what matches: the groups, by any header too, and one button for all of it."""
+    dead_letters = [
+        replace(one, properties=replace(one.properties, headers={
+            **one.properties.headers, "x-tenant": "acme" if n % 2 else "globex"}))
+        for n in range(6) for one in [dead_letter(n, "KeyError" if n < 2 else "LookupError")]
+    ]  # fmt: skip
+    async with admin(*dead_letters) as service:
+        session = (await service.session())["id"]
+        asked = {"filter": "error:LookupError", "by": "header.x-tenant"}
+        page = (await service.client.get(f"/sessions/{session}", params=asked)).text
+        bad = (await service.client.get(f"/sessions/{session}", params={"by": "colour"})).text
+    assert "Re-drive all 4 that match" in page
+    assert page.count("Re-drive 2…") == 2
+    assert "header.x-tenant" in page
+    assert "header.NAME" in bad
+
+
+async def _search(service: Admin, text: str) -> dict[str, Any]:
+    """Search all queues by the API, and return the last event with the hits of all events."""
+    answer = await service.client.post("/admin/dlq/search", json={"filter": text})
+    told = [json.loads(line[6:]) for line in answer.text.splitlines() if "hits" in line]
+    last: dict[str, Any] = told[-1]
+    return last | {"hits": [hit for each in told for hit in each["hits"]]}
+
+
+async def test_a_search_finds_messages_that_a_session_of_the_service_holds() -> None:
+    """A search beside an open look read only the other messages and did not report the rest."""
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        session = (await service.session(limit=3))["id"]
+        found = await _search(service, "error:LookupError")
+        held = [hit for hit in found["hits"] if hit["session"]]
+        opened = f"/sessions/{session}/messages/{held[0]['letter']['id']}"
+        assert (found["seen"], found["total"], found["matching"]) == (7, 7, 7)
+        assert {hit["session"] for hit in held} == {session}
+        assert len(held) == 3
+        assert (await service.client.get(opened)).status_code == 200
+        assert found["heldByOthers"] == []
+
+
+async def test_a_search_reports_messages_that_another_consumer_holds() -> None:
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        connection = await service.broker.connect("another tool")
+        channel = await connection.open_channel()
+        await channel.qos(2)
+        await channel.consume(DLQ, lambda _: None, tag="worker-1")
+        found = await _search(service, "error:LookupError")
+        (held,) = found["heldByOthers"]
+        assert (found["seen"], found["matching"]) == (5, 5)
+        assert (held["queue"], held["count"], len(held["holders"])) == (DLQ, None, 1)
+        assert held["holders"][0].startswith("worker-1 of ")
+        await connection.close()
+
+
+async def test_groups_report_messages_that_another_consumer_holds() -> None:
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        connection = await service.broker.connect("another tool")
+        channel = await connection.open_channel()
+        await channel.qos(2)
+        await channel.consume(DLQ, lambda _: None, tag="worker-1")
+        found = await service.operations.survey(DLQ)
+        assert (found.seen, found.complete) == (5, False)
+        assert [one.queue for one in found.held] == [DLQ]
+        await connection.close()

@@ -1,0 +1,178 @@
+"""A grant for some queues binds where a re-drive goes, which session it may use, and which name is meant."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import jwt
+import pytest
+
+from hopback.message import Message, Properties
+from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
+from tests.unit.ops.admin_service import DLQ, MAIN, SECRET, admin, dead_letter, settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.unit.ops.admin_service import Admin
+
+_JOBS = "/admin/dlq/jobs"
+_GRANTS = [
+    {"claim": "team", "role": "operator", "queues": ["orders", "orders.*"]},
+    {"claim": "boss", "role": "admin", "queues": ["orders", "orders.*"]},
+    {"claim": "all", "role": "operator", "queues": ["*"]},
+]
+_OTHER = "payments.dlq"
+_ODD = "%6Frders.x.dlq"
+"""Decoded once more, it would be the name of a queue that the team may use."""
+
+
+def _as(role: str) -> dict[str, str]:
+    claims = {"iss": "https://id.test", "aud": "hopback", "sub": role, "roles": [role], "exp": 9e9}
+    return {"Authorization": f"Bearer {jwt.encode(claims, SECRET, algorithm='HS256')}"}
+
+
+@asynccontextmanager
+async def _shop() -> AsyncIterator[Admin]:
+    """The queues of two teams, with dead letters in both, and exchanges between them."""
+    queues = [Queue(name) for name in ("vault", "orders.copy", "payments", _OTHER, "x", _ODD)]
+    dead_letters = [dead_letter(number) for number in range(3)]
+    async with admin(
+        *dead_letters, extra=tuple(queues), settings=settings(grants=_GRANTS)
+    ) as service:
+        connection = await service.broker.connect("test")
+        channel = await connection.open_channel()
+        await channel.declare_exchange(Exchange("mixed", ExchangeType.TOPIC))
+        await channel.bind(Binding("mixed", "orders.copy", "#"))
+        await channel.bind(Binding("mixed", "vault", "secret.#"))
+        await channel.declare_exchange(Exchange("by-headers", ExchangeType.HEADERS))
+        await channel.bind(Binding("by-headers", "orders.copy", arguments={"x-match": "all"}))
+        await channel.bind(Binding("by-headers", "vault", arguments={"secret": "yes"}))
+        for queue in (_OTHER, _ODD):
+            body = b'{"secret": "p-1"}'
+            await channel.publish(Message("", queue, body, Properties(delivery_mode=2)))
+        await connection.close()
+        yield service
+
+
+def _depth(service: Admin, queue: str) -> int:
+    return len(service.broker.snapshot().queue(queue).ready)
+
+
+def _order(**target: str) -> dict[str, Any]:
+    return {"kind": "re-drive", "queue": DLQ, "reason": "x", "target": target}
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ({"kind": "queue", "routingKey": "vault"}, 403),
+        ({"kind": "exchange", "exchange": "", "routingKey": "vault"}, 403),
+        ({"kind": "exchange", "exchange": "mixed", "routingKey": "secret.plan"}, 403),
+        ({"kind": "exchange", "exchange": "by-headers", "routingKey": ""}, 403),
+        ({"kind": "exchange", "exchange": "nosuch", "routingKey": ""}, 403),
+        ({"kind": "exchange", "exchange": "mixed", "routingKey": "order.made"}, 202),
+        ({"kind": "queue", "routingKey": "orders.copy"}, 202),
+        ({"kind": "queue", "routingKey": MAIN}, 202),
+        ({"kind": "failed-queue"}, 202),
+        ({"kind": "origin-exchange"}, 202),
+        ({"kind": "design"}, 202),
+    ],
+    ids=str,
+)
+async def test_a_re_drive_goes_only_where_its_caller_may_send(
+    target: dict[str, str], status: int
+) -> None:
+    """Every queue that the target reaches needs the role, but for the one that the messages failed in."""
+    async with _shop() as service:
+        order = _order(**target)
+        planned = await service.client.post(
+            _JOBS, json=order | {"dryRun": True}, headers=_as("team")
+        )
+        answer = await service.client.post(_JOBS, json=order, headers=_as("team"))
+        assert (planned.status_code, answer.status_code) == (200 if status == 202 else 403, status)
+        if status == 202:
+            await service.operations.wait(answer.json()["id"])
+            assert _depth(service, DLQ) == 0
+        else:
+            assert _depth(service, DLQ) == 3
+            denied = (await service.operations.audit())[0]
+            assert (denied.action, denied.result) == ("access.denied", "refused")
+        assert _depth(service, "vault") == 0
+
+
+async def test_the_exchange_of_origin_needs_a_grant_for_all_that_is_bound_there() -> None:
+    """One queue of another team bound to it is enough to refuse; who may use all queues, may."""
+    async with _shop() as service:
+        connection = await service.broker.connect("test")
+        await (await connection.open_channel()).bind(Binding("shop.events", "vault", "never"))
+        await connection.close()
+        order = _order(kind="origin-exchange")
+        refused = await service.client.post(_JOBS, json=order, headers=_as("team"))
+        assert (refused.status_code, "'vault'" in refused.text) == (403, True)
+        assert (await service.client.post(_JOBS, json=order, headers=_as("all"))).status_code == 202
+
+
+async def test_what_failed_is_retried_only_where_the_caller_may_send() -> None:
+    """An admin of the queue cannot repeat another's job into a queue that is not theirs."""
+    async with _shop() as service:
+        order = _order(kind="queue", routingKey="vault") | {"maxRedrives": 0}
+        job = (await service.client.post(_JOBS, json=order, headers=_as("all"))).json()
+        await service.operations.wait(job["id"])
+        again = await service.client.post(
+            f"{job['url']}/retry-failures", json={"reason": "x"}, headers=_as("boss")
+        )
+        assert again.status_code == 403
+
+
+async def test_the_page_binds_the_target_too() -> None:
+    """Neither the review nor the start of a re-drive into a queue of another team."""
+    async with _shop() as service:
+        form = {"on": "2", "target": "queue", "target_queue": "vault", "reason": "x"}
+        for step in ("3", "go"):
+            answer = await service.client.post(
+                f"/queues/{DLQ}/re-drive", data=form | {"step": step}, headers=_as("team")
+            )
+            assert answer.status_code == 403
+        fine = form | {"target_queue": "orders.copy", "step": "3"}
+        shown = await service.client.post(f"/queues/{DLQ}/re-drive", data=fine, headers=_as("team"))
+        assert (shown.status_code, "Re-drive 3 messages" in shown.text) == (200, True)
+        assert _depth(service, "vault") == 0
+
+
+async def test_a_name_in_the_path_is_decoded_once() -> None:
+    """The documented endpoints ask for a grant for the very queue that they use."""
+    async with _shop() as service:
+        path = f"/admin/dlq/queues/{_ODD.replace('%', '%25')}"
+        seen = await service.client.get(f"{path}/messages", headers=_as("boss"))
+        moved = await service.client.post(f"{path}/re-drive", json={}, headers=_as("boss"))
+        plain = await service.client.get(path, headers=_as("boss"))
+        assert (seen.status_code, moved.status_code, plain.status_code) == (403, 403, 403)
+        assert "p-1" not in seen.text
+        assert _depth(service, _ODD) == 1
+
+
+async def test_a_session_belongs_to_its_queue() -> None:
+    """Used for another queue it is not there: no count, no name, nothing about what it holds."""
+    async with _shop() as service:
+        opened = await service.client.post(
+            f"/admin/dlq/queues/{_OTHER}/sessions", json={}, headers=_as("all")
+        )
+        session = opened.json()["id"]
+        for term in ("payload.secret:p*", "payload.secret:q*"):
+            page = await service.client.get(
+                f"/queues/{DLQ}/re-drive",
+                params={"session": session, "filter": term},
+                headers=_as("team"),
+            )
+            assert (page.status_code, "payments" in page.text) == (404, False)
+            for step in ("2", "3", "go"):
+                form = {"step": step, "on": "1", "session": session, "reason": "x"}
+                answer = await service.client.post(
+                    f"/queues/{DLQ}/discard", data=form, headers=_as("team")
+                )
+                assert answer.status_code == 404
+        order = {"kind": "re-drive", "queue": DLQ, "reason": "x", "selection": {"session": session}}
+        begun = await service.client.post(_JOBS, json=order, headers=_as("team"))
+        assert (begun.status_code, "payments" in begun.text) == (404, False)

@@ -1,0 +1,89 @@
+"""A broker with thousands of dead-letter queues: no page waits for work that grows with their number."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+
+from hopback.broker.declare import declare
+from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.embedded.management import EmbeddedManagement
+from hopback.clock import ManualClock
+from hopback.message import Message, Properties
+from hopback.ops.http import create_app
+from hopback.ops.operations import Operations
+from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.model import Topology
+from hopback.version import BrokerVersion
+from tests.harness.loop_watch import watch_requests
+from tests.harness.seeded import publish
+from tests.unit.ops.admin_service import NOW
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_QUEUES = 300
+
+
+class _CountingManagement(EmbeddedManagement):
+    """Counts how often the whole topology is read. `answers` holds the readings back until it is set."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        super().__init__(broker)
+        self.readings = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def live_topology(self, vhost: str = "/") -> Topology:
+        self.readings += 1
+        await self.answers.wait()
+        return await super().live_topology(vhost)
+
+
+@asynccontextmanager
+async def _service() -> AsyncIterator[tuple[httpx.AsyncClient, _CountingManagement, ManualClock]]:
+    broker, clock = EmbeddedBroker(version=BrokerVersion.parse("3.10")), ManualClock(NOW)
+    plans = [recommended_plan(f"q{n:03}", tiers_ms=[30_000], attempts=2) for n in range(_QUEUES)]
+    connection = await broker.connect("declaring")
+    await declare(
+        connection, Topology("many", queues=tuple(q for p in plans for q in hardened_queues(p)))
+    )
+    await connection.close()
+    properties = Properties(delivery_mode=2)
+    await publish(broker, *(Message("", p.parking.queue, b"{}", properties) for p in plans))
+    view = _CountingManagement(broker)
+    async with Operations(broker, management=view, clock=clock) as operations:
+        app = watch_requests(create_app(operations, broker, view=view, clock=clock))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield client, view, clock
+
+
+async def test_the_first_page_reads_the_topology_a_few_times_for_all_queues() -> None:
+    """It read the topology once for each queue."""
+    async with _service() as (client, view, _):
+        answer = await client.get("/")
+        assert answer.status_code == 200
+        assert view.readings <= 4
+
+
+async def test_the_first_page_shows_the_fullest_queues_and_counts_the_others() -> None:
+    async with _service() as (client, _, _):
+        page = (await client.get("/")).text
+        assert f"{_QUEUES} dead letters in {_QUEUES} of {_QUEUES} queues" in page
+        assert "100 more" in page
+        assert 'href="/queues/q299.dlq"' not in page
+        assert 'href="/queues/q299.dlq"' in (await client.get("/?find=q299")).text
+
+
+async def test_a_page_shows_the_last_reading_while_a_large_broker_is_read() -> None:
+    async with _service() as (client, view, clock):
+        await client.get("/")
+        view.answers.clear()
+        clock.advance(60)
+        again = await client.get("/")
+        assert (again.status_code, "300 dead letters" in again.text) == (200, True)
+        view.answers.set()

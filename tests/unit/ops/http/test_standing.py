@@ -1,0 +1,308 @@
+"""What a page says of its own standing: what still holds, what is over, what is in the way."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from hopback.message import Properties
+from hopback.ops.alerts.rules import Alert, AlertKind, AlertState, ToldState
+from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Window
+from hopback.ops.contract.values import AuditEntry, JobState, Moment
+from hopback.ops.page.rendering import renderer, visible
+from hopback.topology.model import Queue
+from tests.unit.ops.admin_service import DLQ, NOW, admin, dead_letter
+
+
+async def test_a_page_that_stands_open_learns_what_no_longer_holds() -> None:
+    """Its session is held until it is released; a session nobody knows is not."""
+    async with admin(dead_letter(1)) as service:
+        session = (await service.session())["id"]
+        held = (await service.client.get("/alive", params={"session": session})).json()
+        await service.operations.release(session)
+        over = (await service.client.get("/alive", params={"session": session})).json()
+    assert (held["held"], over["held"]) == (True, False)
+    assert held["trouble"] == ""
+
+
+async def test_a_lost_session_leads_back_to_its_queue() -> None:
+    """The address names the queue, so that a page opened again after a restart can offer it."""
+    async with admin(dead_letter(1)) as service:
+        opened = await service.client.post(f"/queues/{DLQ}/look", data={"how": "plain"})
+        address = opened.headers["location"]
+        await service.operations.release(address.partition("?")[0].rpartition("/")[2])
+        lost = await service.client.get(address)
+    assert lost.status_code == 404
+    assert "This look is over" in lost.text
+    assert "is back in the queue, in its order" in lost.text
+    assert f'href="/queues/{DLQ}#look">Look at {DLQ} again' in lost.text
+
+
+async def test_an_address_that_leads_nowhere_is_a_page_for_people() -> None:
+    """With a way on for a browser; a program gets its problem document."""
+    async with admin() as service:
+        person = await service.client.get("/nowhere", headers={"accept": "text/html"})
+        program = await service.client.get("/nowhere", headers={"accept": "application/json"})
+    assert (person.status_code, program.status_code) == (404, 404)
+    assert "There is nothing at /nowhere" in person.text
+    assert 'href="/">Dead letters</a>' in person.text
+    assert program.json()["code"] == "not-found"
+
+
+async def test_what_others_hold_is_said_before_a_job_leaves_it_out() -> None:
+    """The first step counts what is there for the job, and names what is not."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        await service.operations.open_session(DLQ, Window(limit=2))
+        first = await service.client.get(f"/queues/{DLQ}/re-drive")
+    assert "<b>1</b> messages now; 2 more are held for looking and stay" in first.text
+
+
+async def test_a_sentence_tells_the_time_as_people_do() -> None:
+    """No T, no Z, no milliseconds."""
+    async with admin(dead_letter(1)) as service:
+        session = (await service.session())["id"]
+        (message,) = (await service.operations.messages(session)).dead_letters
+        shown = await service.client.get(f"/sessions/{session}/messages/{message.id}")
+    (story,) = re.findall(r'<p class="story">(.*?)</p>', shown.text)
+    assert re.search(r" at <time [^>]*>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC</time>", story)
+
+
+def test_moments_in_a_sentence_become_clocks_and_nothing_else_does() -> None:
+    """Their element lets the page show them where its reader is; whatever stands beside is only text."""
+    told = renderer().filters["with_clocks"](
+        "<b> until 2023-11-14T22:13:20Z, not 2023-02-31T00:00:00Z"
+    )
+    assert told == (
+        '&lt;b&gt; until <time datetime="2023-11-14T22:13:20Z" data-clock="1700000000">'
+        "2023-11-14 22:13:20 UTC</time>, not 2023-02-31T00:00:00Z"
+    )
+
+
+def test_a_rate_has_no_digits_that_nobody_needs() -> None:
+    """Two hundred are not 200.0."""
+    rate = renderer().filters["rate"]
+    assert [rate(n) for n in (0.25, 1.0, 2.5, 200.0, 4812.4)] == ["0.2", "1", "2.5", "200", "4,812"]
+
+
+@pytest.mark.parametrize(
+    ("arrived", "words"), [(0, "-5 in the last 60 s"), (2, "-5 in the last 60 s; 2 came")]
+)
+def test_a_trend_counts_what_came_and_not_that_nothing_did(arrived: int, words: str) -> None:
+    """Beside a depth that fell, "0 came" is one more number and no news."""
+    shown = renderer().from_string(
+        '{% import "parts.html" as parts %}{{ parts.spark(trend, came) }}'
+    )
+    line = shown.render(trend=((0.0, 9), (60.0, 4)), came=arrived)
+    assert re.findall("<small>(.*?)</small>", line) == [words]
+
+
+async def test_a_paused_job_says_so_once() -> None:
+    """Its state and why it is so are one word then."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        slow = RedriveRequest(queue=DLQ, selection=Selection(), reason="x", pace=Pace(0.001))
+        job = await service.operations.start(slow)
+        await service.operations.pause(job.id)
+        async for told in service.operations.events(job.id):
+            if told.state is JobState.PAUSED:
+                break
+        page = await service.client.get(f"/jobs/{job.id}")
+        listed = await service.client.get("/jobs")
+        await service.operations.cancel(job.id)
+    assert "<h1>1 job paused</h1>" in listed.text
+    (said,) = re.findall(r'<p aria-live="polite">(.*?)</p>', page.text)
+    assert re.sub("<[^>]*>", "", said).split() == ["paused"]
+
+
+async def test_the_notice_of_no_sign_in_is_read_once() -> None:
+    """It stands until somebody says so, by a form, and leads back to the page it was read on."""
+    async with admin() as service:
+        before = await service.client.get("/jobs")
+        read = await service.client.post("/notice/read", data={"next": "/jobs"})
+        after = await service.client.get("/jobs")
+        foreign = await service.client.post("/notice/read", data={"next": "//evil.example/"})
+    assert "No sign-in is configured" in before.text
+    assert read.headers["location"] == "/jobs"
+    assert "No sign-in is configured" not in after.text
+    assert foreign.headers["location"] == "/"
+
+
+async def test_a_look_of_our_own_is_no_consumer_to_be_warned_of() -> None:
+    """A quorum queue counts a cancelled consumer as long as it holds messages: that is the look's own."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        await service.operations.open_session(DLQ, Window(limit=3))
+        page = await service.client.get(f"/queues/{DLQ}")
+        await service.operations.release(service.operations.sessions()[0].id)
+    assert "Go on looking" in page.text
+    assert "they take messages away" not in page.text
+
+
+async def test_a_job_in_the_way_is_said_at_the_first_step() -> None:
+    """With a link to it, and without a way on: nobody walks three steps for nothing."""
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        slow = RedriveRequest(queue=DLQ, selection=Selection(), reason="x", pace=Pace(0.001))
+        job = await service.operations.start(slow)
+        first = await service.client.get(f"/queues/{DLQ}/discard")
+        await service.operations.cancel(job.id)
+    assert "has an active job" in first.text
+    assert f"/jobs/{job.id}" in first.text
+    assert re.search(r'value="2" disabled', first.text)
+
+
+async def test_a_foreign_queue_is_named_where_no_design_is_known() -> None:
+    """Nothing goes back as a design says that nobody knows; one way is offered once."""
+    foreign = (Queue("mail"), Queue("mail.dlq"))
+    properties = Properties(headers={"x-exception-message": "no"})
+    message = replace(dead_letter(1), routing_key="mail.dlq", properties=properties)
+    async with admin(message, extra=foreign) as service:
+        act = "/queues/mail.dlq/re-drive"
+        pages = [
+            await service.client.get("/queues/mail.dlq"),
+            await service.client.post(act, data={"step": "2", "on": "1"}),
+            await service.client.post(act, data={"step": "3", "on": "2", "reason": "x"}),
+        ]
+    for page in pages:
+        assert page.status_code == 200
+        assert "design says" not in page.text
+    assert pages[1].text.count('back to queue <b class="name">mail</b>') == 1
+    assert "go back to queue mail" in pages[2].text
+
+
+async def test_a_stack_of_another_framework_is_a_stack() -> None:
+    """As Spring wrote it, in lines, with the frame that it names."""
+    stack = "org.spring.Wrapper: no\n\tat org.spring.Adapter.invoke(Adapter.java:1)\nCaused by: x"
+    properties = Properties(headers={"x-exception-message": "no", "x-exception-stacktrace": stack})
+    async with admin(replace(dead_letter(1), properties=properties)) as service:
+        session = await service.session()
+        (item,) = (await service.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await service.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
+    shown = re.search(r'<pre class="trace"[^>]*>(.*?)</pre>', page.text, re.DOTALL)
+    assert shown is not None
+    assert shown.group(1).count("\n") == 2
+    assert "as Spring recorded it" in page.text
+
+
+async def test_moments_say_their_zone_and_are_exact_on_hover() -> None:
+    """Of today the hour, else the day too; the property `timestamp` is no riddle."""
+    moment = renderer().filters["moment"]
+    assert moment(NOW, NOW + 10) == "22:13:20 UTC"
+    assert moment(NOW, NOW + 86_400) == "14 Nov, 22:13:20 UTC"
+    assert moment(NOW, NOW + 400 * 86_400) == "14 Nov 2023, 22:13:20 UTC"
+    message = dead_letter(1)
+    stamped = replace(message.properties, timestamp=1_700_000_000)
+    async with admin(replace(message, properties=stamped)) as service:
+        session = await service.session()
+        (item,) = (await service.client.get(f"{session['url']}/messages")).json()["items"]
+        page = await service.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
+    assert "2023-11-14 22:13:20 UTC (1700000000)" in page.text
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"action": "job.rate", "reason": "None"}, "rate no limit"),
+        ({"action": "job.rate", "reason": "200.0"}, "rate 200 a second"),
+        (
+            {
+                "action": "job.start",
+                "details": {"kind": "discard", "selected": 1200, "target": "design"},
+            },
+            "discard, 1,200 selected",
+        ),
+        (
+            {"action": "session.open", "details": {"held": 5, "forced": False, "session": "s-1"}},
+            "5 held, session s-1",
+        ),
+        (
+            {
+                "action": "job.end",
+                "details": {
+                    "kind": "re-drive",
+                    "state": "stopped",
+                    "remaining": 4899,
+                    "came_back": 20,
+                    "came_back_at_least": True,
+                },
+            },
+            "re-drive, stopped, 4,899 remain, at least 20 came back",
+        ),
+    ],
+    ids=["no-rate", "rate", "discard", "session", "stopped"],
+)
+def test_the_audit_speaks_in_words(entry: dict[str, object], words: str) -> None:
+    """No raw keys, nothing that is not so, and a rate that is no reason."""
+    made = AuditEntry(at=Moment(NOW), by="ada", **entry)  # type: ignore[arg-type]
+    assert renderer().filters["told"](made) == words
+
+
+def test_an_emoji_of_several_parts_is_one_and_a_hidden_joiner_is_not() -> None:
+    """Within a family the joiner is seen; between letters it hides, and is spelled out."""
+    astronaut = "\U0001f469\u200d\U0001f680"
+    heart = "\u2764\ufe0f\u200d\U0001f525"
+    assert visible(f"{astronaut} {heart}") == f"{astronaut} {heart}"
+    assert visible("pay\u200dpal") == "pay⟨U+200D⟩pal"
+    assert visible(f"{astronaut[0]}\u200d") == f"{astronaut[0]}⟨U+200D⟩"
+
+
+def test_an_alert_that_no_target_took_was_told_to_nobody() -> None:
+    """A target that took nothing since has not heard of it; what may fire yet is a line a rule."""
+    alert = Alert(
+        id="a-1",
+        rule="orders pile up",
+        kind=AlertKind.DEPTH,
+        queue="orders.dlq",
+        state=AlertState.FIRING,
+        text="6,000 dead letters, more than 100",
+        since=Moment(NOW - 60),
+        fired_at=Moment(NOW - 30),
+        told={name: ToldState(AlertState.FIRING, Moment(NOW - 30)) for name in ("chat", "pager")},
+    )
+    pending = [
+        structs.replace(alert, rule="nobody looks", queue=f"q-{n}", state=AlertState.PENDING)
+        for n in range(9)
+    ]
+    page = (
+        renderer()
+        .get_template("alerts.html")
+        .render(
+            me=None,
+            told=[],
+            now=NOW,
+            headline="1 alert fires",
+            firing=[alert],
+            pending=pending,
+            resolved=[],
+            manages=False,
+            rules=(),
+            targets=(),
+            taken={"chat": NOW - 10, "pager": NOW - 40},
+            tested=None,
+        )
+    )
+    told = re.search(r'<td data-label="Told">(.*?)</td>', page)
+    assert told is not None
+    assert re.sub("<[^>]*>", "", told[1]) == "chat, pager not taken yet"
+    assert page.count(">nobody looks<") == 1
+    assert "and 3 more" in page
+
+
+async def test_a_review_says_how_long_a_careful_job_takes_at_least() -> None:
+    """It watches after each stage that is reached, and at the end."""
+    asked = {"step": "3", "on": "2", "reason": "x", "ramp": "1", "watch": "60"}
+    async with admin(*(dead_letter(n) for n in range(10))) as service:
+        page = await service.client.post(f"/queues/{DLQ}/re-drive", data=asked)
+    rule = re.search(r"<dt>Stop rule</dt><dd>(.*?)</dd>", page.text)
+    assert rule is not None
+    assert "first counts arrivals for 10s. It sends 1, 5, 25 messages, then the rest" in rule[1]
+    assert "watches 1m after each stage and at the end. It stops when a message returns." in rule[1]
+    assert "stops when more messages arrive than before its start" in rule[1]
+    assert "<dt>Duplicates</dt><dd>Up to 10 messages, if the job is killed" in page.text
+    assert "at least 3 min in all" in page.text
+
+
+def test_a_queue_weighs_by_powers_of_ten() -> None:
+    """Fifty thousand does not look like a hundred."""
+    weight = renderer().filters["weight"]
+    assert [weight(n) for n in (None, 7, 99, 100, 1_000, 50_000, 2_000_000)] == [*"1112344"]

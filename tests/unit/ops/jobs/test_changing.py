@@ -1,0 +1,157 @@
+"""A change of many messages as data: previewed, the originals kept, nothing evaluated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopback.errors import BadRequest, NotAllowed
+from hopback.message import Message
+from hopback.ops.contract.codec import read_patch
+from hopback.ops.contract.requests import Selection, Settings
+from hopback.ops.jobs.journal_sql import read_job, write_job
+from hopback.ops.messages.archive import read_line
+from hopback.ops.messages.patch import PatchFailed, PatchOperation, change_sample, patched
+from hopback.testing import in_virtual_time
+from tests.unit.ops.shop import DLQ, MAIN, open_shop, properties, redrive
+
+
+def _step(op: Any, path: str, value: Any = None) -> PatchOperation:
+    return PatchOperation(op, path, value)
+
+
+@pytest.mark.parametrize(
+    ("steps", "after"),
+    [
+        ([_step("replace", "/a", 2)], {"a": 2, "l": [1, 2]}),
+        ([_step("add", "/~1x", 1)], {"a": 1, "l": [1, 2], "/x": 1}),
+        ([_step("add", "/l/-", 3), _step("add", "/l/0", 0)], {"a": 1, "l": [0, 1, 2, 3]}),
+        ([_step("remove", "/l/0"), _step("remove", "/a")], {"l": [2]}),
+        ([_step("test", "/a", 1), _step("replace", "/l/1", "z")], {"a": 1, "l": [1, "z"]}),
+        ([_step("replace", "", [])], []),
+    ],
+)
+def test_the_steps_of_a_patch(steps: list[PatchOperation], after: object) -> None:
+    """Add, replace, remove and test, in objects and lists."""
+    assert json.loads(patched(b'{"a": 1, "l": [1, 2]}', steps)) == after
+
+
+@pytest.mark.parametrize(
+    ("body", "step", "why"),
+    [
+        (b"<xml/>", _step("remove", "/a"), "no JSON"),
+        (b'{"a": 1}', _step("remove", "/b"), "nothing at /b"),
+        (b'{"a": 1}', _step("replace", "/a/b/c", 1), "nothing at"),
+        (b"[1]", _step("replace", "/7", 1), "nothing at /7"),
+        (b"[1]", _step("remove", "/-"), "nothing at /-"),
+        (b'{"a": 1}', _step("test", "/a", 2), "another value"),
+        (b'{"a": 1}', _step("test", "/a", True), "another value"),
+        (b'"' + b"x" * 1_100_000 + b'"', _step("replace", "", 1), "larger than"),
+        (b"[" * 100_000, _step("replace", "", 1), "no JSON"),
+        (b"[]", _step("add", "/0", json.loads("[" * 900 + "]" * 900)), "nested too deeply"),
+    ],
+)
+def test_what_cannot_be_changed_says_why(body: bytes, step: PatchOperation, why: str) -> None:
+    """Nothing is guessed: the message stays as it is, with a reason."""
+    with pytest.raises(PatchFailed, match=why):
+        patched(body, [step])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        ),
+        max_leaves=10,
+    ),
+    st.sampled_from(["add", "replace", "remove", "test"]),
+    st.text(alphabet="/~01ab-", max_size=8),
+)
+def test_no_patch_breaks_a_body(document: object, op: str, path: str) -> None:
+    """Whatever body and path: JSON comes out, or a reason."""
+    try:
+        made = patched(json.dumps(document).encode(), [_step(op, f"/{path}", 1)])
+    except PatchFailed:
+        return
+    json.loads(made)
+
+
+def test_a_long_difference_says_that_it_is_cut() -> None:
+    """A preview that ends early must not look whole."""
+    whole = change_sample("m", b"[]", [_step("replace", "", list(range(90)))])
+    assert whole.diff[-1] == "+]"
+    cut = change_sample("m", b"[]", [_step("replace", "", list(range(200)))])
+    assert (len(cut.diff), cut.diff[-1]) == (101, "… more lines differ")
+
+
+@pytest.mark.parametrize("op", ["add", "replace", "test"])
+def test_a_step_says_its_value(op: Any) -> None:
+    """A value that was forgotten must not empty a field of many messages; null is a value."""
+    with pytest.raises(ValueError, match="Expected `value` with"):
+        PatchOperation(op, "/a")
+    with pytest.raises(BadRequest, match=rf"at \[1\], value with {op}"):
+        read_patch(json.dumps([{"op": "remove", "path": "/a"}, {"op": op, "path": "/a"}]))
+    (step,) = read_patch(json.dumps([{"op": op, "path": "/a", "value": None}]))
+    assert step == PatchOperation(op, "/a", None)
+
+
+def _originals(path: str) -> set[bytes]:
+    lines = Path(path).read_bytes().splitlines()
+    return {read_line(line, where="it").body for line in lines}
+
+
+_CHANGE = (
+    PatchOperation("replace", "/currency", "EUR"),
+    PatchOperation("add", "/was", None),
+    PatchOperation("remove", "/was"),
+)
+
+
+@in_virtual_time
+async def test_many_are_changed_and_their_originals_are_kept(tmp_path: Path) -> None:
+    """The dry run shows the difference; what cannot be changed stays; every original is in the file."""
+    async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
+        bodies = [b'{"currency":"EURO","n":%d}' % number for number in range(20)]
+        bodies[7] = b"no JSON"
+        await shop.publish(
+            Message("", DLQ, body, properties(f"m{number}")) for number, body in enumerate(bodies)
+        )
+        request = redrive(change=_CHANGE)
+        plan = await shop.operations.plan(request)
+        assert len(plan.changes) == 5
+        assert '-  "currency": "EURO",' in plan.changes[0].diff
+        assert '+  "currency": "EUR",' in plan.changes[0].diff
+        assert [(one.reason, one.count) for one in plan.left_out] == [("its body is no JSON", 1)]
+        job = await shop.operations.wait((await shop.operations.start(request)).id)
+        assert (job.counts.done, job.counts.failed) == (19, 1)
+        assert {json.loads(body)["currency"] for body in shop.bodies(MAIN)} == {"EUR"}
+        assert shop.bodies(DLQ) == [b"no JSON"]
+        assert _originals(job.export_to) == set(bodies) - {b"no JSON"}
+        record = await shop.operations.journal.job(job.id)
+        assert record is not None
+        assert read_job(write_job(record)).spec.change == _CHANGE
+
+
+@in_virtual_time
+async def test_a_change_of_a_program_has_as_many_steps_as_that_of_a_request(tmp_path: Path) -> None:
+    """Each step is made to every message."""
+    async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
+        for ask in (shop.operations.plan, shop.operations.start):
+            with pytest.raises(BadRequest, match="at most 50 steps, got 51"):
+                await ask(redrive(change=_CHANGE * 17))
+
+
+@in_virtual_time
+async def test_changing_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
+    """What a message says is its producer's business: nothing is planned, nothing begins."""
+    async with open_shop(settings=Settings(exports=tmp_path)) as shop:
+        await shop.park(1)
+        for ask in (shop.operations.plan, shop.operations.start):
+            with pytest.raises(NotAllowed, match="switched off"):
+                await ask(redrive(selection=Selection(), change=_CHANGE))

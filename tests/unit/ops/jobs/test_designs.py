@@ -1,0 +1,213 @@
+"""The documented re-drives of the five designs, and the plan of a job. In virtual time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hopback.errors import NoSuch
+from hopback.fields import Timestamp
+from hopback.message import Message, Properties
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.contract.requests import Pace, Selection, Target, TargetKind
+from hopback.ops.contract.values import JobState
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Binding, Queue
+from tests.unit.ops.shop import ANN, DLQ, MAIN, open_shop, properties, redrive
+
+
+@in_virtual_time
+async def test_the_file_pipeline_waits_once_more_and_tells_everybody() -> None:
+    """To `retry.q.X`, with the `x-redriven-…` headers, and `DlqRedriveCompleted.v1` at the end."""
+    async with open_shop("file-pipeline") as shop:
+        connection = await shop.broker.connect("listener")
+        channel = await connection.open_channel()
+        await channel.declare_queue(Queue("heard"))
+        await channel.bind(Binding("domain.events", "heard", "operations.#"))
+        await shop.park(2, queue="q.validator.dlq")
+        job = await shop.operations.start(
+            redrive(queue="q.validator.dlq", operation="corr-1", selection=Selection(limit=1))
+        )
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 1)
+        (waiting,) = shop.queue("q.validator.retry").ready
+        headers = waiting.properties.headers
+        assert headers["x-redriven-from-dlq"] == "q.validator.dlq"
+        assert headers["x-redriven-by-user-id"] == "u-1"
+        assert headers["x-redriven-by-user-name"] == "Ann"
+        assert headers["x-redrive-operation-correlation-id"] == "corr-1"
+        assert str(headers["x-redriven-at"]).endswith("Z")
+        (event,) = shop.queue("heard").ready
+        envelope = json.loads(event.body)
+        assert (event.exchange, event.routing_key) == (
+            "domain.events",
+            "operations.dlq.redrive.completed.v1",
+        )
+        assert (envelope["type"], envelope["kind"], envelope["correlationId"]) == (
+            "DlqRedriveCompleted.v1",
+            "event",
+            "corr-1",
+        )
+        assert envelope["payload"]["moved"] == 1
+        assert envelope["payload"]["retryExchange"] == "retry.q.validator"
+        await connection.close()
+
+
+@in_virtual_time
+async def test_the_event_bus_goes_on_counting() -> None:
+    """Straight to the service queue; count and `x-death` are as they were."""
+    async with open_shop("event-bus") as shop:
+        dlq, main = "wms.dlq.wms-orders", "wms.queue.wms-orders"
+        death = {
+            "count": 10, "queue": main, "reason": "rejected", "exchange": "", "time": Timestamp(5),
+            "routing-keys": [""],
+        }  # fmt: skip
+        headers = {"hopback-queue": main, "hopback-attempts": 11, "x-death": [death]}
+        await shop.publish([Message("", dlq, b"x", properties("m", headers))])
+        job = await shop.operations.start(redrive(queue=dlq))
+        assert (await shop.operations.wait(job.id)).counts.done == 1
+        (sent,) = shop.queue(main).ready
+        assert sent.properties.headers["hopback-attempts"] == 11
+        assert "x-death" in sent.properties.headers
+        assert "x-redriven-at" not in sent.properties.headers
+
+
+@in_virtual_time
+async def test_freeflow_sends_each_message_to_the_queue_that_failed() -> None:
+    """One dead-letter queue for all: `x-death` says which queue it was; counters begin anew."""
+    async with open_shop("freeflow") as shop:
+        users, alarms = "freeflow.users.queue", "freeflow.alarms.queue"
+        for queue in (users, alarms):
+            await shop.publish(
+                [Message("", queue, queue.encode(), properties("m", {"x-retry-count": 3}))]
+            )
+        connection = await shop.broker.connect("consumer")
+        channel = await connection.open_channel()
+        for queue in (users, alarms):
+            delivery = await channel.get(queue)
+            assert delivery is not None
+            channel.nack(delivery.tag, requeue=False)
+        await connection.close()
+        await shop.publish([Message("", "freeflow.events.dlq", b"unknown")])
+        plan = await shop.operations.plan(redrive(queue="freeflow.events.dlq"))
+        assert {(way.exchange, way.routing_key) for way in plan.ways} >= {("", users), ("", alarms)}
+        assert "there is no order" in plan.order
+        job = await shop.operations.start(redrive(queue="freeflow.events.dlq"))
+        done = await shop.operations.wait(job.id)
+        assert (done.counts.done, done.counts.failed) == (2, 1)
+        for queue in (users, alarms):
+            (sent,) = shop.queue(queue).ready
+            assert sent.body == queue.encode()
+            assert sent.properties.headers.get("x-retry-count", 0) == 0
+        (failed,) = await shop.operations.failures(job.id)
+        assert "nothing tells which queue it failed in" in failed.reason
+        assert shop.bodies("freeflow.events.dlq") == [b"unknown"]
+        with pytest.raises(NoSuch):
+            await shop.operations.job("j-unknown")
+
+
+@pytest.mark.parametrize(
+    ("design", "dlq", "main"), [("raffle", "raffle_dlq", "raffle_queue"), ("ratatoskr", DLQ, MAIN)]
+)
+@in_virtual_time
+async def test_raffle_and_ratatoskr_go_straight_back(design: str, dlq: str, main: str) -> None:
+    """Into the queue that failed, with counters begun anew."""
+    async with open_shop(design) as shop:
+        headers = {"x-retries": 3, "x-retry-count": 3, "hopback-queue": main, "hopback-attempts": 4}
+        await shop.publish([Message("", dlq, b"x", properties("m", headers))])
+        job = await shop.operations.start(redrive(queue=dlq))
+        assert (await shop.operations.wait(job.id)).counts.done == 1
+        (sent,) = shop.queue(main).ready
+        assert sent.properties.headers["hopback-attempts"] == 0
+        assert sent.properties.headers["hopback-redrives"] == 1
+
+
+@in_virtual_time
+async def test_a_plan_says_what_would_happen() -> None:
+    """Histogram of reasons and errors, ways with their check, what is left out, cost and order."""
+    async with open_shop() as shop:
+        await shop.park(3, headers={"x-final-error": "Boom"})
+        await shop.park(2, headers={"hopback-redrives": 9})
+        plan = await shop.operations.plan(redrive())
+        assert (plan.selected, plan.seen, plan.matching, plan.may_start) == (5, 5, 5, True)
+        assert [(group.key, group.count) for group in plan.reasons] == [
+            ("parked", 3),
+            ("unknown", 2),
+        ]
+        (way,) = plan.ways
+        assert (way.routing_key, way.count, way.flaw) == (MAIN, 3, None)
+        (left,) = plan.left_out
+        assert (left.count, left.reason) == (2, "re-driven 9 times already, expected fewer than 3")
+        assert plan.watch_s == 480.0  # the tiers need longer: the text says so
+        assert "53m20s" in plan.watch_text
+        assert len(shop.bodies(DLQ)) == 5
+        warned = await shop.operations.plan(redrive(target=Target(TargetKind.ORIGIN_EXCHANGE)))
+        assert any("every queue bound" in warning for warning in warned.warnings)
+
+
+@in_virtual_time
+async def test_the_list_tells_depth_source_and_age_without_looking() -> None:
+    """By management or by AMQP; a declared queue that is missing is shown as missing."""
+    async with open_shop() as shop:
+        await shop.park(4)
+        job = await shop.operations.start(redrive(pace=Pace(rate=0.1)))
+        (row,) = await shop.operations.queues()
+        assert (row.queue, row.main_queue, row.known_by, row.exists) == (DLQ, MAIN, "plan", True)
+        assert row.depth.source == "embedded"
+        assert row.active_job is not None
+        assert row.active_job.id == job.id
+        await shop.operations.cancel(job.id)
+        await shop.operations.wait(job.id)
+        detail = await shop.operations.queue(DLQ)
+        assert (detail.depth.source, detail.depth.age(shop.broker.node.now())) == (
+            "amqp",
+            0.0,
+        )
+        default = next(choice for choice in detail.targets if choice.is_default)
+        assert (default.exchange, default.routing_key, default.flaw) == ("", MAIN, None)
+    async with open_shop(live=False) as shop:
+        await shop.park(2)
+        connection = await shop.broker.connect("x")
+        await (await connection.open_channel()).delete_queue(DLQ)
+        (row,) = await shop.operations.queues()
+        assert (row.exists, row.depth.ready) == (False, None)
+        await connection.close()
+
+
+@in_virtual_time
+async def test_what_nothing_gives_away_can_be_named() -> None:
+    """An operator names a queue, its origin, a target and a label, or hides one."""
+    overrides = [Override("rest", main_queue=MAIN, label="the rest"), Override(DLQ, hidden=True)]
+    async with open_shop(overrides=overrides) as shop:
+        connection = await shop.broker.connect("x")
+        await (await connection.open_channel()).declare_queue(Queue("rest"))
+        await connection.close()
+        (row,) = await shop.operations.queues()
+        assert (row.queue, row.label, row.known_by, row.main_queue) == (
+            "rest",
+            "the rest",
+            "operator",
+            MAIN,
+        )
+        await shop.publish([Message("", "rest", b"x", Properties(delivery_mode=2))])
+        job = await shop.operations.start(redrive(queue="rest", by=ANN))
+        assert (await shop.operations.wait(job.id)).counts.done == 1
+        with pytest.raises(NoSuch, match="nothing says that it holds dead letters"):
+            await shop.operations.queue(MAIN)
+
+
+@in_virtual_time
+async def test_only_failures_are_tried_again() -> None:
+    """What the loop guard left out is a job of its own, once the guard is lifted."""
+    async with open_shop("freeflow") as shop:
+        dlq = "freeflow.events.dlq"
+        await shop.publish([Message("", dlq, b"a"), Message("", dlq, b"b")])
+        job = await shop.operations.start(redrive(queue=dlq))
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.failed) == (JobState.COMPLETED, 2)
+        await shop.publish([Message("", dlq, b"new")])
+        again = await shop.operations.retry_failures(job.id, by=ANN)
+        ended = await shop.operations.wait(again.id)
+        assert (ended.counts.selected, ended.counts.failed) == (2, 2)
+        assert shop.bodies(dlq) == [b"a", b"b", b"new"]

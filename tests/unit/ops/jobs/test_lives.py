@@ -1,0 +1,36 @@
+"""Jobs on queues with equal messages: they move selected messages only, or stop with the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from hopback.ops.contract.values import JobState
+from tests.unit.ops.jobs.lives import play
+
+_ONCE_WRONG = {
+    "classic": (9, 66),
+    "quorum": (4, 7, 14, 16, 22, 29, 48, 66, 83, 91, 106, 628, 730, 1126),
+}
+"""Seeds of lives in which an earlier version moved unselected messages or counted wrong."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"), [(kind, seed) for kind, seeds in _ONCE_WRONG.items() for seed in seeds]
+)
+def test_life_that_once_went_wrong(kind: str, seed: int) -> None:
+    play(seed, kind)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_random_lives_move_selected_messages_only(kind: str) -> None:
+    ends = Counter(play(seed, kind) for seed in range(3000, 3040))
+    assert ends[JobState.COMPLETED] > ends[JobState.FAILED]
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_random_lives_of_long_queues_move_selected_messages_only(kind: str) -> None:
+    """A job holds more messages of a long queue at a time."""
+    ends = Counter(play(seed, kind, longest=400) for seed in range(12))
+    assert ends[JobState.COMPLETED] > ends[JobState.FAILED]

@@ -1,0 +1,603 @@
+"""Re-drive jobs: what is moved, what stays, and where a job ends. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.embedded import Fault
+from hopback.errors import (
+    AccessRefused,
+    BadRequest,
+    ConnectionFailed,
+    ConnectionLost,
+    CountMismatch,
+    JobConflict,
+    LoginRefused,
+    ManagementError,
+    ManagementRefused,
+    NoSuch,
+    NotFound,
+    StoreUnavailable,
+    UnsafeOperation,
+)
+from hopback.message import Message
+from hopback.ops.contract.requests import (
+    RAMP,
+    AuditQuery,
+    Pace,
+    Selection,
+    Settings,
+    Target,
+    TargetKind,
+    Window,
+)
+from hopback.ops.contract.values import Job, JobState
+from hopback.ops.jobs.actions import may_pass
+from hopback.ops.jobs.journal import ControlRequest, MemoryJournal
+from hopback.policy.redrive import Redriver
+from hopback.testing import in_virtual_time
+from hopback.topology.model import Policy
+from hopback.version import BrokerVersion
+from tests.unit.ops.shop import ANN, DLQ, MAIN, Shop, open_shop, properties, redrive
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.errors import BrokerError
+    from hopback.message import Delivery
+    from hopback.ops.jobs.journal import JobRecord
+
+
+@in_virtual_time
+async def test_everything_goes_back_in_order() -> None:
+    """All messages reach the queue that failed, in order, marked with the job."""
+    async with open_shop() as shop:
+        await shop.park(1200)
+        job = await shop.operations.start(redrive())
+        assert job.state is JobState.RUNNING
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.reason) == (JobState.COMPLETED, "")
+        assert (done.counts.selected, done.counts.done, done.counts.remaining) == (1200, 1200, 0)
+        assert shop.bodies(MAIN) == [b"%d" % number for number in range(1200)]
+        assert shop.queue(DLQ).messages == ()
+        first = shop.queue(MAIN).ready[0].properties
+        assert first.headers["hopback-redrive-job"] == job.id
+        assert first.headers["hopback-redrives"] == 1
+        assert first.delivery_mode == 2
+        assert shop.broker.connections == ()
+
+
+@in_virtual_time
+async def test_a_filter_leaves_the_rest_where_it_was() -> None:
+    """What the filter does not match is held meanwhile and given back in order."""
+    async with open_shop() as shop:
+        await shop.publish(
+            Message(
+                "",
+                DLQ,
+                b"%d" % n,
+                replace(properties(f"m{n}"), type="even" if n % 2 == 0 else "odd"),
+            )
+            for n in range(300)
+        )
+        job = await shop.operations.start(redrive(selection=Selection(filter="type:even")))
+        done = await shop.operations.wait(job.id)
+        assert (done.counts.done, done.counts.skipped, done.counts.returned) == (150, 150, 150)
+        assert shop.bodies(MAIN) == [b"%d" % n for n in range(0, 300, 2)]
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(1, 300, 2)]
+
+
+@in_virtual_time
+async def test_what_arrives_meanwhile_is_reported_and_not_touched() -> None:
+    """The selection is frozen at the depth at the start."""
+    async with open_shop() as shop:
+        await shop.park(40)
+        job = await shop.operations.start(redrive(pace=Pace(rate=10)))
+        await shop.publish(Message("", DLQ, b"late %d" % n) for n in range(3))
+        done = await shop.operations.wait(job.id)
+        assert (done.counts.done, done.counts.arrived_meanwhile) == (40, 3)
+        assert shop.bodies(DLQ) == [b"late 0", b"late 1", b"late 2"]
+
+
+@in_virtual_time
+async def test_a_rate_is_what_it_says() -> None:
+    """Forty at ten a second take four seconds, however they were taken: none waits for two turns."""
+    async with open_shop() as shop:
+        await shop.park(40)
+        clock = asyncio.get_running_loop()
+        began = clock.time()
+        job = await shop.operations.start(redrive(pace=Pace(rate=10)))
+        await shop.operations.wait(job.id)
+        assert clock.time() - began == pytest.approx(3.9, abs=0.19)
+
+
+@in_virtual_time
+async def test_the_first_n_are_the_first_n() -> None:
+    """A limit takes messages from the head, never one more."""
+    async with open_shop() as shop:
+        await shop.park(500)
+        job = await shop.operations.start(redrive(selection=Selection(limit=201)))
+        done = await shop.operations.wait(job.id)
+        assert (done.counts.selected, done.counts.done) == (201, 201)
+        assert len(shop.bodies(MAIN)) == 201
+        assert shop.bodies(DLQ)[0] == b"201"
+        assert not any(message.redelivered for message in shop.queue(DLQ).ready)
+
+
+@in_virtual_time
+async def test_a_session_is_taken_over_by_the_job() -> None:
+    """Exactly the chosen messages go; the rest of the session returns in order; the session is over."""
+    async with open_shop() as shop:
+        await shop.park(20)
+        session = await shop.operations.open_session(DLQ, Window(limit=10), by=ANN)
+        dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
+        chosen = tuple(dead_letter.id for dead_letter in dead_letters[2:8:2])
+        request = redrive(selection=Selection(session=session.id, ids=chosen), expected_count=3)
+        job = await shop.operations.start(request)
+        done = await shop.operations.wait(job.id)
+        assert (done.counts.selected, done.counts.done, done.counts.returned) == (3, 3, 7)
+        assert shop.bodies(MAIN) == [b"2", b"4", b"6"]
+        assert shop.bodies(DLQ) == [b"%d" % n for n in range(20) if n not in {2, 4, 6}]
+        with pytest.raises(NoSuch, match="handed over"):
+            shop.operations.session(session.id)
+
+
+@in_virtual_time
+async def test_a_wrong_count_touches_nothing() -> None:
+    """`expected_count` is compared with what is there, filter included."""
+    async with open_shop() as shop:
+        await shop.park(5)
+        with pytest.raises(CountMismatch, match="expected 4 messages, found 5"):
+            await shop.operations.start(redrive(expected_count=4))
+        selection = Selection(filter="id:m1")
+        with pytest.raises(CountMismatch, match="found 1"):
+            await shop.operations.start(redrive(selection=selection, expected_count=5))
+        assert shop.bodies(DLQ) == [b"0", b"1", b"2", b"3", b"4"]
+        assert await shop.operations.jobs() == ()
+
+
+@in_virtual_time
+async def test_one_active_job_for_a_queue() -> None:
+    """A second job is refused and told which one is active; the same key finds the same job."""
+    async with open_shop() as shop:
+        await shop.park(10)
+        first = await shop.operations.start(redrive(pace=Pace(rate=1), key="k"))
+        with pytest.raises(JobConflict) as refused:
+            await shop.operations.start(redrive())
+        assert refused.value.job is not None
+        assert refused.value.job.id == first.id
+        assert (await shop.operations.start(redrive(key="k"))).id == first.id
+        await shop.operations.wait(first.id)
+        assert (await shop.operations.start(redrive(key="k"))).id == first.id
+
+
+@in_virtual_time
+async def test_pause_resume_and_cancel() -> None:
+    """A paused job waits, a cancelled one gives back what it had not sent."""
+    async with open_shop() as shop:
+        await shop.park(100)
+        job = await shop.operations.start(redrive(pace=Pace(rate=10)))
+        await shop.operations.pause(job.id, by=ANN)
+        seen = [news.state async for news in _until(shop, job.id, JobState.PAUSED)]
+        assert seen[-1] is JobState.PAUSED
+        moved = len(shop.bodies(MAIN))
+        await _pass(60)
+        assert len(shop.bodies(MAIN)) == moved
+        await shop.operations.resume(job.id)
+        await shop.operations.set_rate(job.id, 20)
+        await _pass(2)
+        assert len(shop.bodies(MAIN)) > moved
+        await shop.operations.cancel(job.id)
+        done = await shop.operations.wait(job.id)
+        assert done.state is JobState.CANCELLED
+        assert done.counts.done == len(shop.bodies(MAIN)) < 100
+        assert shop.bodies(MAIN) + shop.bodies(DLQ) == [b"%d" % n for n in range(100)]
+        with pytest.raises(JobConflict):
+            await shop.operations.resume(job.id)
+
+
+@in_virtual_time
+async def test_a_rate_that_is_set_in_a_pause_is_told_in_it() -> None:
+    """The job stays paused; whoever set the rate sees that it will hold."""
+    async with open_shop() as shop:
+        await shop.park(10)
+        job = await shop.operations.start(redrive(pace=Pace(rate=1)))
+        await shop.operations.pause(job.id)
+        async for _ in _until(shop, job.id, JobState.PAUSED):
+            pass
+        await shop.operations.set_rate(job.id, 20)
+        await _pass(1)
+        told = await shop.operations.job(job.id)
+        assert (told.state, told.rate) == (JobState.PAUSED, 20)
+        await shop.operations.set_rate(job.id, None)
+        await _pass(1)
+        assert (await shop.operations.job(job.id)).rate is None
+        await shop.operations.cancel(job.id)
+
+
+class _Away(MemoryJournal):
+    """A journal whose database does not answer while it is away."""
+
+    is_away = False
+    fails_once = False
+
+    async def renew(self, ident: str, owner: str) -> ControlRequest:
+        """As ever, if it is there."""
+        self._answer()
+        return await super().renew(ident, owner)
+
+    async def save(self, job: JobRecord, owner: str) -> None:
+        """As ever, if it is there."""
+        self._answer()
+        if self.fails_once:
+            self.fails_once = False
+            raise StoreUnavailable("the database does not answer")
+        await super().save(job, owner)
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("the database does not answer")
+
+
+@in_virtual_time
+async def test_a_job_hears_its_people_again_when_the_database_is_back() -> None:
+    """A heartbeat that met no database is not the last one: what another process asks is heard."""
+    journal = _Away()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(20)
+        job = await shop.operations.start(redrive(pace=Pace(rate=0.1, in_flight=1)))
+        await _pass(1)
+        journal.is_away = True
+        await _pass(6)  # longer than a heartbeat, shorter than the way to the next checkpoint
+        journal.is_away = False
+        await journal.set_control(job.id, ControlRequest(cancelled=True))
+        assert (await shop.operations.wait(job.id)).state is JobState.CANCELLED
+
+
+@in_virtual_time
+async def test_who_leaves_at_the_end_of_a_job_lets_it_hang_up_and_say_so() -> None:
+    """A command leaves as soon as it hears of the end: the audit has it, and no connection is left open."""
+    journal = MemoryJournal()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(3)
+        job = await shop.operations.start(redrive())
+        async for told in shop.operations.events(job.id):
+            last = told.state
+    assert last is JobState.COMPLETED
+    said = [entry.action for entry in await journal.read(AuditQuery(job=job.id))]
+    assert said == ["job.end", "job.start"]
+
+
+@in_virtual_time
+async def test_a_job_whose_end_cannot_be_written_down_ends_all_the_same() -> None:
+    """Whoever waits for it hears that it was interrupted, and nothing is lost."""
+    journal = _Away()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(20)
+        job = await shop.operations.start(redrive(pace=Pace(rate=5, in_flight=1)))
+        await _pass(1)
+        journal.is_away = True
+        ended = await shop.operations.wait(job.id)
+        assert ended.state is JobState.INTERRUPTED
+        assert "the database does not answer" in ended.reason
+        journal.is_away = False
+        assert sorted(shop.bodies(MAIN) + shop.bodies(DLQ)) == sorted(b"%d" % n for n in range(20))
+
+
+@in_virtual_time
+async def test_a_job_interrupted_by_its_database_goes_on_when_it_is_resumed() -> None:
+    """One checkpoint that was not written down is no failure of the job, and no message is sent twice."""
+    journal = _Away()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(20)
+        job = await shop.operations.start(redrive(pace=Pace(rate=5, in_flight=1)))
+        await _pass(1)
+        journal.fails_once = True
+        ended = await shop.operations.wait(job.id)
+        assert (ended.state, ended.can_resume) == (JobState.INTERRUPTED, True)
+        await shop.operations.resume(job.id)
+        assert (await shop.operations.wait(job.id)).state is JobState.COMPLETED
+        assert sorted(shop.bodies(MAIN)) == sorted(b"%d" % n for n in range(20))
+
+
+async def _until(shop: Shop, ident: str, state: JobState) -> AsyncIterator[Job]:
+    async for news in shop.operations.events(ident):
+        yield news
+        if news.state is state:
+            return
+
+
+async def _pass(seconds: float) -> None:
+    await asyncio.sleep(seconds)  # virtual
+
+
+@in_virtual_time
+async def test_a_target_that_is_missing_or_does_not_route_is_found_before() -> None:
+    """Neither a mistyped queue nor an exchange without a route gets a single message."""
+    async with open_shop() as shop:
+        await shop.park(3)
+        for target, why in (
+            (Target(TargetKind.QUEUE, routing_key="oders"), "'oders' does not exist"),
+            (Target(TargetKind.EXCHANGE, "nowhere", "k"), "'nowhere' does not exist"),
+            (Target(TargetKind.EXCHANGE, "amq.direct", "k"), "to no queue"),
+        ):
+            with pytest.raises(UnsafeOperation, match=why):
+                await shop.operations.start(redrive(target=target))
+            assert not (await shop.operations.plan(redrive(target=target))).may_start
+        assert len(shop.bodies(DLQ)) == 3
+
+
+@in_virtual_time
+async def test_a_full_target_stops_the_job_and_loses_nothing() -> None:
+    """A queue that refuses is tried again with growing pauses; then the job stops and can resume."""
+    async with open_shop() as shop:
+        await shop.park(50)
+        shop.broker.set_policy(
+            Policy("full", f"^{MAIN}$", {"max-length": 10, "overflow": "reject-publish"})
+        )
+        job = await shop.operations.start(redrive(pace=Pace(in_flight=1)))
+        done = await shop.operations.wait(job.id)
+        assert done.state is JobState.FAILED
+        assert "given up after 5 tries" in done.reason
+        moved = len(shop.bodies(MAIN))
+        assert (moved, len(shop.bodies(DLQ))) == (done.counts.done, 50 - moved)
+        assert shop.held() == 0
+        counts = {message.returns for message in shop.queue(DLQ).ready}
+        assert counts <= {0, 1}
+        shop.broker.clear_policy("full")
+        await shop.operations.resume(job.id)
+        again = await shop.operations.wait(job.id)
+        assert (again.state, again.counts.done, again.run) == (JobState.COMPLETED, 50, 2)
+        assert shop.bodies(MAIN) == [b"%d" % n for n in range(50)]
+
+
+@in_virtual_time
+async def test_a_job_waits_for_a_broker_that_is_away_and_goes_on() -> None:
+    """It says what it waits for, keeps its queue, and moves the rest and nothing that came later."""
+    async with open_shop() as shop:
+        await shop.park(300)
+        job = await shop.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(1)
+        shop.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        shop.broker.cut()
+        await _pass(600)
+        waiting = await shop.operations.job(job.id)
+        assert waiting.state is JobState.RUNNING
+        assert waiting.reason.startswith("waiting for the broker, up to 30m: ")
+        assert 0 < waiting.counts.done < 300
+        shop.broker.faults.clear()
+        await shop.publish(Message("", DLQ, b"late") for _ in range(50))
+        with pytest.raises(JobConflict):
+            await shop.operations.start(redrive())
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done, done.reason) == (JobState.COMPLETED, 300, "")
+        assert shop.bodies(DLQ) == [b"late"] * 50
+        assert set(shop.bodies(MAIN)) == {b"%d" % n for n in range(300)}
+
+
+@in_virtual_time
+async def test_patience_has_an_end_and_a_resume_ends_exactly() -> None:
+    """A broker that stays away interrupts the job; resumed, it moves the rest and no more."""
+    async with open_shop(settings=Settings(patience_s=300)) as shop:
+        await shop.park(300)
+        job = await shop.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(1)
+        shop.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        shop.broker.cut()
+        began = asyncio.get_running_loop().time()
+        stopped = await shop.operations.wait(job.id)
+        assert stopped.state is JobState.INTERRUPTED
+        assert "refused the connection" in stopped.reason
+        assert 300 <= asyncio.get_running_loop().time() - began < 330
+        shop.broker.faults.clear()
+        await shop.publish(Message("", DLQ, b"late") for _ in range(50))
+        await shop.operations.resume(job.id)
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 300)
+        assert shop.bodies(DLQ) == [b"late"] * 50
+        assert set(shop.bodies(MAIN)) == {b"%d" % n for n in range(300)}
+
+
+@in_virtual_time
+async def test_a_job_that_waits_can_be_cancelled_and_ends_with_its_process() -> None:
+    """Nobody has to wait until the broker is back."""
+    async with open_shop() as shop:
+        await shop.park(300)
+        job = await shop.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(1)
+        shop.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        shop.broker.cut()
+        await _pass(60)
+        await shop.operations.cancel(job.id)
+        assert (await shop.operations.wait(job.id)).state is JobState.CANCELLED
+        shop.broker.faults.clear()
+        left = await shop.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(0.5)
+        shop.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
+        shop.broker.cut()
+        await _pass(60)
+        await shop.operations.pause(left.id)
+        await _pass(1)
+        paused = await shop.operations.job(left.id)
+        assert (paused.state, paused.reason[:22]) == (JobState.PAUSED, "waiting for the broker")
+        await shop.operations.close()
+        ended = await shop.operations.job(left.id)
+        assert (ended.state, ended.can_resume) == (JobState.INTERRUPTED, True)
+        shop.broker.faults.clear()
+
+
+@pytest.mark.parametrize(
+    ("failed", "passes"),
+    [
+        (ConnectionLost("the connection ended"), True),
+        (ConnectionFailed("connection refused"), True),
+        (ManagementError("the node is starting", status=503), True),
+        (LoginRefused("403 ACCESS_REFUSED"), False),
+        (AccessRefused(403, "ACCESS_REFUSED"), False),
+        (ManagementRefused("no", status=401), False),
+        (NotFound(404, "no queue"), False),
+    ],
+)
+def test_only_a_broker_that_is_away_is_waited_for(failed: BrokerError, passes: bool) -> None:
+    """What the broker refuses it will refuse again."""
+    assert may_pass(failed) is passes
+
+
+@pytest.mark.parametrize("limit", [None, 200])
+@in_virtual_time
+async def test_what_arrived_before_an_interruption_is_counted(limit: int | None) -> None:
+    """A job that goes on after its connection was lost tells of all that came while it ran."""
+    async with open_shop() as shop:
+        await shop.park(300)
+        selection = Selection(limit=limit)
+        job = await shop.operations.start(redrive(selection=selection, pace=Pace(rate=100)))
+        await _pass(1)
+        await shop.publish(Message("", DLQ, b"late") for _ in range(600))
+        shop.broker.cut()
+        await _pass(0.1)
+        await shop.publish(Message("", DLQ, b"later") for _ in range(50))
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, limit or 300)
+        assert done.run == 2
+        assert done.counts.arrived_meanwhile == 650
+
+
+@in_virtual_time
+async def test_a_restart_of_the_broker_is_no_loss() -> None:
+    """Connections are lost at once; every message is in one of the two queues."""
+    async with open_shop() as shop:
+        await shop.park(200)
+        job = await shop.operations.start(redrive(pace=Pace(rate=100)))
+        await _pass(1)
+        shop.broker.restart()
+        everything = {*shop.bodies(MAIN), *shop.bodies(DLQ)}
+        assert everything == {b"%d" % n for n in range(200)}
+        assert (await shop.operations.wait(job.id)).counts.done == 200
+
+
+@in_virtual_time
+async def test_confirms_that_are_lost_cost_duplicates_only() -> None:
+    """Publishes that vanish without an answer are not acked; the job stops, nothing is lost."""
+    async with open_shop() as shop:
+        await shop.park(20)
+        shop.broker.faults.chance(Fault.LOSE_CONFIRM, 1.0)
+        job = await shop.operations.start(redrive())
+        done = await shop.operations.wait(job.id)
+        assert done.state in {JobState.FAILED, JobState.INTERRUPTED}
+        everything = {*shop.bodies(MAIN), *shop.bodies(DLQ)}
+        assert everything == {b"%d" % n for n in range(20)}
+
+
+@in_virtual_time
+async def test_the_loop_guard_leaves_what_went_round_too_often() -> None:
+    """Three re-drives are enough; the message stays, is counted as skipped and named."""
+    async with open_shop() as shop:
+        await shop.park(1, headers={"hopback-redrives": 3})
+        await shop.park(1)
+        job = await shop.operations.start(redrive())
+        done = await shop.operations.wait(job.id)
+        assert (done.counts.done, done.counts.skipped) == (1, 1)
+        (failed,) = await shop.operations.failures(job.id)
+        assert failed.reason == "re-driven 3 times already, expected fewer than 3"
+        again = await shop.operations.start(redrive(max_redrives=None))
+        assert (await shop.operations.wait(again.id)).counts.done == 1
+
+
+@in_virtual_time
+async def test_a_ramp_stops_when_messages_come_back() -> None:
+    """The first message dies again at once: the job stops after one."""
+    async with open_shop() as shop:
+        await shop.park(100)
+
+        connection = await shop.broker.connect("failing consumer")
+        channel = await connection.open_channel()
+
+        def park_again(delivery: Delivery) -> None:
+            fate = channel.publish(Message("", DLQ, delivery.body, delivery.properties))
+            fate.add_done_callback(lambda _: channel.ack(delivery.tag))
+
+        await channel.consume(MAIN, park_again)
+        job = await shop.operations.start(redrive(pace=Pace(ramp=RAMP, watch_s=5)))
+        done = await shop.operations.wait(job.id)
+        assert done.state is JobState.STOPPED
+        assert "not repaired" in done.reason
+        assert done.counts.done == 1
+        assert len(shop.bodies(DLQ)) == 100
+        assert await shop.operations.came_back(job.id) == 1
+        assert (await shop.operations.job(job.id)).counts.came_back == 1
+        await connection.close()
+
+
+@in_virtual_time
+async def test_a_ramp_goes_on_when_nothing_comes_back() -> None:
+    """One, five, twenty-five, then the rest, with a wait after each of the first three."""
+    async with open_shop() as shop:
+        await shop.park(50)
+        started = shop.operations.clock.now()
+        job = await shop.operations.start(redrive(pace=Pace(ramp=RAMP, watch_s=5)))
+        await _pass(4)
+        assert shop.bodies(MAIN) == [], "it counts arrivals for 5 s first"
+        await _pass(2)
+        assert len(shop.bodies(MAIN)) == 1
+        await _pass(5)
+        assert len(shop.bodies(MAIN)) == 6
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 50)
+        assert shop.operations.clock.now() - started >= 15
+
+
+@pytest.mark.parametrize("selection", [Selection(limit=0), Selection(filter="nonsense>1")])
+@in_virtual_time
+async def test_a_bad_request_begins_nothing(selection: Selection) -> None:
+    """A limit below one and a filter that cannot be read are refused at once; so is silence."""
+    async with open_shop() as shop:
+        await shop.park(1)
+        with pytest.raises(Exception, match="expected"):
+            await shop.operations.start(redrive(selection=selection))
+        with pytest.raises(BadRequest, match="reason"):
+            await shop.operations.start(redrive(reason=" "))
+        with pytest.raises(BadRequest, match="rate"):
+            await shop.operations.start(redrive(pace=Pace(rate=-1)))
+        assert await shop.operations.jobs() == ()
+
+
+@in_virtual_time
+async def test_a_limit_that_was_not_lifted_bars_a_redrive() -> None:
+    """Killed, the job would give back what may have come back too often; the plan says so, too."""
+    async with open_shop("ratatoskr", version=BrokerVersion(4, 0)) as shop:
+        await shop.park(5)
+        planned = await shop.operations.plan(redrive())
+        assert not planned.may_start
+        assert "come back 21 times" in planned.flaws[0]
+        with pytest.raises(UnsafeOperation, match=r"come back 21 times.*Lift the limit"):
+            await shop.operations.start(redrive())
+        assert (await shop.operations.plan(redrive(forced=True))).may_start
+        await shop.operations.lift_limit(DLQ)
+        assert (await shop.operations.plan(redrive())).may_start
+        job = await shop.operations.start(redrive())
+        assert (await shop.operations.wait(job.id)).counts.done == 5
+
+
+@in_virtual_time
+async def test_a_message_that_cannot_be_rewritten_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault of ours in one message: it stays and is counted as failed, the others move once."""
+    made = Redriver.message
+
+    def message(self: Redriver, delivery: Delivery) -> Message:
+        if delivery.body == b"3":
+            raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "a fault of ours")
+        return made(self, delivery)
+
+    monkeypatch.setattr(Redriver, "message", message)
+    async with open_shop() as shop:
+        await shop.park(10)
+        done = await shop.operations.wait((await shop.operations.start(redrive())).id)
+        assert (done.state, done.counts.done, done.counts.failed) == (JobState.COMPLETED, 9, 1)
+        assert shop.bodies(DLQ) == [b"3"]
+        assert shop.bodies(MAIN) == [b"%d" % n for n in range(10) if n != 3]

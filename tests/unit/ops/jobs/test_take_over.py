@@ -1,0 +1,176 @@
+"""Jobs whose processes are gone go on elsewhere by themselves, those that somebody stopped do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hopback.broker.embedded.management import EmbeddedManagement
+from hopback.ops.contract.requests import AuditQuery, Pace, Selection, Window
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.journal import MemoryJournal
+from hopback.ops.operations import Operations
+from hopback.testing import in_virtual_time
+from tests.unit.ops.jobs.kills import Steps
+from tests.unit.ops.shop import ANN, DLQ, MAIN, open_shop, redrive
+
+if TYPE_CHECKING:
+    from hopback.broker.embedded import EmbeddedConnection
+    from hopback.ops.contract.values import Job
+    from tests.unit.ops.shop import Shop
+
+_SLOW = Pace(rate=1.0, in_flight=1)
+
+
+def _another(shop: Shop, journal: MemoryJournal, **more: object) -> Operations:
+    """Another process on the same broker and journal."""
+    return Operations(
+        shop.broker,
+        management=EmbeddedManagement(shop.broker),
+        topologies=(shop.topology,),
+        journal=journal,
+        clock=shop.operations.clock,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@in_virtual_time
+async def test_a_job_goes_on_where_its_process_ended() -> None:
+    """All messages are there once; who took it over, and why, is in the audit."""
+    journal = MemoryJournal()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(20)
+        job = await shop.operations.start(redrive(pace=_SLOW))
+        async for seen in shop.operations.events(job.id):
+            if seen.counts.done:
+                break
+        await shop.operations.close()
+        assert (await shop.operations.job(job.id)).state is JobState.INTERRUPTED
+        async with _another(shop, journal) as other:
+            (taken,) = await other.take_over()
+            assert (taken.id, taken.run) == (job.id, 2)
+            assert await other.take_over() == ()
+            done = await other.wait(job.id)
+            (entry,) = await other.audit(AuditQuery(action="job.take-over"))
+        assert (done.state, done.counts.remaining) == (JobState.COMPLETED, 0)
+        assert (entry.by, entry.job, entry.reason) == (
+            "hopback",
+            job.id,
+            "the process that ran it ended",
+        )
+        assert sorted(shop.bodies(MAIN)) == sorted(b"%d" % number for number in range(20))
+        assert shop.bodies(DLQ) == []
+
+
+@in_virtual_time
+async def test_what_somebody_stopped_or_another_broker_has_stays() -> None:
+    """A job that was paused before its process ended, a cancelled one, and one of a broker beside it."""
+    journal = MemoryJournal()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(20)
+        job = await shop.operations.start(redrive(pace=_SLOW))
+        await shop.operations.interrupt(job.id)
+        async with (
+            _another(shop, journal) as other,
+            _another(shop, journal, vhost="beside") as beside,
+        ):
+            assert await other.take_over() == ()
+            await other.resume(job.id)
+            await other.close()
+            assert await beside.take_over() == ()
+            await other.cancel(job.id)
+            assert await other.take_over() == ()
+
+
+_COUNT, _LIMIT, _HELD = 30, 20, 5
+_CLASSIC, _QUORUM = {"queue": MAIN, "queue_type": "classic"}, {"queue": MAIN}
+
+
+async def _interrupted(shop: Shop, steps: Steps) -> Job:
+    """A job whose process was killed when it had sent some."""
+    await shop.park(_COUNT)
+    steps.broker, shop.broker.faults = shop.broker, steps
+    steps.kill_at(_LIMIT)
+    asked = redrive(selection=Selection(limit=_LIMIT), pace=Pace(in_flight=2))
+    return await shop.operations.wait((await shop.operations.start(asked)).id)
+
+
+async def _holding(shop: Shop, job: Job) -> EmbeddedConnection:
+    """The connection of its host, which is dead: the broker has not found out, and it holds some."""
+    connection = await shop.broker.connect(f"hopback job {job.id} {job.queue}")
+    channel = await connection.open_channel()
+    await channel.qos(_HELD)
+    await channel.consume(DLQ, lambda _: None)
+    assert shop.held() == _HELD
+    return connection
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["by its name", "by its consumer"])
+@pytest.mark.parametrize("params", [_CLASSIC, _QUORUM], ids=["classic", "quorum"])
+@in_virtual_time
+async def test_what_a_dead_host_holds_is_not_taken_for_done(
+    params: dict[str, str], live: bool
+) -> None:
+    """The job waits for the broker to end that connection, and says so; then it moves what was held."""
+    steps = Steps()
+    async with open_shop("ratatoskr", params, journal=steps.journal, live=live) as shop:
+        job = await _interrupted(shop, steps)
+        assert job.state is JobState.INTERRUPTED
+        moved = shop.bodies(MAIN)
+        dead = await _holding(shop, job)
+        await shop.operations.resume(job.id)
+        async for seen in shop.operations.events(job.id):
+            if "what it holds could be taken for done" in seen.reason:
+                break
+        assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
+        await dead.close()
+        done = await shop.operations.wait(job.id)
+        if params is _CLASSIC:
+            assert (done.state, done.counts.done) == (JobState.COMPLETED, _LIMIT)
+            assert set(shop.bodies(MAIN)) == {b"%d" % number for number in range(_LIMIT)}
+        else:  # the dead host has requeued its messages behind the others
+            assert (done.state, done.counts.remaining > 0) == (JobState.FAILED, True)
+            assert "unknown where the selection ends" in done.reason
+            assert shop.bodies(MAIN) == moved
+            return
+        assert set(shop.bodies(DLQ)) == {b"%d" % number for number in range(_LIMIT, _COUNT)}
+
+
+@in_virtual_time
+async def test_a_connection_that_never_ends_interrupts_the_job_again() -> None:
+    """Nothing was touched, the reason names it, and the job can be resumed or cancelled."""
+    steps = Steps()
+    async with open_shop("ratatoskr", _CLASSIC, journal=steps.journal) as shop:
+        job = await _interrupted(shop, steps)
+        moved = shop.bodies(MAIN)
+        dead = await _holding(shop, job)
+        await shop.operations.resume(job.id)
+        ended = await shop.operations.wait(job.id)
+        assert ended.state is JobState.INTERRUPTED
+        assert f"'hopback job {job.id} {job.queue}' may hold messages" in ended.reason
+        assert (ended.counts.done, shop.bodies(MAIN)) == (job.counts.done, moved)
+        await shop.operations.resume(job.id)
+        await shop.operations.cancel(job.id)
+        assert (await shop.operations.wait(job.id)).state is JobState.CANCELLED
+        assert shop.bodies(MAIN) == moved
+        await dead.close()
+
+
+@in_virtual_time
+async def test_what_somebody_looks_at_is_not_taken_for_done() -> None:
+    """A session holds what the job would miss: it goes on when the session is over."""
+    steps = Steps()
+    async with open_shop(journal=steps.journal) as shop:
+        job = await _interrupted(shop, steps)
+        session = await shop.operations.open_session(DLQ, Window(limit=_HELD), by=ANN)
+        await shop.operations.resume(job.id)
+        async for seen in shop.operations.events(job.id):
+            if f"'hopback browse {DLQ}'" in seen.reason:
+                break
+        await shop.operations.release(session.id)
+        done = await shop.operations.wait(job.id)
+        assert done.state in {JobState.COMPLETED, JobState.FAILED}
+        moved = set(shop.bodies(MAIN))
+        assert moved <= {b"%d" % number for number in range(_LIMIT)}
+        assert done.state is JobState.FAILED or len(moved) == _LIMIT

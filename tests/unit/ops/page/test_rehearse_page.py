@@ -1,0 +1,66 @@
+"""The page that rehearses a queue: its form, its answer, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.ops.admin_service import DLQ, MAIN, admin
+
+_ASKED = {"queue": MAIN, "rate": "50/s", "outage": "20m", "ask": "1"}
+
+
+async def test_the_map_leads_from_a_queue_to_its_rehearsal() -> None:
+    """Only queues with a plan have the link; the form is filled in, a rate only where one is known."""
+    async with admin() as service:
+        rows = (await service.client.get("/topology")).text
+        assert re.findall(r'href="(/topology/rehearse[^"]*)"', rows) == [
+            f"/topology/rehearse?queue={MAIN}"
+        ]
+        form = (await service.client.get("/topology/rehearse", params={"queue": MAIN})).text
+    assert "statistics hold no rate" in form
+    assert 'name="outage" value="20m"' in form
+    assert 'name="consumers" value="1×10"' in form
+    assert "What would happen" not in form
+
+
+async def test_an_outage_is_answered_with_facts_findings_and_charts() -> None:
+    """Two attempts and one wait of 30 s: twenty minutes at 50/s park nearly all that came."""
+    async with admin() as service:
+        answer = await service.client.get("/topology/rehearse", params=_ASKED)
+    assert answer.status_code == 200
+    parked = re.search(r"<dt>Dead letters</dt><dd>([\d,]+)</dd>", answer.text)
+    assert parked is not None
+    assert int(parked[1].replace(",", "")) == pytest.approx(50 * (1200 - 30), rel=0.02)
+    assert "attempts-run-out" in answer.text
+    assert answer.text.count('<svg class="chart"') >= 5
+    assert " style=" not in answer.text
+    assert "<style" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"rate": "fast"}, 400, "expected a rate"),
+        ({"rate": ""}, 400, "expected a rate"),
+        ({"outage": "400d"}, 400, "at most 7d"),
+        ({"consumers": "0×4"}, 400, "processes×concurrency"),
+        ({"handler": "0s"}, 400, "a handler that takes some time"),
+        ({"fail": "120%"}, 400, "at most 100%"),
+        ({"queue": DLQ}, 404, "No plan is known"),
+        ({"queue": "nowhere"}, 404, "No plan is known"),
+    ],
+)
+async def test_what_cannot_be_rehearsed_is_refused(
+    change: dict[str, str], status: int, words: str
+) -> None:
+    """With what was expected, as the command says it; what was said stays in the form, to be corrected."""
+    async with admin() as service:
+        answer = await service.client.get("/topology/rehearse", params=_ASKED | change)
+    assert answer.status_code == status
+    assert words.lower() in answer.text.lower()
+    if status == 400:
+        for name, value in (_ASKED | change).items():
+            if name not in ("queue", "ask"):
+                assert f'name="{name}" value="{value}"' in answer.text

@@ -1,0 +1,207 @@
+"""Every selection of the page starts, and moves exactly the messages that its review names."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import pytest
+
+from tests.harness.seeded import publish
+from tests.unit.ops.admin_service import DLQ, MAIN, admin, dead_letter
+
+if TYPE_CHECKING:
+    from tests.unit.ops.admin_service import Admin
+
+_INTO = {"target": "queue", "target_queue": MAIN}
+
+
+def hidden_fields(page: str) -> dict[str, str]:
+    found = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', page)
+    return {name: html.unescape(value) for name, value in found}
+
+
+async def _review(service: Admin, kind: str, **fields: str) -> str:
+    said = {"step": "3", "on": "2", "reason": "x", "ramp": "0", **_INTO, **fields}
+    answer = await service.client.post(f"/queues/{DLQ}/{kind}", data=said)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+async def _start(service: Admin, kind: str, review: str) -> str:
+    said = {**hidden_fields(review), "step": "go", "confirm": DLQ}
+    answer = await service.client.post(f"/queues/{DLQ}/{kind}", data=said)
+    assert answer.status_code == 303, answer.text
+    job = answer.headers["location"].rpartition("/")[2]
+    await service.operations.wait(job)
+    return job
+
+
+def _ids(service: Admin, queue: str) -> list[str]:
+    ready = service.broker.snapshot().queue(queue).ready
+    return [message.properties.message_id or "" for message in ready]
+
+
+async def _consume(service: Admin, count: int) -> None:
+    """Another client takes the first messages away."""
+    connection = await service.broker.connect("another client")
+    channel = await connection.open_channel()
+    for _ in range(count):
+        found = await channel.get(DLQ)
+        assert found is not None
+        channel.ack(found.tag)
+    await channel.qos(1)
+    await connection.close()
+
+
+def _mixed(count: int, start: int = 0) -> list[Any]:
+    return [
+        dead_letter(n, "LookupError" if n % 2 else "KeyError") for n in range(start, start + count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["re-drive", "discard"])
+async def test_job_with_a_filter_from_the_head_starts_on_the_page(kind: str) -> None:
+    async with admin(*_mixed(40)) as service:
+        review = await _review(service, kind, filter="error:LookupError", export="0")
+        assert "<b>20</b> messages" in review
+        assert "error:LookupError" in review
+        job = await service.operations.job(await _start(service, kind, review))
+        assert (job.counts.done, job.selection.count) == (20, 20)
+        assert _ids(service, DLQ) == [f"m-{n}" for n in range(0, 40, 2)]
+
+
+@pytest.mark.parametrize("limit", ["", "45"])
+async def test_review_counts_a_filter_exactly_in_a_queue_of_more_messages_than_it_samples(
+    limit: str,
+) -> None:
+    messages = [dead_letter(n, "KeyError" if n % 5 else "LookupError") for n in range(60)]
+    async with admin(*messages, scan=20) as service:
+        review = await _review(service, "re-drive", filter="error:LookupError", limit=limit)
+        exact = 9 if limit else 12
+        assert f"<b>{exact}</b> messages" in review
+        assert f"Re-drive {exact} messages</button>" in review
+        job = await service.operations.job(await _start(service, "re-drive", review))
+        assert job.counts.done == job.selection.count == exact
+        assert len(_ids(service, DLQ)) == 60 - exact
+
+
+@pytest.mark.parametrize("limit", ["", "30"])
+@pytest.mark.parametrize("filter_", ["", "error:LookupError"])
+async def test_job_moves_only_reviewed_messages_if_others_arrive_and_leave_before_the_start(
+    filter_: str, limit: str
+) -> None:
+    async with admin(*_mixed(40)) as service:
+        review = await _review(service, "re-drive", filter=filter_, limit=limit)
+        await _consume(service, 5)
+        await publish(service.broker, *_mixed(5, start=100))
+        job = await service.operations.job(await _start(service, "re-drive", review))
+        end = int(limit or 40)
+        meant = [f"m-{n}" for n in range(5, end) if n % 2 or not filter_]
+        assert sorted(_ids(service, MAIN)) == sorted(meant)
+        assert job.counts.done == job.selection.count == len(meant)
+
+
+async def test_job_moves_only_reviewed_messages_of_a_queue_that_the_review_did_not_read_to_its_end() -> (
+    None
+):
+    async with admin(*_mixed(40), scan=20) as service:
+        review = await _review(service, "re-drive")
+        await _consume(service, 3)
+        await publish(service.broker, *_mixed(5, start=100))
+        await _start(service, "re-drive", review)
+        assert _ids(service, MAIN) == [f"m-{n}" for n in range(3, 40)]
+        assert _ids(service, DLQ) == [f"m-{n}" for n in range(100, 105)]
+
+
+async def test_review_is_shown_again_if_all_messages_that_it_read_have_left() -> None:
+    async with admin(*_mixed(40), scan=20) as service:
+        review = await _review(service, "re-drive")
+        await _consume(service, 25)
+        said = {**hidden_fields(review), "step": "go"}
+        answer = await service.client.post(f"/queues/{DLQ}/re-drive", data=said)
+        assert answer.status_code == 200
+        assert "expected 40 messages, found 15" in html.unescape(answer.text)
+        assert "Re-drive 15 messages</button>" in answer.text
+        await _start(service, "re-drive", answer.text)
+        assert len(_ids(service, MAIN)) == 15
+
+
+async def test_start_refuses_a_selection_of_another_queue() -> None:
+    async with admin(*_mixed(4)) as service:
+        order = {
+            "kind": "re-drive",
+            "queue": DLQ,
+            "reason": "x",
+            "selection": {"queue": "other.dlq"},
+        }
+        answer = await service.client.post("/admin/dlq/jobs", json=order)
+        assert answer.status_code == 422
+        assert "'orders.dlq', got 'other.dlq'" in answer.text
+        assert len(_ids(service, DLQ)) == 4
+
+
+async def _look(service: Admin, limit: int) -> str:
+    answer = await service.client.post(
+        f"/queues/{DLQ}/look", data={"limit": str(limit), "how": "plain"}
+    )
+    found = re.search(r"/sessions/(s-[0-9a-f]+)", answer.headers["location"])
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("kind", ["re-drive", "discard"])
+@pytest.mark.parametrize("held", [10, 100])
+async def test_group_button_covers_the_group_in_the_whole_queue(held: int, kind: str) -> None:
+    async with admin(*_mixed(40)) as service:
+        session = await _look(service, held)
+        page = (await service.client.get(f"/sessions/{session}?by=error")).text
+        links = re.findall(rf'href="/queues/{DLQ}/{kind}\?([^"]*LookupError)">([^<]*)</a>', page)
+        ((query, words),) = [link for link in links if "filter=error" in link[0]]
+        assert ("20" in words) if held == 100 else ("all in the queue" in words)
+        fields = dict(parse_qsl(html.unescape(query)))
+        review = await _review(service, kind, **fields, export="0")
+        assert "<b>20</b> messages" in review
+        await _start(service, kind, review)
+        assert _ids(service, DLQ) == [f"m-{n}" for n in range(0, 40, 2)]
+        assert service.operations.sessions() == ()
+
+
+async def test_download_contains_exactly_the_selected_messages() -> None:
+    async with admin(*_mixed(40)) as service:
+
+        async def download(method: str, path: str, **fields: Any) -> list[str]:
+            same = {"sec-fetch-site": "same-origin"}
+            how: dict[str, Any] = (
+                {"params": fields} if method == "GET" else {"data": fields, "headers": same}
+            )
+            answer = await service.client.request(method, path, **how)
+            assert answer.status_code == 200, answer.text
+            return [
+                json.loads(line)["properties"]["message_id"] for line in answer.text.splitlines()
+            ]
+
+        whole, odd = f"/queues/{DLQ}/export", [f"m-{n}" for n in range(1, 40, 2)]
+        assert await download("POST", whole) == [f"m-{n}" for n in range(40)]
+        assert await download("POST", whole, limit="7") == [f"m-{n}" for n in range(7)]
+        assert await download("POST", whole, filter="error:LookupError") == odd
+        session = await _look(service, 10)
+        page = await service.operations.messages(session, size=10)
+        some = [one.id for one in page.dead_letters][2:4]
+        assert await download("GET", f"/sessions/{session}/export", ids=some) == ["m-2", "m-3"]
+        group = {"filter": "error:LookupError", "release": session}
+        assert sorted(await download("POST", whole, **group)) == sorted(odd)
+        assert service.operations.sessions() == ()
+
+
+async def test_second_look_says_that_another_one_holds_the_first_messages() -> None:
+    async with admin(*_mixed(40)) as service:
+        await _look(service, 10)
+        page = (await service.client.get(f"/sessions/{await _look(service, 10)}")).text
+        heading = re.search(r"<h1>(.*?)</h1>", page)
+        assert heading is not None
+        assert "the first that were ready in" in heading[1]
+        assert "other looks hold 10 more" in heading[1]
