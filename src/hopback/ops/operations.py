@@ -19,7 +19,8 @@ from hopback.clock import SystemClock
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 from hopback.ops.alerts.book import MemoryAlertBook, list_alerts
 from hopback.ops.brokers.discovery import Recognition
-from hopback.ops.brokers.live import LiveQueues, queues_that_hold_back
+from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.brokers.snapshot import queues_that_hold_back
 from hopback.ops.brokers.targets import queues_reached
 from hopback.ops.browse.search import Search
 from hopback.ops.browse.session import view_of
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from hopback.ops.alerts.book import AlertBook
     from hopback.ops.alerts.rules import AlertList, AlertTestResult
     from hopback.ops.brokers.discovery import CandidateList, DeadLetterQueue, Override, QueueAnswer
-    from hopback.ops.brokers.live import LiveView
+    from hopback.ops.brokers.managed_broker import LiveView
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.requests import (
         AuditQuery,
@@ -132,7 +133,7 @@ class Operations:
         self.alert_book: AlertBook = alerts or MemoryAlertBook()
         self._name = journal_name(broker, vhost)
         self._recognition = Recognition(self.journal, self._name, self.clock)
-        self._live = LiveQueues(
+        self._live = ManagedBroker(
             broker,
             management,
             vhost,

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
-    from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.journal import Journal
     from hopback.topology.model import Queue, Topology
 
@@ -495,7 +496,7 @@ class Recognition:
         """The same as discovery takes it."""
         return tuple(map(override_of, await self.answers()))
 
-    async def candidates(self, live: LiveQueues) -> CandidateList:
+    async def candidates(self, live: ManagedBroker) -> CandidateList:
         """The queues that are to be asked about; BadRequest without a management API, which tells."""
         readings = await live.readings()
         if readings is None:
@@ -506,7 +507,7 @@ class Recognition:
         found = candidates_of(await live.snapshot(), readings, answers)
         return CandidateList(found, len(found), sum(one.messages for one in found), answers)
 
-    async def answer(self, said: QueueAnswer, live: LiveQueues) -> None:
+    async def answer(self, said: QueueAnswer, live: ManagedBroker) -> None:
         """Keep an answer; NoSuch for a queue that is not on the broker."""
         if said.answer is CandidateAnswer.FORGET:
             await self._journal.unlearn(self._broker, _KIND, said.queue)

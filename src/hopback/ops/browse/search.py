@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.values import Cost
@@ -53,7 +54,7 @@ class Search:
     """
 
     def __init__(
-        self, live: LiveQueues, request: SearchRequest, clock: Clock, sessions: Sessions
+        self, live: ManagedBroker, request: SearchRequest, clock: Clock, sessions: Sessions
     ) -> None:
         self._live = live
         self._sessions = sessions

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.contract.values import Cost, Group, OnProgress, QueueSummary
     from hopback.ops.jobs.journal import Journal
 
@@ -102,7 +103,7 @@ class Surveys:
 
     def __init__(
         self,
-        live: LiveQueues,
+        live: ManagedBroker,
         journal: Journal,
         broker: str,
         clock: Clock,

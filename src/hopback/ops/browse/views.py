@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.errors import NoSuch
-from hopback.ops.brokers.live import held_back_for
+from hopback.ops.brokers.snapshot import held_back_for
 from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.memory import held_size
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.requests import Selection
@@ -103,7 +104,7 @@ def _origins(
 class Views:
     """Looks, and tells what it saw."""
 
-    def __init__(self, live: LiveQueues, sessions: Sessions, clock: Clock) -> None:
+    def __init__(self, live: ManagedBroker, sessions: Sessions, clock: Clock) -> None:
         self._live = live
         self._sessions = sessions
         self._clock = clock

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Connection
     from hopback.clock import Clock
     from hopback.ops.brokers.discovery import Override
-    from hopback.ops.brokers.live import LiveView
+    from hopback.ops.brokers.managed_broker import LiveView
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.requests import Settings, Who
     from hopback.ops.jobs.journal import Journal

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker
     from hopback.clock import Clock
-    from hopback.ops.brokers.live import LiveView
+    from hopback.ops.brokers.managed_broker import LiveView
     from hopback.ops.contract.requests import Who
     from hopback.ops.contract.values import QueueSummary
     from hopback.ops.http.api import ApiEndpoint

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from hopback.broker.apply import live_plan
 from hopback.errors import ManagementNotFound
-from hopback.ops.brokers.live import BrokerSnapshot
+from hopback.ops.brokers.snapshot import BrokerSnapshot
 from hopback.ops.contract.requests import Who
 from hopback.ops.contract.values import (
     Job,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.alerts.service import Alerting
     from hopback.ops.brokers.discovery import CandidateList
-    from hopback.ops.brokers.live import LiveView
+    from hopback.ops.brokers.managed_broker import LiveView
     from hopback.ops.contract.requests import SessionRequest
     from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.contract.values import OnProgress

@@ -28,7 +28,7 @@ from hopback.topology.document import from_document, to_document
 from hopback.topology.hazards.rule import Finding, Severity  # noqa: TC001  msgspec reads them at run time
 
 if TYPE_CHECKING:
-    from hopback.ops.brokers.live import BrokerSnapshot
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.page.pages import Visit
     from hopback.rehearse.scenario import Scenario
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.brokers.live import LiveQueues
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.requests import Pace, Target, Who
     from hopback.ops.contract.values import DeadLetter
@@ -623,7 +623,7 @@ def _pass_on(done: Future[None], *, told: Future[None]) -> None:
 
 
 async def send_copy(
-    live: LiveQueues,
+    live: ManagedBroker,
     held: BrowseSession,
     message: str,
     edit: Edit,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.message import Delivery
-    from hopback.ops.brokers.live import BrokerSnapshot
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.source import Source
     from hopback.ops.contract.values import Counts
     from hopback.ops.jobs.actions import Action

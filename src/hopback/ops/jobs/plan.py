@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.brokers.live import BrokerSnapshot, LiveQueues
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.requests import Pace, Request, Settings, Who
@@ -316,7 +317,7 @@ class Planner:
 
     def __init__(
         self,
-        live: LiveQueues,
+        live: ManagedBroker,
         sessions: Sessions,
         settings: Settings,
         clock: Clock,

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.designs.design import Design
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.brokers.live import BrokerSnapshot
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages, Holding
     from hopback.ops.browse.source import Source
     from hopback.ops.contract.requests import Settings

@@ -1,0 +1,151 @@
+"""A broker as it was read at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting
+from hopback.designs import DESIGNS, Design
+from hopback.errors import NoSuch
+from hopback.ops.brokers.discovery import cost_of_looking
+from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
+from hopback.topology.expand import retry_queues
+from hopback.topology.model import Policy, Queue, QueueType
+from hopback.topology.routing import PREDECLARED, RoutingTable
+from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hopback.broker.management.readings import QueueReading
+    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.contract.values import Cost
+    from hopback.topology.hazards.rule import Finding
+    from hopback.topology.model import Topology
+
+_MINUS_ONE_SINCE = BrokerVersion(4, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSnapshot:
+    """What is known of the broker at one moment, of which each reader asks for a part.
+
+    `live` is what was read from it, None where only declarations are known. `ready` is how many messages
+    the queue has that was to be counted, 0 if none was, and `consumers` how many consumers. `readings`
+    and `findings` are there where the whole broker is shown.
+    """
+
+    topology: Topology
+    version: BrokerVersion
+    at: float
+    live: Topology | None = None
+    declared: tuple[Topology, ...] = ()
+    operator_policies: tuple[Policy, ...] = ()
+    dead_letter_queues: tuple[DeadLetterQueue, ...] = ()
+    ready: int = 0
+    consumers: int = 0
+    readings: Mapping[str, QueueReading] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    def one(self, name: str) -> DeadLetterQueue:
+        """The dead-letter queue of that name; NoSuch if there is none."""
+        found = next((each for each in self.dead_letter_queues if each.name == name), None)
+        if found is None:
+            exists = self.topology.queue(name) is not None
+            hint = "it is a queue, but nothing says that it holds dead letters" if exists else ""
+            raise NoSuch("dead-letter queue", name, hint)
+        return found
+
+    def effective(self, name: str) -> Queue | None:
+        """The queue as arguments, policy and operator policy make it; None if it is not known."""
+        queue = self.topology.queue(name)
+        if queue is None:
+            return None
+        merged = effective_arguments(queue, self.topology.policies, self.version)
+        with_policy = replace(queue, arguments=merged)
+        return replace(
+            queue,
+            arguments=effective_arguments(with_policy, self.operator_policies, self.version),
+        )
+
+    def cost(self, name: str, *, killed: bool = False) -> Cost:
+        """What one browse session costs each message of a queue, or one that is `killed`, as a job may be."""
+        lifting = self.lifting_policy(name)
+        why_not = lifting if isinstance(lifting, str) else ""
+        return cost_of_looking(
+            self.effective(name), self.version, why_not_lifted=why_not, killed=killed
+        )
+
+    def lifting_policy(self, name: str) -> Policy | str:
+        """The policy that would lift the limit, or why none can."""
+        queue = self.topology.queue(name)
+        if self.live is None:
+            return "there is no management address to set a policy with"
+        if queue is None or queue.type is not QueueType.QUORUM:
+            return "only a quorum queue on the broker has a delivery limit"
+        if self.version < _MINUS_ONE_SINCE:
+            return f"RabbitMQ {self.version} has no policy that means no limit"
+        policy = lifting(DLQ_LIMIT_PREFIX, queue, self.topology.policies)
+        others = (one for one in self.topology.policies if one.name != policy.name)
+        after = replace(self, topology=replace(self.topology, policies=(policy, *others)))
+        lifted = after.effective(name)
+        if lifted is not None and delivery_limit(lifted, self.version) is not None:
+            return (
+                "the limit is an argument of the queue or an operator policy, which no policy lifts"
+            )
+        return policy
+
+    def is_classic(self, name: str) -> bool:
+        """Whether it is known to be a classic queue."""
+        queue = self.effective(name)
+        return queue is not None and queue.type is QueueType.CLASSIC
+
+    def design_of(self, queue: str) -> Design | None:
+        """The documented design whose dead letters rest in this queue, if it was declared here."""
+        for topology in self.declared:
+            if any(plan.parking.queue == queue for plan in topology.plans):
+                return DESIGNS.get(topology.name)
+        return None
+
+    def table(self) -> RoutingTable | None:
+        """The routes, where they were read from the broker; declared ones may not be all."""
+        if self.live is None:
+            return None
+        return _table(self.live, self.version)
+
+    def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
+        """The queues a publish reaches; KeyError for a missing exchange."""
+        names = (queue.name for queue in self.topology.queues)
+        exchanges = (*PREDECLARED, *self.topology.exchanges)
+        return RoutingTable(exchanges, names, self.topology.bindings).route(exchange, routing_key)
+
+    def routes(self) -> RoutingTable:
+        """The routes that are known at all, read from the broker or declared."""
+        return _table(self.topology, self.version)
+
+
+def _table(topology: Topology, version: BrokerVersion) -> RoutingTable:
+    snapshot = effective_topology(topology, version)
+    names = (queue.name for queue in snapshot.queues)
+    return RoutingTable((*PREDECLARED, *snapshot.exchanges), names, snapshot.bindings)
+
+
+def queues_that_hold_back(readings: Mapping[str, QueueReading]) -> tuple[QueueReading, ...]:
+    """Return the queues whose dead-lettering holds messages back, by name."""
+    holding = (reading for reading in readings.values() if reading.counts.held_back)
+    return tuple(sorted(holding, key=lambda reading: reading.queue.name))
+
+
+def held_back_for(
+    found: DeadLetterQueue, holding: Iterable[QueueReading]
+) -> tuple[tuple[str, int], ...]:
+    """Return the counts of this dead-letter queue, its origins and their retry queues."""
+    names = {found.name, *found.origins}
+    waiting = {name for plan in found.plans for name, _ in retry_queues(plan)}
+    return tuple(
+        (reading.queue.name, reading.counts.held_back or 0)
+        for reading in holding
+        if reading.queue.name in names | waiting
+        or reading.queue.arguments.get("x-dead-letter-routing-key") in names
+    )
