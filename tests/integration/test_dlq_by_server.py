@@ -16,7 +16,7 @@ import pytest
 from hopback import RabbitMQ
 from hopback.cli.app import run
 from hopback.message import Message, Properties
-from hopback.ops.jobs.actions import COPY_OF
+from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

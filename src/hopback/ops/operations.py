@@ -41,7 +41,8 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.contract.search import SearchProgress, SearchRequest, survey_of
 from hopback.ops.contract.values import AuditEntry, Job, JobState, Moment, Price
-from hopback.ops.jobs.actions import Import, send_copy
+from hopback.ops.jobs.archive_import import Import
+from hopback.ops.jobs.edited_copy import send_copy
 from hopback.ops.jobs.journal import JournalShare, MemoryJournal
 from hopback.ops.jobs.plan import Planner, check_request
 from hopback.ops.jobs.runner import JobRunner, new_job_id

@@ -1,44 +1,25 @@
-"""What is done with messages: send them back, write them down and let them go, publish a copy or an archive.
-
-How fast it goes is decided here, too: a rate, and somebody's hand on it.
-"""
+"""The actions of a job on one message: re-drive, discard, and re-drive with a changed body."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
-from uuid import uuid4
 
 from hopback.errors import (
-    BadLine,
-    BadRequest,
     BrokerError,
     ChannelClosed,
-    ConfirmTimeout,
-    ConnectionFailed,
     ConnectionLost,
     HopbackError,
-    LoginRefused,
-    ManagementError,
-    NotFound,
-    PreconditionFailed,
-    PublishFailed,
     UnsafeOperation,
 )
-from hopback.fields import MAX_DEPTH, field_text, nests_deeper, text_bytes
-from hopback.headers import moved_properties
-from hopback.headers.names import REDRIVE_JOB, is_protected
-from hopback.headers.rewrite import FRAME_BYTES, frame_size
-from hopback.message import Message, Received
+from hopback.headers.names import REDRIVE_JOB
+from hopback.message import Message
 from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
 from hopback.ops.contract.requests import Edit, TargetKind
-from hopback.ops.contract.values import Imported
-from hopback.ops.messages.archive import read_line, write_line
+from hopback.ops.jobs.edited_copy import changed_delivery
+from hopback.ops.messages.archive import write_line
 from hopback.ops.messages.dead_letter import origin_queue, read_dead_letter
 from hopback.ops.messages.patch import PatchFailed, patched
 from hopback.policy.redrive import (
@@ -46,90 +27,20 @@ from hopback.policy.redrive import (
     RedriveOccasion,
     Redriver,
     loop_guard,
-    redrive_message,
 )
-from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import AsyncIterable, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.browse.session import BrowseSession
-    from hopback.ops.contract.requests import Pace, Target, Who
-    from hopback.ops.contract.values import DeadLetter
+    from hopback.ops.contract.requests import Target
     from hopback.ops.messages.archive import FileSink
     from hopback.ops.messages.patch import PatchOperation
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
-
-_CATCH_UP_S = 0.05
-"""Late by less is made up for, as the clock of an event loop is coarse; after a stall there is no burst."""
-
-
-class Control:
-    """A hand on a running job."""
-
-    def __init__(self, rate: float | None = None) -> None:
-        self.rate = rate
-        self.is_paused: bool = False
-        self.is_cancelled: bool = False
-        self._changed = asyncio.Event()
-
-    @property
-    def is_calling(self) -> bool:
-        """Whether somebody wants it to wait or to end."""
-        return self.is_paused or self.is_cancelled
-
-    def set(self, *, paused: bool, cancelled: bool, rate: float | None) -> None:
-        """What is wanted from now on."""
-        if (paused, cancelled, rate) != (self.is_paused, self.is_cancelled, self.rate):
-            self.is_paused, self.is_cancelled, self.rate = paused, cancelled, rate
-            self._changed.set()
-
-    async def wait(self) -> None:
-        """Return when it may go on, or has to end."""
-        while self.is_paused and not self.is_cancelled:
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def stays_at(self, rate: float | None) -> bool:
-        """Wait until it may go on, or has to end; False as soon as another rate is wanted meanwhile."""
-        while self.is_paused and not self.is_cancelled and self.rate == rate:
-            self._changed.clear()
-            await self._changed.wait()
-        return self.is_cancelled or not self.is_paused
-
-    async def sleep(self, seconds: float) -> bool:
-        """Wait so long; whether nothing was changed meanwhile."""
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return True
-        return False
-
-
-class Pacer:
-    """Lets messages go at the rate that the control says now."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._last = float("-inf")
-
-    async def turn(self) -> None:
-        """Return when it is the next message's turn, or when somebody calls."""
-        loop = asyncio.get_running_loop()
-        while (rate := self._control.rate) and not self._control.is_calling:
-            due = self._last + 1 / rate
-            if due <= loop.time() or await self._control.sleep(due - loop.time()):
-                # Late by a little is made up for; late by much is not.
-                self._last = max(due, loop.time() - _CATCH_UP_S)
-                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,177 +273,6 @@ class DiscardAction:
             await self._sink.close()
 
 
-COPY_OF = "hopback-copy-of"
-"""The header of an edited copy: the id of the message it was made from."""
-
-
-def edited_copy(
-    delivery: Delivery,
-    dead_letter: DeadLetter,
-    edit: Edit,
-    aim: Aim,
-    occasion: RedriveOccasion,
-    message_id: str,
-) -> Message:
-    """The copy as it goes back, with its own id and the id of the original beside it."""
-    for name in (*edit.headers, *edit.without):
-        if is_protected(name) or name == COPY_OF:
-            raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
-    _check_fields(edit)
-    message = redrive_message(
-        changed_delivery(delivery, edit), aim.plan, occasion, target=aim.redrive
-    )
-    original = field_text(dead_letter.message_id or dead_letter.digest)
-    headers = {**message.properties.headers, COPY_OF: original}
-    properties = replace(
-        message.properties, headers=MappingProxyType(headers), message_id=message_id
-    )
-    if frame_size(properties) > FRAME_BYTES:
-        raise UnsafeOperation("the copy was not sent: its headers do not fit a frame")
-    return replace(message, properties=properties)
-
-
-_SHORT_TEXT = 255
-"""Bytes of a header name and of a property in AMQP."""
-_INTEGERS = range(-(2**63), 2**63)
-
-
-def _check_fields(edit: Edit) -> None:
-    """Raise BadRequest for an edit that AMQP cannot carry; the values are those of JSON."""
-    if text_bytes(edit.content_type or "") > _SHORT_TEXT:
-        raise BadRequest("contentType", f"at most {_SHORT_TEXT} bytes")
-    for name, value in edit.headers.items():
-        if text_bytes(name) > _SHORT_TEXT:
-            raise BadRequest("headers", f"names of at most {_SHORT_TEXT} bytes, got {name!r}")
-        if nests_deeper(value, MAX_DEPTH):
-            raise BadRequest("headers", f"{name!r} nested at most {MAX_DEPTH} deep")
-        inner = [value]
-        while inner:
-            found = inner.pop()
-            if isinstance(found, Mapping):
-                inner += found.values()
-            elif isinstance(found, list):
-                inner += found
-            elif isinstance(found, int) and found not in _INTEGERS:
-                raise BadRequest("headers", f"integers of 64 bits in {name!r}")
-
-
-def changed_delivery(delivery: Delivery, edit: Edit) -> Received:
-    """The delivery as the edit says it should be."""
-    properties = delivery.properties
-    kept = {name: value for name, value in properties.headers.items() if name not in edit.without}
-    return Received(
-        delivery.queue,
-        delivery.exchange,
-        delivery.routing_key,
-        delivery.body if edit.body is None else edit.body,
-        replace(
-            properties,
-            headers=MappingProxyType({**kept, **edit.headers}),
-            content_type=(
-                properties.content_type if edit.content_type is None else edit.content_type
-            ),
-        ),
-        delivery.redelivered,
-        delivery.tag,
-    )
-
-
-_LINES_AT_ONCE = 5000  # lines before other tasks get a turn, even if all of them are empty
-_LONG_LINE = 256 * 1024  # bytes of a line that is parsed in a thread: 256 KiB take 1 ms
-
-
-class Import:
-    """Publishes exported messages into the queue they were in, or into `queue`. The first problem ends it."""
-
-    def __init__(self, queue: str | None, pace: Pace) -> None:
-        self.published = 0
-        """Number of confirmed messages."""
-        self._queue = queue
-        self._pacer = Pacer(Control(pace.rate))
-        self._most = pace.in_flight
-        self._fates: dict[int, asyncio.Future[None]] = {}
-        self._checked: set[str] = set()
-
-    async def run(self, broker: Broker, lines: AsyncIterable[bytes]) -> Imported:
-        """Publish the messages in order and wait for their confirms."""
-        connection = await broker.connect("hopback import")
-        try:
-            return await self._run(connection, await connection.open_channel(), lines)
-        finally:
-            await connection.close()
-
-    async def _run(
-        self, connection: Connection, channel: Channel, lines: AsyncIterable[bytes]
-    ) -> Imported:
-        number, problem = 0, ""
-        try:
-            async for line in lines:
-                if line.strip():
-                    await self._publish(connection, channel, line, number)
-                number += 1
-                if number % _LINES_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                if any(fate.done() and fate.exception() for fate in self._fates.values()):
-                    break
-        except (HopbackError, OSError) as failed:
-            problem = str(failed)
-        except Exception:
-            await self._confirmed()
-            raise
-        await self._confirmed()
-        if self._fates:  # what is left was not confirmed: the first of it is where to go on
-            number = min(self._fates)
-            problem = f"line {number + 1}: {self._fates[number].exception()}"
-        return Imported(number, self.published, problem)
-
-    async def _confirmed(self) -> None:
-        """Wait for every message in flight and count the confirmed ones."""
-        if self._fates:
-            await asyncio.wait(self._fates.values())
-        self._reap()
-
-    async def _publish(
-        self, connection: Connection, channel: Channel, line: bytes, number: int
-    ) -> None:
-        where = f"line {number + 1}"
-        if len(line) > _LONG_LINE:
-            archived = await asyncio.to_thread(read_line, line, where=where)
-        else:
-            archived = read_line(line, where=where)
-        target = self._queue or archived.queue
-        if not target:
-            raise BadLine(f"line {number + 1} names no queue; name one to import into")
-        if target not in self._checked:  # a queue is asked for before the first message goes there
-            asking = await connection.open_channel()
-            try:
-                await asking.declare_queue(Queue(target), passive=True)
-            except NotFound:
-                raise BrokerError(f"the queue {target!r} does not exist") from None
-            await asking.close()
-            self._checked.add(target)
-        await self._pacer.turn()
-        while len(self._fates) >= self._most:
-            done, _ = await asyncio.wait(self._fates.values(), return_when=asyncio.FIRST_COMPLETED)
-            self._reap()
-            if any(fate.exception() for fate in done):
-                return
-        await channel.room()
-        message = Message("", target, archived.body, moved_properties(archived.properties))
-        self._fates[number] = channel.publish(message)
-
-    def _reap(self) -> None:
-        """Count what is confirmed; what failed stays, to be told."""
-        for number, fate in tuple(self._fates.items()):
-            if fate.done() and not fate.exception():
-                del self._fates[number]
-                self.published += 1
-
-
-#
-# Re-driving messages with changed bodies: each original is on the disk before its change is sent.
-
-
 class ChangingAction:
     """Changes each body by a patch, writes the original down, and sends the changed message back."""
 
@@ -616,77 +356,3 @@ def _pass_on(done: Future[None], *, told: Future[None]) -> None:
         told.set_exception(failed)
     else:
         told.set_result(None)
-
-
-#
-# Sending a changed copy of one message back.
-
-
-async def send_copy(
-    live: ManagedBroker,
-    held: BrowseSession,
-    message: str,
-    edit: Edit,
-    target: Target,
-    person: Who,
-    now: float,
-) -> str:
-    """Send a changed copy of a message that a session holds; its new message id."""
-    dead_letter, delivery = held.dead_letter(message), held.delivery(message)
-    routes = (await live.snapshot()).routes()
-    aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
-    if not isinstance(aim, Aim):
-        raise BadRequest("target", aim)
-    copy = str(uuid4())
-    occasion = RedriveOccasion(now, f"edit-{copy}", person.id, person.name)
-    changed = edited_copy(delivery, dead_letter, edit, aim, occasion, copy)
-    async with live.connected() as connection:
-        flaw = await target_flaw(connection, aim.redrive)
-        if flaw is not None:
-            raise UnsafeOperation(f"the copy was not sent: {flaw}")
-        try:
-            await (await connection.open_channel()).publish(changed)
-        except BrokerError as failed:
-            if after_failure(failed, failed) is AfterFailure.ITS_OWN:
-                raise BadRequest("edit", f"a message that AMQP can carry; {failed}") from failed
-            raise
-    return copy
-
-
-#
-# For the message alone, for all of them, or for now only. Pure.
-
-
-class AfterFailure(StrEnum):
-    """What to do about a message that was not confirmed when it was sent alone."""
-
-    AGAIN = "again"
-    ITS_OWN = "its own"
-    """The message itself is what the broker, or the wire, does not accept; others may pass."""
-    STOP = "stop"
-    """No other would do better, or it is not known what became of it."""
-
-
-def after_failure(failed: HopbackError, ended: BrokerError | None) -> AfterFailure:
-    """`failed` is what its sender was told, `ended` what closed the channel, if something did."""
-    if isinstance(ended, PreconditionFailed):
-        return AfterFailure.ITS_OWN
-    if isinstance(ended, ChannelClosed):
-        return AfterFailure.STOP
-    if isinstance(failed, ConfirmTimeout):
-        # It may have been stored; sending again and again would multiply it.
-        return AfterFailure.STOP
-    if isinstance(failed, PublishFailed | ConnectionLost | ConnectionFailed):
-        return AfterFailure.AGAIN
-    if isinstance(failed, BrokerError) and not isinstance(failed, ChannelClosed):
-        # The wire refused to encode it: too large a header, a name beyond 255 bytes.
-        return AfterFailure.ITS_OWN
-    return AfterFailure.STOP
-
-
-def may_pass(failed: HopbackError) -> bool:
-    """Whether it is only that the broker is away: then waiting for it may help."""
-    if isinstance(failed, ManagementError):
-        return failed.status == 0 or failed.status >= 500
-    away = isinstance(failed, ConnectionLost | ConnectionFailed)
-    return away and not isinstance(failed, LoginRefused)

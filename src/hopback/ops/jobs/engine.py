@@ -27,12 +27,14 @@ from hopback.ops.browse.memory import rough_size
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import FailedMessage, JobState, Moment
-from hopback.ops.jobs.actions import AfterFailure, LeftOut, Pacer, after_failure, may_pass
+from hopback.ops.jobs.actions import LeftOut
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor
 from hopback.ops.jobs.cursor import CursorEvent, CursorState
 from hopback.ops.jobs.cursor_driver import SelectedMessage
 from hopback.ops.jobs.journal import PROCESS_ENDED
+from hopback.ops.jobs.pace import Pacer
+from hopback.ops.jobs.publish_failure import AfterFailure, after_failure, may_pass
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 from hopback.ops.jobs.return_watch import MEASURE_S, StopRule, counted_messages
 from hopback.ops.messages.dead_letter import delivery_count, read_dead_letter
@@ -48,9 +50,9 @@ if TYPE_CHECKING:
     from hopback.ops.contract.values import Counts
     from hopback.ops.jobs.actions import Action
     from hopback.ops.jobs.cursor_driver import Taking
+    from hopback.ops.jobs.job_run import JobRun
     from hopback.ops.jobs.journal import JobRecord
     from hopback.ops.jobs.return_watch import Arrivals, Watch
-    from hopback.ops.jobs.runner import JobRun
 
 
 _log = logging.getLogger("hopback.ops")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import random
 from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
-from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import structs
 
@@ -26,25 +24,20 @@ from hopback.errors import (
     StoreUnavailable,
     UnsafeOperation,
 )
-from hopback.headers import timestamp
-from hopback.message import Message, Properties
 from hopback.ops.brokers.consumers import job_connection_name, job_tag
 from hopback.ops.browse.head import Head
 from hopback.ops.browse.source import Held
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import AuditEntry, Counts, JobState, Moment, Price
-from hopback.ops.jobs.actions import (
-    ChangingAction,
-    Control,
-    DiscardAction,
-    RedriveAction,
-    may_pass,
-)
+from hopback.ops.jobs.actions import ChangingAction, DiscardAction, RedriveAction
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
+from hopback.ops.jobs.completion_event import completion_event
 from hopback.ops.jobs.cursor_driver import Taking, read_head
 from hopback.ops.jobs.engine import Engine
+from hopback.ops.jobs.job_run import JobRun
 from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord
+from hopback.ops.jobs.publish_failure import may_pass
 from hopback.ops.jobs.quorum_cursor import QuorumCursor, first_checkpoint
 from hopback.ops.jobs.read_ahead import held_ahead
 from hopback.ops.jobs.return_watch import Watch, WatchTimer
@@ -57,103 +50,15 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Broker, Channel
     from hopback.clock import Clock
-    from hopback.designs.design import Design
-    from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages, Holding
     from hopback.ops.browse.source import Source
     from hopback.ops.contract.requests import Settings
-    from hopback.ops.contract.values import FailedMessage, Job
+    from hopback.ops.contract.values import Job
     from hopback.ops.jobs.actions import Action
     from hopback.ops.jobs.cursor_driver import Cursor
     from hopback.ops.jobs.journal import JobSpec, Journal
     from hopback.ops.jobs.plan import Planner
-
-
-class JobRun:
-    """A job while it runs in this process: as it is now, what people want of it, and who has its lease."""
-
-    def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:
-        self.job: JobRecord = job
-        self.owner = owner
-        self.control: Control = Control(job.rate)
-        self.changed: asyncio.Event = asyncio.Event()
-        """Set when there is news; a task that waits for it clears it first."""
-        self.task: asyncio.Task[None] | None = None
-        self.sent_again = 0
-        """How many done messages went once more, besides those of its marks."""
-        self.remark = ""
-        """What people should know when it has ended."""
-        self.watched = 0
-        """How many of the messages that it sent were watched, and did not come back."""
-        self.doubt = ""
-        """Why nobody can tell whether it is through, if the queue has more than it should have."""
-        self._journal = journal
-
-    async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
-        """Write down how far it is, then say so; LeaseLost if it is somebody else's now."""
-        if failures:
-            await self._journal.add_failures(job.id, failures)
-        await self._journal.save(job, self.owner)
-        self.tell(job)
-
-    def tell(self, job: JobRecord) -> None:
-        """It is like this now, whether or not that could be written down."""
-        self.job = job
-        self.changed.set()
-
-
-def completion_event(
-    design: Design | None, job: JobRecord, source: DeadLetterQueue
-) -> Message | None:
-    """The event that tells that messages were re-driven, or None if the design asks for none.
-
-    Its id follows from the job and its run: a second publish of the same can be recognised.
-    """
-    if design is None or design.completion is None or job.kind is not JobKind.REDRIVE:
-        return None
-    event, counts = design.completion, job.counts
-    operation = job.spec.operation or job.id
-    event_id = str(uuid5(NAMESPACE_URL, f"hopback:{job.id}:{job.run}"))
-    envelope = {
-        "messageId": event_id,
-        "kind": "event",
-        "type": event.type,
-        "occurredAt": timestamp(job.updated),
-        "correlationId": operation,
-        "causationId": job.id,
-        "producer": "hopback",
-        "version": event.version,
-        "payload": {
-            "operationCorrelationId": operation,
-            "jobId": job.id,
-            "state": str(job.state),
-            "queue": job.queue,
-            "mainQueue": source.main_queue,
-            "retryExchange": source.retry_exchange,
-            "requested": counts.selected,
-            "fetched": counts.selected - counts.remaining,
-            "moved": counts.done,
-            "failed": counts.failed,
-            "skipped": counts.skipped,
-            "redrivenByUserId": job.spec.by.id,
-            "redrivenByUserName": job.spec.by.name,
-            "reason": job.spec.why,
-        },
-    }
-    return Message(
-        event.exchange,
-        event.routing_key,
-        json.dumps(envelope).encode(),
-        Properties(
-            content_type="application/json",
-            delivery_mode=2,
-            message_id=event_id,
-            correlation_id=operation,
-            type=event.type,
-            timestamp=int(job.updated),
-        ),
-    )
 
 
 _log = logging.getLogger("hopback.ops")

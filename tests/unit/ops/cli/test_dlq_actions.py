@@ -40,7 +40,7 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment, ReachedQueue
-from hopback.ops.jobs.actions import COPY_OF
+from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.testing import in_virtual_time
 from tests.unit.ops.cli.raffle import ANN, DLQ, MAIN, Raffle, raffle
 

@@ -12,7 +12,7 @@ from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.contract.requests import Edit, Selection, Settings, Target, TargetKind
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.actions import COPY_OF
+from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.ops.messages.archive import FileSink, read_line, read_lines, run_file
 from hopback.testing import in_virtual_time
 from tests.unit.ops.shop import ANN, DLQ, MAIN, discard, open_shop

@@ -36,8 +36,8 @@ from hopback.ops.contract.requests import (
     Window,
 )
 from hopback.ops.contract.values import Job, JobState
-from hopback.ops.jobs.actions import may_pass
 from hopback.ops.jobs.journal import ControlRequest, MemoryJournal
+from hopback.ops.jobs.publish_failure import may_pass
 from hopback.policy.redrive import Redriver
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy

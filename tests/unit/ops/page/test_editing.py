@@ -10,7 +10,7 @@ import pytest
 from hopback.broker.embedded import run_virtual
 from hopback.ops.http.keys import new_key
 from hopback.ops.http.roles import Grant, Role
-from hopback.ops.jobs.actions import COPY_OF
+from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.ops.messages.diff import diff_lines
 from hopback.topology.model import Queue, QueueType
 from tests.unit.ops.admin_service import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings

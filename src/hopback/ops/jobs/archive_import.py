@@ -1,0 +1,115 @@
+"""Publish the messages of an archive into their queues."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hopback.errors import (
+    BadLine,
+    BrokerError,
+    HopbackError,
+    NotFound,
+)
+from hopback.headers import moved_properties
+from hopback.message import Message
+from hopback.ops.contract.values import Imported
+from hopback.ops.jobs.pace import Control, Pacer
+from hopback.ops.messages.archive import read_line
+from hopback.topology.model import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
+    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.ops.contract.requests import Pace
+
+_LINES_AT_ONCE = 5000  # lines before other tasks get a turn, even if all of them are empty
+_LONG_LINE = 256 * 1024  # bytes of a line that is parsed in a thread: 256 KiB take 1 ms
+
+
+class Import:
+    """Publishes exported messages into the queue they were in, or into `queue`. The first problem ends it."""
+
+    def __init__(self, queue: str | None, pace: Pace) -> None:
+        self.published = 0
+        """Number of confirmed messages."""
+        self._queue = queue
+        self._pacer = Pacer(Control(pace.rate))
+        self._most = pace.in_flight
+        self._fates: dict[int, asyncio.Future[None]] = {}
+        self._checked: set[str] = set()
+
+    async def run(self, broker: Broker, lines: AsyncIterable[bytes]) -> Imported:
+        """Publish the messages in order and wait for their confirms."""
+        connection = await broker.connect("hopback import")
+        try:
+            return await self._run(connection, await connection.open_channel(), lines)
+        finally:
+            await connection.close()
+
+    async def _run(
+        self, connection: Connection, channel: Channel, lines: AsyncIterable[bytes]
+    ) -> Imported:
+        number, problem = 0, ""
+        try:
+            async for line in lines:
+                if line.strip():
+                    await self._publish(connection, channel, line, number)
+                number += 1
+                if number % _LINES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if any(fate.done() and fate.exception() for fate in self._fates.values()):
+                    break
+        except (HopbackError, OSError) as failed:
+            problem = str(failed)
+        except Exception:
+            await self._confirmed()
+            raise
+        await self._confirmed()
+        if self._fates:  # what is left was not confirmed: the first of it is where to go on
+            number = min(self._fates)
+            problem = f"line {number + 1}: {self._fates[number].exception()}"
+        return Imported(number, self.published, problem)
+
+    async def _confirmed(self) -> None:
+        """Wait for every message in flight and count the confirmed ones."""
+        if self._fates:
+            await asyncio.wait(self._fates.values())
+        self._reap()
+
+    async def _publish(
+        self, connection: Connection, channel: Channel, line: bytes, number: int
+    ) -> None:
+        where = f"line {number + 1}"
+        if len(line) > _LONG_LINE:
+            archived = await asyncio.to_thread(read_line, line, where=where)
+        else:
+            archived = read_line(line, where=where)
+        target = self._queue or archived.queue
+        if not target:
+            raise BadLine(f"line {number + 1} names no queue; name one to import into")
+        if target not in self._checked:  # a queue is asked for before the first message goes there
+            asking = await connection.open_channel()
+            try:
+                await asking.declare_queue(Queue(target), passive=True)
+            except NotFound:
+                raise BrokerError(f"the queue {target!r} does not exist") from None
+            await asking.close()
+            self._checked.add(target)
+        await self._pacer.turn()
+        while len(self._fates) >= self._most:
+            done, _ = await asyncio.wait(self._fates.values(), return_when=asyncio.FIRST_COMPLETED)
+            self._reap()
+            if any(fate.exception() for fate in done):
+                return
+        await channel.room()
+        message = Message("", target, archived.body, moved_properties(archived.properties))
+        self._fates[number] = channel.publish(message)
+
+    def _reap(self) -> None:
+        """Count what is confirmed; what failed stays, to be told."""
+        for number, fate in tuple(self._fates.items()):
+            if fate.done() and not fate.exception():
+                del self._fates[number]
+                self.published += 1

@@ -1,0 +1,138 @@
+"""Send an edited copy of one message back. The original stays in its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from hopback.errors import (
+    BadRequest,
+    BrokerError,
+    UnsafeOperation,
+)
+from hopback.fields import MAX_DEPTH, field_text, nests_deeper, text_bytes
+from hopback.headers.names import is_protected
+from hopback.headers.rewrite import FRAME_BYTES, frame_size
+from hopback.message import Message, Received
+from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
+from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
+from hopback.policy.redrive import (
+    RedriveOccasion,
+    redrive_message,
+)
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.browse.session import BrowseSession
+    from hopback.ops.contract.requests import Edit, Target, Who
+    from hopback.ops.contract.values import DeadLetter
+
+COPY_OF = "hopback-copy-of"
+"""The header of an edited copy: the id of the message it was made from."""
+
+
+def edited_copy(
+    delivery: Delivery,
+    dead_letter: DeadLetter,
+    edit: Edit,
+    aim: Aim,
+    occasion: RedriveOccasion,
+    message_id: str,
+) -> Message:
+    """The copy as it goes back, with its own id and the id of the original beside it."""
+    for name in (*edit.headers, *edit.without):
+        if is_protected(name) or name == COPY_OF:
+            raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
+    _check_fields(edit)
+    message = redrive_message(
+        changed_delivery(delivery, edit), aim.plan, occasion, target=aim.redrive
+    )
+    original = field_text(dead_letter.message_id or dead_letter.digest)
+    headers = {**message.properties.headers, COPY_OF: original}
+    properties = replace(
+        message.properties, headers=MappingProxyType(headers), message_id=message_id
+    )
+    if frame_size(properties) > FRAME_BYTES:
+        raise UnsafeOperation("the copy was not sent: its headers do not fit a frame")
+    return replace(message, properties=properties)
+
+
+_SHORT_TEXT = 255
+"""Bytes of a header name and of a property in AMQP."""
+_INTEGERS = range(-(2**63), 2**63)
+
+
+def _check_fields(edit: Edit) -> None:
+    """Raise BadRequest for an edit that AMQP cannot carry; the values are those of JSON."""
+    if text_bytes(edit.content_type or "") > _SHORT_TEXT:
+        raise BadRequest("contentType", f"at most {_SHORT_TEXT} bytes")
+    for name, value in edit.headers.items():
+        if text_bytes(name) > _SHORT_TEXT:
+            raise BadRequest("headers", f"names of at most {_SHORT_TEXT} bytes, got {name!r}")
+        if nests_deeper(value, MAX_DEPTH):
+            raise BadRequest("headers", f"{name!r} nested at most {MAX_DEPTH} deep")
+        inner = [value]
+        while inner:
+            found = inner.pop()
+            if isinstance(found, Mapping):
+                inner += found.values()
+            elif isinstance(found, list):
+                inner += found
+            elif isinstance(found, int) and found not in _INTEGERS:
+                raise BadRequest("headers", f"integers of 64 bits in {name!r}")
+
+
+def changed_delivery(delivery: Delivery, edit: Edit) -> Received:
+    """The delivery as the edit says it should be."""
+    properties = delivery.properties
+    kept = {name: value for name, value in properties.headers.items() if name not in edit.without}
+    return Received(
+        delivery.queue,
+        delivery.exchange,
+        delivery.routing_key,
+        delivery.body if edit.body is None else edit.body,
+        replace(
+            properties,
+            headers=MappingProxyType({**kept, **edit.headers}),
+            content_type=(
+                properties.content_type if edit.content_type is None else edit.content_type
+            ),
+        ),
+        delivery.redelivered,
+        delivery.tag,
+    )
+
+
+async def send_copy(
+    live: ManagedBroker,
+    held: BrowseSession,
+    message: str,
+    edit: Edit,
+    target: Target,
+    person: Who,
+    now: float,
+) -> str:
+    """Send a changed copy of a message that a session holds; its new message id."""
+    dead_letter, delivery = held.dead_letter(message), held.delivery(message)
+    routes = (await live.snapshot()).routes()
+    aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
+    if not isinstance(aim, Aim):
+        raise BadRequest("target", aim)
+    copy = str(uuid4())
+    occasion = RedriveOccasion(now, f"edit-{copy}", person.id, person.name)
+    changed = edited_copy(delivery, dead_letter, edit, aim, occasion, copy)
+    async with live.connected() as connection:
+        flaw = await target_flaw(connection, aim.redrive)
+        if flaw is not None:
+            raise UnsafeOperation(f"the copy was not sent: {flaw}")
+        try:
+            await (await connection.open_channel()).publish(changed)
+        except BrokerError as failed:
+            if after_failure(failed, failed) is AfterFailure.ITS_OWN:
+                raise BadRequest("edit", f"a message that AMQP can carry; {failed}") from failed
+            raise
+    return copy
