@@ -31,11 +31,14 @@ from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import Supervised, SupervisedState
 from hopback.errors import (
     BrokerError,
+    ConnectionFailed,
+    ConnectionLost,
     DeliveryLost,
     HopbackError,
     InvalidTopology,
     NotFound,
     Problem,
+    PublishInterrupted,
     Returned,
     TopologyError,
     UnsafeOperation,
@@ -588,7 +591,10 @@ class Service:
         if message.delay is not None:
             message = await self.delays.wrap(message)
         try:
-            await self._publisher.publish(message, ended=ended)
+            try:
+                await self._publisher.publish(message, ended=ended)
+            except PublishInterrupted as error:
+                await self._publish_again(message, ended, error)
         except DeliveryLost:
             raise  # it was not tried, and `delivery.abandoned` reports the run
         except BrokerError as error:
@@ -602,6 +608,20 @@ class Service:
                 },
             )
             raise
+
+    async def _publish_again(
+        self, message: Message, ended: asyncio.Event | None, error: PublishInterrupted
+    ) -> None:
+        """Publish once more on the next connection if the last one was lost while a run published.
+
+        The run would fail otherwise, and another run would publish the message again all the same.
+        """
+        if ended is None or not isinstance(error.__cause__, ConnectionLost):
+            raise error
+        try:
+            await self._publisher.publish(message, ended=ended)
+        except ConnectionFailed:
+            raise error from error.__cause__  # it may have been stored, so "nothing was sent" is wrong
 
     def _report(self, name: str, fields: Mapping[str, Any]) -> None:
         """Emit an event with the message that is being handled; also from a thread of a handler."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback import App, Context, EmbeddedBroker, Retry
+from hopback.broker.embedded import Fault
 from hopback.errors import DeliveryLost
 from hopback.testing import AppTest, in_virtual_time
 
@@ -159,3 +160,30 @@ async def test_task_that_outlives_its_run_publishes_after_a_reconnect() -> None:
         test.broker.cut()
         await test.advance(120)
         assert len(test.broker.snapshot().queue("out").messages) == 1
+
+
+@pytest.mark.parametrize(("cuts", "is_parked"), [(1, False), (2, True)])
+@in_virtual_time
+async def test_publish_is_repeated_once_when_its_connection_is_lost(
+    cuts: int, is_parked: bool
+) -> None:
+    app, runs = App("shop"), list[int]()
+    app.queue("out", retry=None)
+    all_run = asyncio.Barrier(5)
+
+    @app.handler("orders", retry=None)
+    async def handle(number: int, context: Context) -> None:
+        runs.append(number)
+        await all_run.wait()
+        if number == 4:  # the publishes of the others are in flight
+            test.faults.inject(Fault.CUT_AFTER_PUBLISH, times=cuts)
+        await context.publish("", "out", number, message_id=f"out-{number}")
+
+    async with AppTest(app) as test:
+        for number in range(5):
+            await test.publish("", "orders", number)
+        await test.advance(60)
+        stored = test.broker.snapshot().queue("out").messages
+        assert sorted(runs) == [0, 1, 2, 3, 4]
+        assert bool(test.dead_letters("orders")) is is_parked
+        assert {one.properties.message_id for one in stored} == {f"out-{one}" for one in runs}
