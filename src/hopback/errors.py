@@ -40,7 +40,8 @@
     ├── ReplyRefused              theirs: the request asks for a reply to a place that is not allowed
     ├── LeaseLost                 theirs: another process runs the job now
     ├── StoreUnavailable          theirs: the database of jobs and audit does not answer
-    │   └── StoreDamaged          theirs: the database is corrupt
+    │   ├── StoreDamaged          theirs: the database is corrupt
+    │   └── StoreTooNew           theirs: a newer Hopback migrated the database
     ├── ServerUnavailable         theirs: the server that was asked does not answer
     ├── ServerFailed              theirs: the server that was asked failed
     ├── MissingExtra              yours: a library is not installed; an ImportError, too
@@ -95,6 +96,7 @@ __all__ = [
     "ServerUnavailable",
     "SessionOver",
     "StoreDamaged",
+    "StoreTooNew",
     "StoreUnavailable",
     "TopologyConflict",
     "TopologyError",
@@ -457,6 +459,14 @@ class StoreDamaged(StoreUnavailable):
         " Then restore a backup, or recover the rows with `sqlite3 FILE .recover`, or move the files away"
         " and start with an empty database. The broker's messages are not affected. The guide"
         " 'Operate dead letters' describes each step."
+    )
+
+
+class StoreTooNew(StoreUnavailable):
+    """A newer Hopback migrated the database."""
+
+    remedy: ClassVar[str] = (
+        "Install the Hopback version that migrated the database, or a later one."
     )
 
 

@@ -98,11 +98,9 @@ _METAPHORS = {
 }
 # In tests alone: a ramp and a pipeline do have stages.
 _METAPHORS_OF_TESTS = {"stage": "setup, service or system"}
-# Where such a word is itself the matter: a test of old names, letters of an alphabet, columns of the last
-# release's tables.
+# Where such a word is itself the matter: a test of old names, letters of an alphabet.
 _IN_ANOTHER_SENSE = {
     "hopback.ops.contract.values": {"letter", "letters"},
-    "hopback.ops.jobs.journal_sql": {"wish"},
     "hopback.testing.simulate": {"letter"},
     # The word of Dramatiq for what handles a message.
     "tests.clients.programs.dramatiq_client": {"actor"},

@@ -9,7 +9,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import inspect, text
+from sqlalchemy import text
 
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
@@ -40,22 +40,17 @@ from hopback.ops.jobs.journal import (
     SelectionSnapshot,
     forget_old,
 )
-from hopback.ops.jobs.journal_sql import SqlJournal, read_job, write_control, write_job
+from hopback.ops.jobs.journal_sql import SqlJournal
+from hopback.ops.messages.patch import PatchOperation
 from hopback.ops.operations import Operations
-from hopback.sql import versions
-from hopback.store import database, migrate, open_database
-from tests.integration.database import database_url, sql_database
+from hopback.store import migrate, open_database
+from tests.integration.database import sql_database
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sqlalchemy import Connection
-    from sqlalchemy.engine.interfaces import ReflectedIndex
-
     from hopback.sql.database import SqlDatabase
     from tests.harness.shared import SharedPostgres
 
-__all__ = ["database_url", "sql_database"]
+__all__ = ["sql_database"]
 
 SPEC = JobSpec(
     JobKind.REDRIVE,
@@ -78,9 +73,19 @@ JOB = JobRecord(
 )
 
 
-def test_a_job_reads_back_as_it_was_written() -> None:
-    """Every field, in its type."""
-    assert read_job(write_job(JOB)) == JOB
+async def test_job_reads_back_with_every_field_as_written(sql_database: SqlDatabase) -> None:
+    journal = SqlJournal(sql_database, SystemClock())
+    job = replace(
+        JOB,
+        spec=replace(
+            SPEC,
+            change=(PatchOperation("replace", "/sku", None), PatchOperation("remove", "/old")),
+            chosen=Selection(filter="age>2h", limit=10),
+        ),
+        certain=Counts(10, 2),
+    )
+    await journal.begin(job, "me")
+    assert await journal.job("j-1") == job
 
 
 async def test_one_queue_has_one_active_job(sql_database: SqlDatabase) -> None:
@@ -270,65 +275,31 @@ async def test_finished_jobs_go_and_those_that_can_be_resumed_stay(
     )
 
 
-async def test_a_database_of_an_earlier_version_keeps_its_jobs_and_audit(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_cancelled_job_that_no_process_runs_is_deleted_by_retention(
+    sql_database: SqlDatabase,
 ) -> None:
-    """What came after version 3 is added; jobs that do not say when they ended begin to count now."""
     clock = ManualClock(1000.0)
-    engine = open_database(database_url)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(versions, "LATEST", 3)
-        assert await migrate(engine, clock) == [1, 2, 3]
-    done = JOB.to(JobState.COMPLETED, 2.0)
-    values = {"document": write_job(done), "wish": write_control(ControlRequest())}
-    async with engine.begin() as connection:
-        await connection.execute(
-            text(
-                "INSERT INTO hopback_jobs (id, place, queue, state, document, wish)"
-                " VALUES ('j-1', 'rabbit /', 'orders.dlq', 'completed', :document, :wish)"
-            ),
-            values,
-        )
-        await connection.exec_driver_sql(
-            'INSERT INTO hopback_audit (at, "by", action, queue, job, reason, result, details)'
-            " VALUES (1.0, 'Ann', 'old', '', '', '', 'ok', '{}')"
-        )
-    assert await migrate(engine, clock) == list(range(4, versions.LATEST + 1))
-    journal = SqlJournal(engine, clock)
-    assert await journal.jobs() == (done,)
-    clock.advance(300 * 86_400.0)
-    assert (await forget_old(journal, clock, Retention())).jobs == 0
+    journal = SqlJournal(sql_database, clock)
+    await journal.begin(JOB, "me")
+    interrupted = JOB.to(JobState.INTERRUPTED, 2.0)
+    await journal.save(interrupted, "me")
+    await journal.amend(interrupted.to(JobState.CANCELLED, 3.0))
     clock.advance(91 * 86_400.0)
-    assert (await forget_old(journal, clock, Retention(audit_days=0))).jobs == 1
-    assert [entry.action for entry in await journal.read(AuditQuery())][-1] == "old"
-    await engine.dispose()
+    assert (await forget_old(journal, clock, Retention(job_days=90))).jobs == 1
 
 
-async def test_what_is_there_belongs_to_the_first_of_several_brokers(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_audit_entries_of_unserved_brokers_are_shown_with_the_first_broker(
+    sql_database: SqlDatabase,
 ) -> None:
-    """Version 5 says whose an entry is; older ones are the first broker's, and so is what nobody has."""
-    clock = ManualClock(1000.0)
-    engine = open_database(database_url)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(versions, "LATEST", 4)
-        await migrate(engine, clock)
-    async with engine.begin() as connection:
-        await connection.exec_driver_sql(
-            'INSERT INTO hopback_audit (at, "by", action, queue, job, reason, result, details)'
-            " VALUES (1.0, 'Ann', 'old', '', '', '', 'ok', '{}')"
-        )
-    assert await migrate(engine, clock) == list(range(5, versions.LATEST + 1))
-    journal = SqlJournal(engine, clock)
+    journal = SqlJournal(sql_database, SystemClock())
     for action, broker in (("ours", "a /"), ("theirs", "b /"), ("gone", "c /")):
         await journal.write(AuditEntry(Moment(2.0), "Ann", action), broker)
     first = JournalShare("a /", frozenset({"b /"}))
     second = JournalShare("b /", frozenset({"a /"}), is_first=False)
     read = [await journal.read(AuditQuery(), share) for share in (None, first, second)]
     assert [[entry.action for entry in entries] for entries in read] == [
-        ["gone", "theirs", "ours", "old"], ["gone", "ours", "old"], ["theirs"],
+        ["gone", "theirs", "ours"], ["gone", "ours"], ["theirs"],
     ]  # fmt: skip
-    await engine.dispose()
 
 
 async def test_who_may_not_create_tables_can_use_those_that_are_there(
@@ -357,64 +328,6 @@ async def test_who_may_not_create_tables_can_use_those_that_are_there(
         await connection.execute(text(f"DROP OWNED BY {role}"))
         await connection.execute(text(f"DROP ROLE {role}"))
     await owner.dispose()
-
-
-async def test_the_tables_are_those_that_sqlalchemy_is_told_of(
-    database_url: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """Columns, keys, indexes and defaults: what the migrations make is what the statements count on."""
-    other = f"sqlite:///{tmp_path / 'other.db'}"
-    if database_url.startswith("postgres"):
-        server: SharedPostgres = request.getfixturevalue("postgres")
-        other = server.create_database()
-    migrated, described = open_database(database_url), open_database(other)
-    await migrate(migrated, SystemClock())
-    async with described.begin() as connection:
-        await connection.run_sync(database.metadata.create_all)
-    found = []
-    for engine in (migrated, described):
-        async with engine.connect() as connection:
-            found.append(await connection.run_sync(_tables))
-        await engine.dispose()
-    assert found[0] == found[1]
-
-
-def _where(index: ReflectedIndex) -> list[str]:
-    return [str(option) for option in index["dialect_options"].values()]
-
-
-def _tables(connection: Connection) -> dict[str, object]:
-    """What the database says of its tables; SQLite has several words for the same kind of number."""
-    asked = inspect(connection)
-    words = {"REAL": "DOUBLE", "DOUBLE PRECISION": "DOUBLE", "DOUBLE_PRECISION": "DOUBLE"}
-    return {
-        name: (
-            [
-                (
-                    one["name"],
-                    words.get(str(one["type"]), str(one["type"])),
-                    one["nullable"],
-                    one["default"],
-                )
-                for one in asked.get_columns(name)
-            ],
-            asked.get_pk_constraint(name)["constrained_columns"],
-            sorted((each["column_names"] for each in asked.get_unique_constraints(name)), key=str),
-            sorted(
-                (
-                    (
-                        each["name"],
-                        each["column_names"],
-                        each["unique"],
-                        _where(each),
-                    )
-                    for each in asked.get_indexes(name)
-                ),
-                key=str,
-            ),
-        )
-        for name in asked.get_table_names()
-    }
 
 
 async def test_a_job_is_paused_from_another_process(sql_database: SqlDatabase) -> None:

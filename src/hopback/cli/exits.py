@@ -54,6 +54,7 @@ _CODES: dict[type[BaseException], Exit] = {
     errors.ConnectionLost: Exit.UNREACHABLE,
     errors.ServerUnavailable: Exit.UNREACHABLE,
     errors.StoreDamaged: Exit.FAILED,
+    errors.StoreTooNew: Exit.CONFLICT,
     errors.StoreUnavailable: Exit.UNREACHABLE,
     errors.BadFilter: Exit.USAGE,
     errors.BadRequest: Exit.USAGE,

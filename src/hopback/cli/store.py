@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.cli.options import log_format_option, rabbitmq
-from hopback.errors import StoreDamaged, StoreUnavailable
+from hopback.errors import StoreDamaged, StoreTooNew, StoreUnavailable
 from hopback.private_files import private_folder
 from hopback.waiting import first_of
 
@@ -86,8 +86,8 @@ def database_errors(*connecting: type[Exception]) -> Iterator[None]:
 def unreachable(error: Exception) -> CommandFailed:
     """What the database, or the way to it, said; never the statement, nor the password."""
     said = (str(error).splitlines() or [type(error).__name__])[0]
-    if isinstance(error, StoreDamaged):
-        return CommandFailed(said, do=error.remedy)
+    if isinstance(error, StoreDamaged | StoreTooNew):
+        return CommandFailed(said, do=error.remedy, code=exit_of(error))
     return CommandFailed(
         said if isinstance(error, StoreUnavailable) else f"the database cannot be used: {said}",
         do="Check address, credentials and that the database exists.",
@@ -287,7 +287,7 @@ async def _relay(url: str, broker: RabbitMQ, idle: float) -> int:
     async with database(url) as engine:
         with database_errors(OSError):
             version = await current_version(engine)
-        if version < LATEST:
+        if version != LATEST:
             raise CommandFailed(
                 f"the database is at version {version}, expected {LATEST}",
                 do="Run `hopback store migrate` first.",

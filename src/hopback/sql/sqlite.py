@@ -150,7 +150,7 @@ class SqliteDatabase:
         return self._connection
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        if version_of(_executing(connection), "sqlite") < LATEST:
+        if version_of(_executing(connection), "sqlite") != LATEST:
             now = self._clock.now()
             self._transact(connection, lambda execute: apply_missing(execute, "sqlite", now))
 

@@ -61,14 +61,14 @@ class EndedSessionTable:
         """The ids, each with the moment at which it would have ended by itself."""
         async with reading(self._engine) as connection:
             rows = await connection.execute(select(ended_sessions))
-            return {row.id: row.until for row in rows}
+            return {row.id: row.expires_at for row in rows}
 
     async def add(self, session: str, until: float, now: float) -> None:
         """Keep an id, once; those whose time is over now are forgotten."""
         async with writing(self._engine) as connection:
-            over = (ended_sessions.c.until <= now) | (ended_sessions.c.id == session)
+            over = (ended_sessions.c.expires_at <= now) | (ended_sessions.c.id == session)
             await connection.execute(delete(ended_sessions).where(over))
-            await connection.execute(insert(ended_sessions).values(id=session, until=until))
+            await connection.execute(insert(ended_sessions).values(id=session, expires_at=until))
 
 
 class OidcSessionTable:
@@ -86,16 +86,16 @@ class OidcSessionTable:
 
     async def put(self, session: str, document: str, until: float, now: float) -> None:
         """Keep a document until then; those whose time is over are forgotten."""
-        old = (oidc_sessions.c.until <= now) | (oidc_sessions.c.id == session)
-        row = {"id": session, "document": document, "until": until}
+        old = (oidc_sessions.c.expires_at <= now) | (oidc_sessions.c.id == session)
+        row = {"id": session, "document": document, "expires_at": until, "renewing_until": 0.0}
         async with writing(self._engine) as connection:
             await connection.execute(delete(oidc_sessions).where(old))
             await connection.execute(insert(oidc_sessions).values(row))
 
     async def claim(self, session: str, now: float, seconds: float) -> bool:
         """Be the only one to renew it for so long; False if somebody else is."""
-        free = (oidc_sessions.c.id == session, oidc_sessions.c.busy_until <= now)
-        taken = update(oidc_sessions).where(*free).values(busy_until=now + seconds)
+        free = (oidc_sessions.c.id == session, oidc_sessions.c.renewing_until <= now)
+        taken = update(oidc_sessions).where(*free).values(renewing_until=now + seconds)
         async with writing(self._engine) as connection:
             found = await connection.execute(taken.returning(oidc_sessions.c.id))
             return found.first() is not None

@@ -1,6 +1,6 @@
-"""The database: SQLite in a file by default, PostgreSQL by URL; its tables as SQLAlchemy knows them.
+"""The database for SQLAlchemy: SQLite in a file, or PostgreSQL.
 
-How the tables came to be stands in `sql.versions`; a test holds the two against each other.
+`sql.versions` creates the tables. A test compares them with the descriptions in this module.
 """
 
 from __future__ import annotations
@@ -62,19 +62,13 @@ metadata: MetaData = MetaData()
 
 _BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
 
-versions: Table = Table(
-    "hopback_versions",
-    metadata,
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("applied_at", Double, nullable=False),
-)
-
 inbox: Table = Table(
     "hopback_inbox",
     metadata,
     Column("consumer", Text, primary_key=True),
     Column("message_id", Text, primary_key=True),
-    Column("processed_at", Double, nullable=False, index=True),
+    Column("processed_at", Double, nullable=False),
+    Index("hopback_inbox_processed_at", "processed_at"),
 )
 
 outbox: Table = Table(
@@ -89,7 +83,7 @@ outbox: Table = Table(
     Column("body", LargeBinary, nullable=False),
     Column("properties", Text, nullable=False),
     Column("created_at", Double, nullable=False),
-    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("failures", Integer, nullable=False, server_default=text("0")),
     Column("error", Text),
     Index("hopback_outbox_order", "slot", "id"),
 )
@@ -99,105 +93,35 @@ outbox_slots: Table = Table(
     metadata,
     Column("slot", Integer, primary_key=True, autoincrement=False),
     Column("leased_by", Text),
-    Column("leased_until", Double, nullable=False, server_default="0"),
-)
-
-_ACTIVE = text("state IN ('running', 'paused')")
-
-jobs: Table = Table(
-    "hopback_jobs",
-    metadata,
-    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    # The broker; it was called its place when the table was made.
-    Column("place", Text, nullable=False),
-    Column("queue", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("key", Text),
-    Column("document", Text, nullable=False),
-    # What is asked of a running job, a ControlRequest.
-    Column("wish", Text, nullable=False),
-    Column("leased_by", Text),
-    Column("leased_until", Double, nullable=False, server_default="0"),
-    # When nothing more can come of it; by this its time to be kept is counted.
-    Column("ended_at", Double),
-    Index("hopback_jobs_key", "place", "key", unique=True),
-    # The database itself sees to it that a queue has one active job, however many ask.
-    Index(
-        "hopback_jobs_active",
-        "place",
-        "queue",
-        unique=True,
-        sqlite_where=_ACTIVE,
-        postgresql_where=_ACTIVE,
-    ),
-)
-
-job_failures: Table = Table(
-    "hopback_job_failures",
-    metadata,
-    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
-    Column("job", Text, nullable=False, index=True),
-    Column("document", Text, nullable=False),
-)
-
-audit: Table = Table(
-    "hopback_audit",
-    metadata,
-    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
-    Column("at", Double, nullable=False),
-    Column("by", Text, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("queue", Text, nullable=False),
-    Column("job", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("result", Text, nullable=False),
-    Column("details", Text, nullable=False),
-    # Empty in entries from before there were several: they belong to the first broker.
-    Column("broker", Text, nullable=False, server_default=""),
-    Index("hopback_audit_broker", "broker", "number"),
+    Column("leased_until", Double, nullable=False, server_default=text("0")),
 )
 
 ended_sessions: Table = Table(
     "hopback_ended_sessions",
     metadata,
     Column("id", Text, primary_key=True),
-    # When it would have ended by itself: afterwards nobody needs to remember it.
-    Column("until", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
 )
 
 oidc_sessions: Table = Table(
     "hopback_oidc_sessions",
     metadata,
     Column("id", Text, primary_key=True),
-    # Encrypted: a reader of the database learns no token.
     Column("document", Text, nullable=False),
-    Column("until", Double, nullable=False),
-    # Somebody is renewing it until then.
-    Column("busy_until", Double, nullable=False, server_default="0"),
-)
-
-audit_retention: Table = Table(
-    "hopback_audit_retention",
-    metadata,
-    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
-    Column("at", Double, nullable=False),
-    # Rows of the audit from before this moment may be deleted, and no others.
-    Column("deleted_before", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("renewing_until", Double, nullable=False),
 )
 
 api_keys: Table = Table(
     "hopback_api_keys",
     metadata,
     Column("id", Text, primary_key=True),
-    # The key itself is nowhere: the document has its hash.
     Column("document", Text, nullable=False),
 )
 
 leases: Table = Table(
     "hopback_leases",
     metadata,
-    # What only one process at a time may do.
     Column("name", Text, primary_key=True),
     Column("leased_by", Text, nullable=False),
     Column("leased_until", Double, nullable=False),
@@ -217,24 +141,11 @@ alert_notices: Table = Table(
     Column("target", Text, nullable=False),
     Column("document", Text, nullable=False),
     Column("created_at", Double, nullable=False),
-    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("due_at", Double, nullable=False),
     Column("error", Text),
-    # When it was taken, or given up; until then it waits.
     Column("ended_at", Double),
     Index("hopback_alert_notices_waiting", "ended_at", "number"),
-)
-
-
-documents: Table = Table(
-    "hopback_documents",
-    metadata,
-    # What is remembered of a broker, by kind and key: answers about queues, surveys, trends.
-    Column("place", Text, primary_key=True),
-    Column("kind", Text, primary_key=True),
-    Column("key", Text, primary_key=True),
-    Column("at", Double, nullable=False),
-    Column("document", Text, nullable=False),
 )
 
 

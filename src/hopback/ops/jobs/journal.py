@@ -21,17 +21,20 @@ from hopback.ops.contract.requests import (
     UNHURRIED,
     WHOLE_QUEUE,
     JobKind,
+    Pace,
     Selection,
+    Target,
+    Who,
 )
 from hopback.ops.contract.values import ACTIVE, AuditEntry, Counts, Job, JobState, Moment
+from hopback.ops.messages.patch import PatchOperation  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hopback.clock import Clock
-    from hopback.ops.contract.requests import AuditQuery, Pace, Target, Who
+    from hopback.ops.contract.requests import AuditQuery
     from hopback.ops.contract.values import FailedMessage
-    from hopback.ops.messages.patch import PatchOperation
 
 
 _NEXT: dict[JobState, frozenset[JobState]] = {

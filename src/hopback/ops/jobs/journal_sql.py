@@ -9,26 +9,16 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from msgspec import UNSET, Struct, convert, structs
+import msgspec
 
 from hopback.errors import JobConflict, LeaseLost, NoSuch
-from hopback.ops.contract.requests import JobKind, Pace, Selection, Target, TargetKind, Who
-from hopback.ops.contract.values import ACTIVE, AuditEntry, Counts, FailedMessage, JobState, Moment
-from hopback.ops.jobs.journal import (
-    PROCESS_LOST,
-    Checkpoint,
-    ControlRequest,
-    Forgotten,
-    JobRecord,
-    JobSpec,
-    SelectionSnapshot,
-)
-from hopback.ops.messages.patch import PatchOperation
+from hopback.ops.contract.values import ACTIVE, AuditEntry, FailedMessage, JobState, Moment
+from hopback.ops.jobs.journal import PROCESS_LOST, ControlRequest, Forgotten, JobRecord
 from hopback.sql.database import RowRefused, SqlDatabase, placeholders
 
 if TYPE_CHECKING:
@@ -54,75 +44,14 @@ _IS_FREE = f"(NOT {_IS_ACTIVE} OR leased_until < :now)"
 """Nobody runs it: it is not active, or its lease has run out."""
 
 
-def write_job(job: JobRecord) -> str:
-    """The job as JSON."""
-    return _json(_shallow(job))
+_ENCODER = msgspec.json.Encoder(enc_hook=float)  # a Moment is written with all its digits
+_JOB = msgspec.json.Decoder(JobRecord)
+_CONTROL = msgspec.json.Decoder(ControlRequest)
+_FAILURE = msgspec.json.Decoder(FailedMessage, dec_hook=lambda _, seconds: Moment(seconds))
 
 
-def _shallow(value: Any) -> Any:
-    """As `asdict`, without copying the marks and digests one by one: there may be thousands."""
-    if isinstance(value, Struct):
-        said = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        return {name: _shallow(one) for name, one in said if one is not UNSET}
-    if isinstance(value, tuple) and value and isinstance(value[0], Struct):
-        return [_shallow(each) for each in value]
-    if not is_dataclass(value):
-        return value
-    return {field.name: _shallow(getattr(value, field.name)) for field in fields(value)}
-
-
-def read_job(text: str) -> JobRecord:
-    """The job that `write_job` wrote."""
-    said = json.loads(text)
-    spec = said["spec"]
-    chosen, target, pace = spec["selection"], spec["target"], spec["pace"]
-    spec["kind"] = JobKind(spec["kind"])
-    spec["selection"] = SelectionSnapshot(
-        chosen["count"],
-        chosen["filter"],
-        None if chosen["digests"] is None else tuple(chosen["digests"]),
-        chosen.get("behind"),  # a job of an earlier version does not tell
-    )
-    spec["chosen"] = convert(spec.get("chosen", {}), Selection)
-    spec["by"] = Who(**spec["by"])
-    spec["target"] = Target(**target | {"kind": TargetKind(target["kind"])})
-    spec["pace"] = Pace(**pace | {"ramp": tuple(pace["ramp"])})
-    spec["change"] = tuple(PatchOperation(**step) for step in spec.get("change", ()))
-    said["spec"] = JobSpec(**spec)
-    said["state"] = JobState(said["state"])
-    said["counts"] = Counts(**said["counts"])
-    said.pop("certain", None)  # it is found anew when the job goes on
-    mark = said["checkpoint"]
-    said["checkpoint"] = Checkpoint(**mark | {"window": tuple(mark["window"])})
-    return JobRecord(**said)
-
-
-def write_control(request: ControlRequest) -> str:
-    """What is asked of a job, as JSON."""
-    return _json(asdict(request))
-
-
-def read_control(text: str) -> ControlRequest:
-    """What `write_control` wrote."""
-    return ControlRequest(**json.loads(text))
-
-
-def write_failure(failed: FailedMessage) -> str:
-    """The failure as JSON."""
-    said = structs.asdict(failed)
-    return _json({"letter_id": said.pop("id"), **said})
-
-
-def read_failure(text: str) -> FailedMessage:
-    """The failure that `write_failure` wrote."""
-    said = json.loads(text)
-    return FailedMessage(
-        said["letter_id"], said["digest"], said["message_id"], said["reason"], Moment(said["at"])
-    )
-
-
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))
+def _to_json(value: object) -> str:
+    return _ENCODER.encode(value).decode()
 
 
 class SqlJournal:
@@ -163,7 +92,7 @@ class SqlJournal:
             if same is not None and same.id != job.id:
                 return same
             other = await self._first_job(
-                f"id = :id OR (place = :broker AND queue = :queue AND {_IS_ACTIVE})",
+                f"id = :id OR (broker = :broker AND queue = :queue AND {_IS_ACTIVE})",
                 {"id": job.id, "broker": job.spec.broker, "queue": job.queue},
             )
             if other is None:
@@ -173,37 +102,40 @@ class SqlJournal:
 
     async def save(self, job: JobRecord, owner: str) -> None:
         """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
-        values: dict[str, object] = {
-            "state": job.state.value,
-            "document": write_job(job),
-            "ended_at": self._clock.now() if job.is_over else None,
-        }
+        values = self._state_values(job)
         if not job.is_active:
             values |= {"leased_by": None, "leased_until": 0.0}
         await self._change_leased(job.id, owner, values)
 
     async def amend(self, job: JobRecord) -> None:
         """Write down something about a job that nobody runs; JobConflict if somebody does."""
-        values = {"state": job.state.value, "document": write_job(job)}
+        values = self._state_values(job)
         unheld = {"id": job.id, "now": self._clock.now()}
         if await self._change(f"id = :id AND {_IS_FREE}", unheld, values) is None:
             raise JobConflict(f"job {job.id} is running elsewhere", job)
 
+    def _state_values(self, job: JobRecord) -> dict[str, object]:
+        return {
+            "state": job.state.value,
+            "document": _to_json(job),
+            "ended_at": self._clock.now() if job.is_over else None,
+        }
+
     async def renew(self, job_id: str, owner: str) -> ControlRequest:
         """Still here; what is asked of the job. LeaseLost if it is somebody else's now."""
         until = {"leased_until": self._clock.now() + self._lease}
-        return read_control(await self._change_leased(job_id, owner, until))
+        return _CONTROL.decode(await self._change_leased(job_id, owner, until))
 
     async def control(self, job_id: str) -> ControlRequest:
         """What is asked of a job now."""
-        found = await self._rows("SELECT wish FROM hopback_jobs WHERE id = :id", {"id": job_id})
+        found = await self._rows("SELECT control FROM hopback_jobs WHERE id = :id", {"id": job_id})
         if not found:
             raise NoSuch("job", job_id)
-        return read_control(found[0][0])
+        return _CONTROL.decode(found[0][0])
 
     async def set_control(self, job_id: str, request: ControlRequest) -> None:
         """Ask something of a job, wherever it runs."""
-        await self._change("id = :id", {"id": job_id}, {"wish": write_control(request)})
+        await self._change("id = :id", {"id": job_id}, {"control": _to_json(request)})
 
     async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:
         """Change a job that is ours and tell what is asked of it; LeaseLost if it is ours no more."""
@@ -218,7 +150,7 @@ class SqlJournal:
     ) -> str | None:
         """Change the row; what is asked of the job, or None if there is no such row."""
         changes = ", ".join(f"{column} = :{column}" for column in values)
-        statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING wish"
+        statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING control"
         found = await self._database.write(lambda execute: execute(statement, {**named, **values}))
         return None if not found else str(found[0][0])
 
@@ -229,7 +161,7 @@ class SqlJournal:
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """The job that was begun with this key, or None."""
         return await self._first_job(
-            "place = :broker AND key = :key", {"broker": broker, "key": key}
+            "broker = :broker AND idempotency_key = :key", {"broker": broker, "key": key}
         )
 
     async def _first_job(self, where: str, named: Mapping[str, object]) -> JobRecord | None:
@@ -241,7 +173,7 @@ class SqlJournal:
         """Jobs, the newest first."""
         wanted, named = ["1 = 1"], dict[str, object]()
         if broker:
-            wanted.append("place = :broker")
+            wanted.append("broker = :broker")
             named["broker"] = broker
         if queue:
             wanted.append("queue = :queue")
@@ -262,7 +194,7 @@ class SqlJournal:
         )
         now, found = self._clock.now(), []
         for document, state, leased_until in rows:
-            job = read_job(document)
+            job = _JOB.decode(document)
             if job.is_active and (state == JobState.INTERRUPTED or leased_until < now):
                 job = replace(job, state=JobState.INTERRUPTED, reason=PROCESS_LOST)
             found.append(job)
@@ -271,7 +203,7 @@ class SqlJournal:
     async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
         """Messages could not be moved, or were left out."""
         rows: list[dict[str, object]] = [
-            {"job": job_id, "document": write_failure(failed)} for failed in failures
+            {"job_id": job_id, "document": _to_json(failed)} for failed in failures
         ]
         if rows:
             await self._add("hopback_job_failures", rows)
@@ -279,15 +211,15 @@ class SqlJournal:
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """What a job could not move, in order, from number `cursor` on."""
         rows = await self._rows(
-            "SELECT document FROM hopback_job_failures WHERE job = :job"
+            "SELECT document FROM hopback_job_failures WHERE job_id = :job"
             " ORDER BY number LIMIT :limit OFFSET :cursor",
             {"job": job_id, "limit": limit, "cursor": cursor},
         )
-        return tuple(read_failure(document) for (document,) in rows)
+        return tuple(_FAILURE.decode(document) for (document,) in rows)
 
     async def write(self, entry: AuditEntry, broker: str = "") -> None:
         """Append to the audit, for that broker."""
-        values: dict[str, object] = structs.asdict(entry)
+        values: dict[str, object] = msgspec.structs.asdict(entry)
         values |= {"details": json.dumps(dict(entry.details), default=str), "broker": broker}
         del values["number"]  # the database gives it
         await self._add("hopback_audit", [values])
@@ -327,9 +259,8 @@ class SqlJournal:
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
     ) -> Forgotten:
         """Delete at most `limit` rows of each kind; nothing is left to delete when none were."""
-        since = self._clock.now()
         finished, rows = await self._database.write(
-            partial(_forget_jobs, before=jobs_before, now=since, limit=limit)
+            partial(_forget_jobs, before=jobs_before, limit=limit)
         )
         entries = await self._database.write(
             partial(_forget_entries, before=audit_before, now=now, limit=limit)
@@ -343,15 +274,15 @@ class SqlJournal:
         if documents:
             # In the same order for everybody: two writers do not wait for each other's rows.
             rows: list[dict[str, object]] = [
-                {"place": broker, "kind": kind, "key": key, "at": now, "document": text}
+                {"broker": broker, "kind": kind, "key": key, "now": now, "document": text}
                 for key, text in sorted(documents.items())
             ]
             await self._database.write(
                 lambda execute: execute(
-                    "INSERT INTO hopback_documents (place, kind, key, at, document)"
-                    " VALUES (:place, :kind, :key, :at, :document)"
-                    " ON CONFLICT (place, kind, key)"
-                    " DO UPDATE SET at = excluded.at, document = excluded.document",
+                    "INSERT INTO hopback_documents (broker, kind, key, saved_at, document)"
+                    " VALUES (:broker, :kind, :key, :now, :document)"
+                    " ON CONFLICT (broker, kind, key)"
+                    " DO UPDATE SET saved_at = excluded.saved_at, document = excluded.document",
                     rows,
                 )
             )
@@ -360,7 +291,7 @@ class SqlJournal:
         """The documents of a kind that are kept for a broker, by key."""
         return dict(
             await self._rows(
-                "SELECT key, document FROM hopback_documents WHERE place = :broker AND kind = :kind",
+                "SELECT key, document FROM hopback_documents WHERE broker = :broker AND kind = :kind",
                 {"broker": broker, "kind": kind},
             )
         )
@@ -371,7 +302,7 @@ class SqlJournal:
         await self._database.write(
             lambda execute: execute(
                 "DELETE FROM hopback_documents"
-                " WHERE place = :broker AND kind = :kind AND key = :key",
+                " WHERE broker = :broker AND kind = :kind AND key = :key",
                 one,
             )
         )
@@ -379,19 +310,18 @@ class SqlJournal:
     async def store_id(self) -> str:
         """The id of this store, chosen by the first process that needs it."""
         if not self._store_id:
-            own = {"place": "", "kind": "store", "key": "id", "at": self._clock.now()}
-            new = {**own, "document": token_hex(4)}
+            new = {"now": self._clock.now(), "document": token_hex(4)}
 
             def choose(execute: Execute) -> str:
                 execute(
-                    "INSERT INTO hopback_documents (place, kind, key, at, document)"
-                    " VALUES (:place, :kind, :key, :at, :document)"
-                    " ON CONFLICT (place, kind, key) DO NOTHING",
+                    "INSERT INTO hopback_documents (broker, kind, key, saved_at, document)"
+                    " VALUES ('', 'store', 'id', :now, :document)"
+                    " ON CONFLICT (broker, kind, key) DO NOTHING",
                     new,
                 )
                 ((found,),) = execute(
                     "SELECT document FROM hopback_documents"
-                    " WHERE place = '' AND kind = 'store' AND key = 'id'"
+                    " WHERE broker = '' AND kind = 'store' AND key = 'id'"
                 )
                 return str(found)
 
@@ -413,21 +343,21 @@ def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execut
     """Put jobs of the queue aside whose lease has run out, and write this one down."""
     values: dict[str, object] = {
         "id": job.id,
-        "place": job.spec.broker,
+        "broker": job.spec.broker,
         "queue": job.queue,
         "state": job.state.value,
-        "key": job.spec.key,
-        "document": write_job(job),
-        "wish": write_control(ControlRequest(rate=job.rate)),
+        "idempotency_key": job.spec.key,
+        "document": _to_json(job),
+        "control": _to_json(ControlRequest(rate=job.rate)),
         "leased_by": owner,
         "leased_until": until,
         "ended_at": None,
     }
     execute(
         "UPDATE hopback_jobs SET state = :interrupted, leased_by = NULL"
-        f" WHERE place = :place AND queue = :queue AND {_IS_ACTIVE}"
+        f" WHERE broker = :broker AND queue = :queue AND {_IS_ACTIVE}"
         " AND leased_until < :now AND id <> :id",
-        {name: values[name] for name in ("id", "place", "queue")}
+        {name: values[name] for name in ("id", "broker", "queue")}
         | {"interrupted": JobState.INTERRUPTED.value, "now": now},
     )
     changes = ", ".join(f"{column} = :{column}" for column in values if column != "id")
@@ -440,13 +370,8 @@ def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execut
         execute(f"INSERT INTO hopback_jobs ({columns}) VALUES ({names})", values)
 
 
-def _forget_jobs(execute: Execute, *, before: float, now: float, limit: int) -> tuple[int, int]:
+def _forget_jobs(execute: Execute, *, before: float, limit: int) -> tuple[int, int]:
     """Delete at most `limit` rows of jobs that were over before then; how many jobs, and rows."""
-    # Jobs of an older Hopback do not say when they ended: their time begins now.
-    execute(
-        f"UPDATE hopback_jobs SET ended_at = :now WHERE {_IS_OVER} AND ended_at IS NULL",
-        {"now": now},
-    )
     ids = [
         job
         for (job,) in execute(
@@ -460,7 +385,7 @@ def _forget_jobs(execute: Execute, *, before: float, now: float, limit: int) -> 
     names, jobs = placeholders("job", ids)
     # A job may have more failures than fit: the job itself goes last.
     numbers = execute(
-        f"SELECT number FROM hopback_job_failures WHERE job IN ({names}) LIMIT :limit",
+        f"SELECT number FROM hopback_job_failures WHERE job_id IN ({names}) LIMIT :limit",
         {**jobs, "limit": limit},
     )
     if numbers:
