@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PAGES = ("/", "/queues/q-07.dlq", "/jobs", "/topology", "/checks", "/audit", "/you")
 _READS = (
-    "/admin/dlq/overview", "/admin/dlq/queues", "/admin/dlq/jobs", "/admin/me",
+    "/admin/dlq/overview", "/admin/dlq/jobs", "/admin/me",
     "/admin/topology/check", "/readyz", "/metrics",
 )  # fmt: skip
 _GOAL_MS = 100.0

@@ -9,7 +9,6 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from hopback.ops.http.api import openapi_document
 from hopback.ops.http.app import ENDPOINTS
-from hopback.ops.http.documented import DOCUMENTED_PATHS
 from hopback.ops.http.keys import new_key
 from hopback.ops.http.roles import Grant, Role
 from hopback.ops.http.settings import parse_settings
@@ -28,7 +27,7 @@ _SETTINGS = {
     "limits": {"sessions_per_caller": 1000, "sessions": 1000, "failures_per_minute": 1_000_000},
 }
 
-SCHEMA = schemathesis.openapi.from_dict(openapi_document(ENDPOINTS, DOCUMENTED_PATHS))
+SCHEMA = schemathesis.openapi.from_dict(openapi_document(ENDPOINTS))
 """Everything that the service says of itself."""
 
 

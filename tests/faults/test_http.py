@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hopback.ops.http.api import openapi_document
 from hopback.ops.http.app import ENDPOINTS
-from hopback.ops.http.documented import DOCUMENTED_PATHS
 from hopback.ops.http.problems import Refused
 from hopback.ops.operations import Operations
 from tests.faults.http import fuzz_http
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.faults.http import Asked
 
-_DOCUMENT = openapi_document(ENDPOINTS, DOCUMENTED_PATHS)
+_DOCUMENT = openapi_document(ENDPOINTS)
 
 
 async def _breaks(*_: object) -> NoReturn:

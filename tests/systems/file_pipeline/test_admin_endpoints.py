@@ -10,7 +10,7 @@ import jwt
 import pytest
 
 from hopback import Message, Properties
-from hopback.systems.file_pipeline.gateway import ACCEPTED
+from hopback.systems.file_pipeline.admin_endpoints import ACCEPTED
 from hopback.testing import Fault, in_virtual_time
 from tests.systems.file_pipeline.front_door import FrontDoor, front_door
 from tests.systems.file_pipeline.samples import broken_png, png
@@ -138,6 +138,15 @@ async def test_peeking_shows_messages_and_takes_none(tmp_path: Path) -> None:
 
 
 @in_virtual_time
+async def test_peek_parses_at_most_one_mebibyte_of_json(tmp_path: Path) -> None:
+    large = b'{"a": "' + b"x" * 600_000 + b'"}'
+    async with _admin(tmp_path) as admin:
+        await admin.park(large, large, b"{}")
+        items = (await admin.get(f"{_QUEUES}/q.validator.dlq/messages")).json()["items"]
+    assert [type(item["payload"]) for item in items] == [dict, str, dict]
+
+
+@in_virtual_time
 async def test_looking_often_at_a_quorum_queue_loses_nothing(tmp_path: Path) -> None:
     """RabbitMQ 4.0 would delete a message at the 21st look; the hardened form has no such limit."""
     async with _admin(tmp_path, hardened=True) as admin:
@@ -163,7 +172,7 @@ async def test_the_limit_says_how_many(tmp_path: Path) -> None:
         assert (rest["requested"], rest["fetched"], rest["moved"]) == (10, 1, 1)
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "", "1e1", "٣", "true"])
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "", "1e1", "٣", "true", "9" * 5000])
 @in_virtual_time
 async def test_a_limit_that_is_no_positive_integer_is_refused(tmp_path: Path, limit: str) -> None:
     """With the document's words."""

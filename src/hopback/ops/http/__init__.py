@@ -11,10 +11,29 @@ from hopback.extras import needs
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.ops.http.app import create_app as create_app
+    from hopback.ops.http.app import (
+        LOOPBACK as LOOPBACK,
+        create_app as create_app,
+        host_of as host_of,
+    )
+    from hopback.ops.http.auth import (
+        BadToken as BadToken,
+        TokenReader as TokenReader,
+        forbidden as forbidden,
+        is_same_origin as is_same_origin,
+        token_reader as token_reader,
+        unauthorized as unauthorized,
+    )
+    from hopback.ops.http.problems import (
+        Refused as Refused,
+        problem_body as problem_body,
+        refusal_of as refusal_of,
+    )
+    from hopback.ops.http.roles import Role as Role
     from hopback.ops.http.server import refuse_public as refuse_public, serve as serve
     from hopback.ops.http.settings import (
         AdminSettings as AdminSettings,
+        JwtSettings as JwtSettings,
         read_settings as read_settings,
     )
 
@@ -29,8 +48,13 @@ with needs("admin", "hopback.ops.http"):
 __getattr__, __dir__ = front_door(
     __name__,
     {
-        "hopback.ops.http.app": "create_app",
+        "hopback.ops.http.app": "LOOPBACK create_app host_of",
+        "hopback.ops.http.auth": (
+            "BadToken TokenReader forbidden is_same_origin token_reader unauthorized"
+        ),
+        "hopback.ops.http.problems": "Refused problem_body refusal_of",
+        "hopback.ops.http.roles": "Role",
         "hopback.ops.http.server": "refuse_public serve",
-        "hopback.ops.http.settings": "AdminSettings read_settings",
+        "hopback.ops.http.settings": "AdminSettings JwtSettings read_settings",
     },
 )

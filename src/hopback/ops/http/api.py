@@ -25,7 +25,6 @@ from hopback.ops.http.auth import address_of, forbidden, unauthorized
 from hopback.ops.http.events import AT_ONCE_S, EVENTS, LongWork
 from hopback.ops.http.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
 from hopback.ops.http.queue_rules import may_begin, require
-from hopback.ops.http.roles import Role
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.values import OnProgress
     from hopback.ops.http.queue_rules import QueueRule
-    from hopback.ops.http.roles import Principal
+    from hopback.ops.http.roles import Principal, Role
     from hopback.ops.http.services import Services
     from hopback.ops.operations import Operations
 
@@ -354,25 +353,6 @@ async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
         raise Refused(422, "invalid", f"The body: {error}.") from error
 
 
-async def _admitted(services: Services, request: Request) -> Principal:
-    """Who asks, if they are an admin of the queue in the path, or of all."""
-    queue = request.path_params.get("queue", "")
-    return await admit(
-        services,
-        request,
-        lambda found: (
-            found.allows(Role.ADMIN, queue) if queue else found.allows_everywhere(Role.ADMIN)
-        ),
-    )
-
-
-def _decoded(value: str) -> str:
-    try:
-        return unquote(value, errors="strict")
-    except UnicodeDecodeError:
-        raise Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.") from None
-
-
 _REF = "#/components/schemas/{name}"
 # Answers that need no row of their own: every request can be malformed, unwanted or one too many.
 _ALWAYS = (400, 401, 403, 429, 503)
@@ -400,14 +380,9 @@ _EVENT = {
 
 
 def openapi_document(
-    endpoints: Iterable[ApiEndpoint],
-    further: Mapping[str, Any] | None = None,
-    brokers: Sequence[str] = (),
+    endpoints: Iterable[ApiEndpoint], brokers: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The whole document; `further` are paths that others wrote.
-
-    `brokers` are the names of those that are served: the same paths hold below each of them.
-    """
+    """Return the OpenAPI document. Every path exists below each of the served brokers as well."""
     rows = list(endpoints)
     types: list[Any] = [ProblemDocument]
     for row in rows:
@@ -415,7 +390,7 @@ def openapi_document(
     types = [kind for kind in types if kind]
     schemas, components = schemas_of(types, _REF)
     by_type = dict(zip(map(id, types), schemas, strict=True))
-    paths: dict[str, Any] = dict(further or {})
+    paths: dict[str, Any] = {}
     for row in rows:
         paths.setdefault(row.path, {})[row.method.lower()] = _operation(row, by_type)
     return {

@@ -23,35 +23,27 @@ from starlette.staticfiles import StaticFiles
 
 from hopback.broker.named_brokers import broker_path
 from hopback.clock import SystemClock
-from hopback.errors import HopbackError, NoSuch
+from hopback.errors import HopbackError
 from hopback.ops.alerts.service import ALERT_PAGES, ALERTS, Alerting, AlertSender, AlertSource
-from hopback.ops.contract.requests import BY_DESIGN
 from hopback.ops.http.access import ACCESS, ACCESS_PAGES, sign_in_routes
-from hopback.ops.http.api import admit, api_routes, openapi_document, sent_path
+from hopback.ops.http.api import api_routes, openapi_document, sent_path
 from hopback.ops.http.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
 from hopback.ops.http.auth import (
     Gate,
-    Jwks,
     LoginLink,
     SessionCookies,
-    SharedSecret,
-    TokenReader,
     TurnKeeper,
-    fetch_json,
-    forbidden,
     new_secret,
+    token_reader,
 )
 from hopback.ops.http.brokers import BROKERS
 from hopback.ops.http.dead_letters import DEADLETTERS
-from hopback.ops.http.documented import DOCUMENTED_PATHS, documented_routes
 from hopback.ops.http.events import EventStreams
 from hopback.ops.http.heavy_requests import HeavyRequests
 from hopback.ops.http.keys import KeyRing
 from hopback.ops.http.overview import BETWEEN_SWEEPS_S, Insights, Sweep
 from hopback.ops.http.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
-from hopback.ops.http.queue_rules import EVERY_QUEUE, PATH_QUEUE, may_begin
-from hopback.ops.http.roles import Role
-from hopback.ops.http.services import Denials, LiveBroker, Services, who, write_denial
+from hopback.ops.http.services import Denials, LiveBroker, Services, write_denial
 from hopback.ops.http.settings import AdminSettings
 from hopback.ops.http.topology import TOPOLOGY, TOPOLOGY_PAGES
 from hopback.ops.jobs.journal import Retention, forget_old
@@ -72,12 +64,9 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.ops.brokers.managed_broker import LiveView
-    from hopback.ops.contract.requests import Who
-    from hopback.ops.contract.values import QueueSummary
     from hopback.ops.http.api import ApiEndpoint
     from hopback.ops.http.auth import EndedSessions
     from hopback.ops.http.keys import KeyStore
-    from hopback.ops.http.roles import Principal
     from hopback.ops.http.settings import RequestLimits
     from hopback.ops.oidc import OidcSessionStore
     from hopback.ops.operations import Operations
@@ -163,14 +152,13 @@ def create_app(
     services = replace(brokers[0], prefix="")
     templates = renderer()
     named = {
-        each.name: Router([*_broker_routes(each), *page_routes(each, templates)])
+        each.name: Router([*api_routes(ENDPOINTS, each), *page_routes(each, templates)])
         for each in brokers
         if each.prefix
     }
     inner = Starlette(
         routes=[
-            *_broker_routes(services),
-            *api_routes(BROKERS, services),
+            *api_routes((*ENDPOINTS, *BROKERS), services),
             Route("/openapi.json", _openapi(tuple(named))),
             *sign_in_routes(services, templates),
             *page_routes(services, templates),
@@ -243,40 +231,6 @@ def _services(
     return brokers
 
 
-def _broker_routes(services: Services) -> list[Route]:
-    """The API of one broker, below its prefix; the three documented endpoints are for admins."""
-
-    async def check_targets(request: Request, principal: Principal, queue: str) -> None:
-        try:
-            reached = await services.operations.queues_reached(queue, BY_DESIGN)
-        except NoSuch:
-            return  # the endpoint reports an unknown queue in the words of its contract
-        for name in sorted(reached or ()):
-            if not principal.allows(Role.ADMIN, name):
-                refused = forbidden(f"Expected the role {Role.ADMIN} for queue {name!r}.")
-                await services.denied(principal, request, refused, queue)
-                raise refused
-
-    async def authorize(request: Request) -> Who:
-        queue = request.path_params.get("queue", "")
-        rule = PATH_QUEUE if queue else EVERY_QUEUE
-        path = {"queue": queue}
-        principal = await admit(
-            services, request, lambda found: may_begin(Role.ADMIN, (rule,), found, path)
-        )
-        if request.method == "POST":
-            await check_targets(request, principal, queue)
-        return who(principal)
-
-    async def read() -> tuple[QueueSummary, ...]:
-        return (await services.sweep.get()).queues
-
-    documented = documented_routes(
-        services.operations, authorize, services.clock, read=read, prefix=services.prefix
-    )
-    return [*documented, *api_routes(ENDPOINTS, services)]
-
-
 def _gate(
     settings: AdminSettings,
     environment: Mapping[str, str],
@@ -296,12 +250,8 @@ def _gate(
         )
     tokens = None
     if (jwt := auth.jwt) is not None:
-        source = (
-            SharedSecret(environment[jwt.secret_env])
-            if jwt.secret_env
-            else Jwks(lambda: fetch_json(jwt.jwks_url), clock)
-        )
-        tokens = TokenReader(jwt, auth.grants, source)
+        shared = environment[jwt.secret_env] if jwt.secret_env else ""
+        tokens = token_reader(jwt, auth.grants, shared, clock)
     secret, seconds = secret or new_secret(), auth.session_hours * 3600
     sign_in = None
     if auth.oidc is not None:
@@ -335,7 +285,7 @@ def _openapi(brokers: tuple[str, ...]) -> Callable[[Request], Awaitable[Response
     @cache
     def write() -> bytes:
         rows = (*ENDPOINTS, *BROKERS)
-        return msgspec.json.encode(openapi_document(rows, DOCUMENTED_PATHS, brokers))
+        return msgspec.json.encode(openapi_document(rows, brokers))
 
     async def answer(_request: Request) -> Response:
         return Response(write(), media_type="application/json")

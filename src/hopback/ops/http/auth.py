@@ -15,6 +15,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -440,6 +441,16 @@ _LONGEST_SUBJECT = 255
 """Characters, as OpenID Connect has it. A token with a longer subject is refused."""
 _LONGEST_NAME = 200
 """Bytes of a display name. The rest is cut off."""
+
+
+def token_reader(
+    settings: JwtSettings, grants: Sequence[GrantSettings], secret: str, clock: Clock
+) -> TokenReader:
+    """Check tokens with the shared secret, or with the issuer's published keys if there is no secret."""
+    keys: KeySource = SharedSecret(secret)
+    if not secret:
+        keys = Jwks(partial(fetch_json, settings.jwks_url), clock)
+    return TokenReader(settings, grants, keys)
 
 
 class TokenReader:

@@ -7,26 +7,14 @@ import os
 import re
 import uuid
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hopback.designs import file_pipeline
-from hopback.ops.contract.requests import Who
-from hopback.ops.http.auth import (
-    BadToken,
-    Jwks,
-    SharedSecret,
-    TokenReader,
-    fetch_json,
-    forbidden,
-    unauthorized,
-)
-from hopback.ops.http.documented import documented_routes
-from hopback.ops.http.roles import Role
-from hopback.ops.operations import Operations
+from hopback.ops import Operations
+from hopback.systems.file_pipeline.admin_endpoints import admin_routes
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import STATUSES, Register, is_file_id
@@ -169,52 +157,3 @@ def __getattr__(name: str) -> Starlette:
     if name != "app":
         raise AttributeError(name)
     return gateway(PipelineSettings.read(os.environ), broker_named(os.environ))
-
-
-ACCEPTED = tuple(
-    f"q.{name}.dlq"
-    for name in (
-        "upload.commands",
-        "validator",
-        "thumbnail",
-        "extractor",
-        "projection",
-        "notification",
-        "audit",
-    )
-)
-"""The dead-letter queues that the document names; every other name is refused."""
-
-
-def admin_routes(operations: Operations, settings: PipelineSettings, clock: Clock) -> list[Route]:
-    """The three documented endpoints, for the role `admin`."""
-    sign_in = _AdminSignIn(settings, clock)
-    return documented_routes(operations, sign_in.authorize, clock, queues=ACCEPTED)
-
-
-class _AdminSignIn:
-    """Lets administrators in, by their token."""
-
-    def __init__(self, settings: PipelineSettings, clock: Clock) -> None:
-        self._tokens: TokenReader | None = None
-        if settings.jwks_url:
-            keys = Jwks(partial(fetch_json, settings.jwks_url), clock)
-            self._tokens = TokenReader(settings.tokens(), (), keys)
-        elif settings.secret:
-            self._tokens = TokenReader(settings.tokens(), (), SharedSecret(settings.secret))
-
-    async def authorize(self, request: Request) -> Who:
-        """Who asks; Refused unless a token says that they are an administrator."""
-        header = request.headers.get("authorization")
-        if header is None:
-            raise unauthorized("Missing Authorization header.")
-        scheme, _, token = header.partition(" ")
-        if scheme.lower() != "bearer" or self._tokens is None:
-            raise unauthorized("Expected the Authorization header to be `Bearer TOKEN`.")
-        try:
-            principal = await self._tokens.read(token.strip())
-        except BadToken as error:
-            raise unauthorized(f"The token is not believed: {error}.") from error
-        if not principal.allows_everywhere(Role.ADMIN):
-            raise forbidden()
-        return Who(principal.id.removeprefix("token:"), principal.name)

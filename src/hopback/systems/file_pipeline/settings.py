@@ -11,7 +11,7 @@ from hopback.systems.settings import SettingsError, Variables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.ops.http.settings import JwtSettings
+    from hopback.ops.http import JwtSettings
 
 _MEBIBYTE = 1024 * 1024
 """Bytes; the limit of an upload is given in mebibytes."""
@@ -97,7 +97,7 @@ class PipelineSettings:
 
     def tokens(self) -> JwtSettings:
         """How administrators' tokens are checked: by the issuer's keys, or by the shared secret."""
-        from hopback.ops.http.settings import JwtSettings
+        from hopback.ops.http import JwtSettings
 
         return JwtSettings(
             issuer=self.issuer,

@@ -56,7 +56,7 @@ async def test_page_names_damaged_database_and_recovery_steps(tmp_path: Path, pa
 
 async def test_http_reports_damaged_database_with_recovery_steps(tmp_path: Path) -> None:
     async with _damaged_service(tmp_path / "jobs.db") as service:
-        for path in ("/admin/dlq/queues", "/admin/dlq/jobs", "/admin/audit"):
+        for path in ("/admin/dlq/overview", "/admin/dlq/jobs", "/admin/audit"):
             answer = await service.client.get(path)
             assert (answer.status_code, answer.json()["code"]) == (503, "database-damaged")
             assert ".recover" in answer.json()["remedy"]
@@ -139,6 +139,6 @@ async def test_log_has_the_correlation_id_of_a_refused_sign_in(
 ) -> None:
     caplog.set_level(logging.INFO, "hopback.ops.http")
     async with admin(settings=settings()) as service:
-        answer = await service.client.get("/admin/dlq/queues")
+        answer = await service.client.get("/admin/dlq/overview")
     assert answer.status_code == 401
     assert answer.json()["correlationId"] in caplog.text

@@ -191,7 +191,7 @@ async def test_the_paths_without_a_name_mean_the_first_broker() -> None:
     """They answer as the same paths below its name do, but for the paths inside."""
     async with _several() as several:
         for path in (
-            "/admin/dlq/queues", f"/admin/dlq/queues/{DLQ}", "/admin/dlq/overview", "/admin/me",
+            f"/admin/dlq/queues/{DLQ}", "/admin/dlq/overview", "/admin/me",
             "/admin/topology", "/admin/topology/check", "/admin/keys", "/metrics", "/readyz",
         ):  # fmt: skip
             bare = await several.ask(_ADA, "GET", path)

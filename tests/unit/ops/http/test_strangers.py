@@ -121,7 +121,6 @@ _DIGITS = "9" * 5000
         ("POST", f"/keys?name=k&role=viewer&days={_DIGITS}"),
         ("GET", f"/admin/audit?cursor={_DIGITS}"),
         ("GET", f"/admin/dlq/jobs?limit={_DIGITS}"),
-        ("GET", f"/admin/dlq/queues/{DLQ}/messages?limit={_DIGITS}"),
         ("POST", f"/queues/{DLQ}/re-drive?rate={_DIGITS}"),
     ],
     ids=lambda value: value[:40],
