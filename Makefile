@@ -22,7 +22,7 @@ CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-packages test-needs test-modules test-pure test-fast test-brokers test-pages test-peers test-faults \
-	pristine check lint types architecture docs release-check audit format bench bench-peers bench-pages pin clean
+	pristine check lint types architecture prose docs release-check audit format bench bench-peers bench-pages pin clean
 
 help: ## what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -82,7 +82,7 @@ pristine: ## the demo and the tests on bare Debians with Python 3.11, 3.13 and 3
 	@$(PYTHON) -m tests.harness.packages chroots
 	@$(PYTHON) -m tests.pristine $(ONLY)
 
-check: lint types architecture ## lint, format, types, architecture
+check: lint types architecture prose ## lint, format, types, architecture, prose
 
 lint: $(READY)
 	$(BIN)/ruff check $(CODE)
@@ -90,6 +90,9 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+prose:
+	@$(PYTHON) tools/prose.py --check
 
 architecture: $(READY)
 	$(PYTEST) -q tests/architecture
