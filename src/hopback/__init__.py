@@ -1,7 +1,8 @@
 """Hopback makes RabbitMQ consumers dependable.
 
-The names below are the front door; each is loaded when it is first asked for, so that
-`import hopback` costs next to nothing.
+`hopback` exports the names that a service module imports. Each is loaded when it is first used, so
+`import hopback` loads few modules. Topologies are in `hopback.topology`, brokers in `hopback.broker`,
+designs in `hopback.designs`, inbox and outbox in `hopback.store`, and the test kit in `hopback.testing`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,9 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.broker.declare import Ownership as Ownership
-    from hopback.broker.embedded import EmbeddedBroker as EmbeddedBroker
-    from hopback.broker.port import Broker as Broker
     from hopback.broker.publisher import Publisher as Publisher
     from hopback.broker.rabbitmq import RabbitMQ as RabbitMQ
     from hopback.clock import Clock as Clock, SystemClock as SystemClock
-    from hopback.designs import DESIGNS as DESIGNS, recommended as recommended
     from hopback.errors import (
         BrokerError as BrokerError,
         HopbackError as HopbackError,
@@ -57,31 +54,15 @@ if TYPE_CHECKING:
     from hopback.runtime.requests import RequestClient as RequestClient
     from hopback.runtime.service import Service as Service, ServiceOptions as ServiceOptions
     from hopback.runtime.settling import Environment as Environment
-    from hopback.runtime.shutdown import Report as Report
     from hopback.runtime.sync_publisher import SyncPublisher as SyncPublisher
-    from hopback.topology.check import check as check
     from hopback.topology.feed import Feed as Feed
-    from hopback.topology.hazards.rule import Finding as Finding, Severity as Severity
-    from hopback.topology.model import (
-        Binding as Binding,
-        Exchange as Exchange,
-        Queue as Queue,
-        QueueType as QueueType,
-        Topology as Topology,
-    )
-    from hopback.topology.plan import Plan as Plan
-    from hopback.version import BrokerVersion as BrokerVersion
 
 __version__ = "0.3.0"
 
 _HOMES = {
-    "hopback.broker.declare": "Ownership",
-    "hopback.broker.embedded": "EmbeddedBroker",
-    "hopback.broker.port": "Broker",
     "hopback.broker.publisher": "Publisher",
     "hopback.broker.rabbitmq": "RabbitMQ",
     "hopback.clock": "Clock SystemClock",
-    "hopback.designs": "DESIGNS recommended",
     "hopback.errors": "BrokerError HopbackError NoReply",
     "hopback.message": "Delivery Message Properties",
     "hopback.policy.breaker": "BreakerPolicy",
@@ -98,14 +79,8 @@ _HOMES = {
     "hopback.runtime.requests": "RequestClient",
     "hopback.runtime.service": "Service ServiceOptions",
     "hopback.runtime.settling": "Environment",
-    "hopback.runtime.shutdown": "Report",
     "hopback.runtime.sync_publisher": "SyncPublisher",
-    "hopback.topology.check": "check",
     "hopback.topology.feed": "Feed",
-    "hopback.topology.hazards.rule": "Finding Severity",
-    "hopback.topology.model": "Binding Exchange Queue QueueType Topology",
-    "hopback.topology.plan": "Plan",
-    "hopback.version": "BrokerVersion",
 }
 
 __getattr__, __dir__ = front_door(__name__, _HOMES)

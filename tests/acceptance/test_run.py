@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import Queue, RabbitMQ, compose
+from hopback import RabbitMQ, compose
+from hopback.topology import Queue
 from tests.acceptance.running import Running, running
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def handle(order: dict) -> None:
     threading.Event().wait()
 """
 _DESIGN = """
-from hopback import App, DESIGNS
+from hopback import App
+from hopback.designs import DESIGNS
 app = App("design", topology=DESIGNS[{name!r}].build({{}}, hardened=False))
 
 @app.handler(app.topology.plans[0].queue)

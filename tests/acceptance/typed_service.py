@@ -18,17 +18,17 @@ from hopback import (
     Retry,
     Router,
     Rule,
+    Service,
     Snooze,
     SyncPublisher,
     Verdict,
-    check,
     compose,
 )
 from hopback.broker import EmbeddedBroker
 from hopback.ops import Operations, RedriveRequest, Selection
-from hopback.runtime import Service
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import read_toml
+from hopback.topology.check import check
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -113,3 +113,20 @@ def test_front_door_lists_the_same_names_for_type_checkers(door: str) -> None:
     package = importlib.import_module(door)
     assert package.__file__ is not None
     assert _type_checking_names(Path(package.__file__)) == set(package.__all__)
+
+
+def test_completion_of_context_shows_no_internal_names() -> None:
+    from hopback import Context
+
+    shown = {name for name in dir(Context) if not name.startswith("_")}
+    assert shown == {
+        "attempt", "correlation_id", "delivery", "has_replied", "headers", "is_last_attempt", "message_id",
+        "plan", "publish", "publish_sync", "queue", "reply", "reply_sync", "routing_key", "wants_reply",
+    }  # fmt: skip
+
+
+def test_hopback_exports_no_topology_and_no_broker_internals() -> None:
+    import hopback
+
+    inner = {"Broker", "EmbeddedBroker", "Plan", "Queue", "Topology", "check", "front_door"}
+    assert inner & set(dir(hopback)) == set()

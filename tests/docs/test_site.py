@@ -114,7 +114,7 @@ def test_every_page_and_every_public_name_is_in_the_site(site: Path) -> None:
     }
     assert named <= made
     door = _Page((site / "api" / "hopback.html").read_text(encoding="utf-8"))
-    assert {"hopback.App", "hopback.App.handler", "hopback.Park", "hopback.check"} <= door.anchors
+    assert {"hopback.App", "hopback.App.handler", "hopback.Park", "hopback.compose"} <= door.anchors
     inner = _Page((site / "api" / "hopback.ops.html").read_text(encoding="utf-8"))
     assert "hopback.ops.DeadLetters.survey" in inner.anchors
     for module, names in {

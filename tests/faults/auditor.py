@@ -16,7 +16,7 @@ from tests.faults.ledger.order import Order
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback import Topology
+    from hopback.topology import Topology
     from tests.faults.ledger.entry import Pen
 
 __all__ = ["audit", "bodies_in"]

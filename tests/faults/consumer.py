@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopback import Environment, RabbitMQ, Service, ServiceOptions, check
+from hopback import Environment, RabbitMQ, Service, ServiceOptions
 from hopback.broker.supervise import Backoff
 from hopback.observe.events import Bus
+from hopback.topology.check import check
 from tests.faults.credentials import password_in
 from tests.faults.ledger.application import Told, ledger_app
 from tests.faults.ledger.entry import FilePen, Kind

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopback import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.errors import BadFilter, BadLine, InvalidTopology, ProtocolError
 from hopback.headers import failure_from_reason
 from hopback.headers.rewrite import Mark, park_properties, retry_properties

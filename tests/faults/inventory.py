@@ -7,16 +7,17 @@ import http.client
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from hopback import Queue, RabbitMQ
+from hopback import RabbitMQ
 from hopback.errors import BrokerError, NotFound
+from hopback.topology import Queue
 from tests.faults.ledger.entry import Kind
 from tests.faults.ledger.order import Order
 from tests.harness.management import ManagementFailed
 
 if TYPE_CHECKING:
-    from hopback import Topology
     from hopback.broker.port import Connection
     from hopback.message import Delivery
+    from hopback.topology import Topology
     from tests.faults.ledger.entry import Pen
     from tests.harness.management import Management
 

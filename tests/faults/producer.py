@@ -19,8 +19,8 @@ from tests.faults.orphans import end_with_parent
 from tests.faults.topologies import TOPOLOGIES, address_of
 
 if TYPE_CHECKING:
-    from hopback import Topology
     from hopback.broker.port import Channel, Connection
+    from hopback.topology import Topology
 
 __all__ = ["main"]
 

@@ -6,12 +6,13 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hopback import Environment, Service, ServiceOptions, check
+from hopback import Environment, Service, ServiceOptions
 from hopback.broker.embedded import EmbeddedBroker, Fault, Faults
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.supervise import Backoff
 from hopback.errors import ConnectionFailed
 from hopback.observe.events import Bus
+from hopback.topology.check import check
 from tests.faults.ledger.application import Told, ledger_app
 from tests.faults.ledger.books import CONNECTION, PROCESS
 from tests.faults.ledger.entry import Kind, ListPen
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from hopback import Broker, Topology
+    from hopback.broker import Broker
     from hopback.broker.embedded.connection import EmbeddedConnection
+    from hopback.topology import Topology
     from tests.faults.ledger.entry import Entry
     from tests.faults.ledger.order import Order
 

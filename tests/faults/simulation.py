@@ -14,10 +14,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hopback import DESIGNS, BrokerVersion, EmbeddedBroker, Publisher
+from hopback import Publisher
+from hopback.broker import BrokerVersion, EmbeddedBroker
 from hopback.broker.declare import declare
 from hopback.broker.embedded import Fault, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
 from hopback.ops.contract.requests import RedriveRequest, Selection
 from hopback.ops.operations import Operations
@@ -31,7 +33,7 @@ from tests.faults.simulated import Process, RecordedFaults, Socket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback import Topology
+    from hopback.topology import Topology
     from tests.faults.ledger.checks import Verdict
 
 __all__ = ["Played", "Setting", "play", "setting_of"]

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import DESIGNS, App, BrokerVersion, Context, EmbeddedBroker, Message, Properties
+from hopback import App, Context, Message, Properties
+from hopback.broker import BrokerVersion, EmbeddedBroker
 from hopback.broker.declare import declare
 from hopback.broker.embedded import run_virtual
+from hopback.designs import DESIGNS
 from hopback.errors import Returned
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.expand import DELIVERY_LIMIT
@@ -17,7 +19,7 @@ from hopback.topology.model import Queue
 from tests.faults.simulation import play, setting_of
 
 if TYPE_CHECKING:
-    from hopback import Topology
+    from hopback.topology import Topology
 
 VERSIONS = [BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)]
 DOCUMENTED = [name for name, design in DESIGNS.items() if design.documented]

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import (
-    App,
-    Context,
-    Environment,
-    Ownership,
-    RabbitMQ,
-    Service,
-    ServiceOptions,
-    compose,
-)
+from hopback import App, Context, Environment, RabbitMQ, Service, ServiceOptions, compose
+from hopback.broker import Ownership
 from hopback.broker.declare import declare
 from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, EmbeddedBroker, Park, RabbitMQ
+from hopback import App, Park, RabbitMQ
+from hopback.broker import EmbeddedBroker
 from hopback.clock import ManualClock
 from hopback.errors import ConnectionFailed, InvalidTopology
 from hopback.message import Message, Properties

@@ -6,15 +6,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hopback import DESIGNS
-from hopback.designs import event_bus, file_pipeline, freeflow
+from hopback.designs import DESIGNS, event_bus, file_pipeline, freeflow
 from hopback.topology.expand import DELIVERY_LIMIT
 from tests.faults.ledger.application import EXCHANGE, two_queues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hopback import Topology
+    from hopback.topology import Topology
 
 __all__ = ["HARDENED", "TOPOLOGIES", "address_of"]
 

@@ -17,7 +17,8 @@ from tests.faults.ledger.entry import Kind
 from tests.faults.ledger.order import Fate
 
 if TYPE_CHECKING:
-    from hopback import Broker, Message
+    from hopback import Message
+    from hopback.broker import Broker
     from tests.faults.ledger.entry import Pen
     from tests.faults.ledger.order import Order
 

@@ -12,7 +12,7 @@ import aio_pika
 import pika  # type: ignore[import-untyped]
 import pytest
 
-from hopback import App, RabbitMQ
+from hopback import App, RabbitMQ, Service
 from hopback.broker.declare import declare, look_for
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.port import count
@@ -20,7 +20,6 @@ from hopback.broker.server.settings import ClockKind, ServerSettings
 from hopback.cli.app import run
 from hopback.errors import TopologyConflict
 from hopback.ops.brokers.adoption import revert_beside, set_beside
-from hopback.runtime import Service
 from hopback.testing import BrokerThread
 from hopback.topology import read_toml
 from hopback.topology.model import Policy

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import Binding, Exchange, Queue, QueueType, RabbitMQ, compose
-from hopback.topology import ExchangeType
+from hopback import RabbitMQ, compose
+from hopback.topology import Binding, Exchange, ExchangeType, Queue, QueueType
 from tests.docs.pages import ROOT, blocks
 from tests.integration.waiting import until
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import Binding, Exchange, Queue, QueueType, RabbitMQ, compose
+from hopback import RabbitMQ, compose
 from hopback.broker.management import Management, ManagementAddress
 from hopback.cli.app import run
-from hopback.topology import ExchangeType
+from hopback.topology import Binding, Exchange, ExchangeType, Queue, QueueType
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -115,7 +115,8 @@ async def test_what_the_broker_holds_back_keeps_its_queue(
 
 
 _SHOP = """
-from hopback import App, DESIGNS
+from hopback import App
+from hopback.designs import DESIGNS
 
 app = App("shop", topology=DESIGNS["ratatoskr"].build(hardened=True))
 """

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import EmbeddedBroker, RabbitMQ
+from hopback import RabbitMQ
+from hopback.broker import EmbeddedBroker
 from tests.faults.publishing import (
     MAX_BODY,
     OFFENCES,

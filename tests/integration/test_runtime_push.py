@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, EmbeddedBroker, HopbackError, Message, Properties, Service
+from hopback import App, HopbackError, Message, Properties, Service
+from hopback.broker import EmbeddedBroker
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
 from hopback.runtime.push import PushTarget

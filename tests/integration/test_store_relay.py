@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import Queue, RabbitMQ, compose
+from hopback import RabbitMQ, compose
 from hopback.clock import SystemClock
 from hopback.store import Outbox, transaction
+from hopback.topology import Queue
 from tests.integration.database import database_url, engine
 from tests.integration.waiting import until
 

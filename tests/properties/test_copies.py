@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from hopback import App, Context, EmbeddedBroker, Outcome, Park, Retry
+from hopback import App, Context, Outcome, Park, Retry
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import run_virtual
 from hopback.policy import copies
 from hopback.runtime import settling

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from hopback import Publisher, Queue, RabbitMQ
+from hopback import Publisher, RabbitMQ
 from hopback.observe.metrics import Metrics
 from hopback.systems import load_system
 from hopback.systems.demo.web import DemoWeb, open_socket, serve_on
 from hopback.systems.host import Host
+from hopback.topology import Queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

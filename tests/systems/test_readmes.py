@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import DESIGNS, EmbeddedBroker
+from hopback.broker import EmbeddedBroker
+from hopback.designs import DESIGNS
 from hopback.observe.metrics import Metrics
 from hopback.systems import HOMES, load_system
 from hopback.systems.demo.web import DemoWeb, open_socket, serve_on

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from hopback import EmbeddedBroker
+from hopback.broker import EmbeddedBroker
 from hopback.systems.event_bus.api import api as event_bus_api
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.freeflow.api import api as freeflow_api

@@ -35,9 +35,9 @@ _TABS = {
     "To understand": "Explanation",
 }
 DOORS = {
-    "hopback": "Handlers, messages, brokers: what most programs need.",
-    "hopback.runtime": "How handlers run.",
-    "hopback.broker": "The port to a broker, RabbitMQ, the embedded broker, planning and applying.",
+    "hopback": "The names that a service module imports.",
+    "hopback.runtime": "The runtime of services.",
+    "hopback.broker": "The port to a broker, and the embedded broker.",
     "hopback.topology": "Queues, exchanges, bindings and failure plans as data.",
     "hopback.ops": "Dead letters: looking, re-driving, discarding.",
     "hopback.testing": "The test kit.",

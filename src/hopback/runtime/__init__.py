@@ -1,7 +1,6 @@
-"""Handlers that survive: the application object and what runs it.
+"""The runtime of services. `hopback` exports the names that a service module imports.
 
-The names below are the package's front door, each loaded when it is first asked for. The other modules
-of the package are its own.
+The names below are needed less often. Each is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -11,28 +10,18 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.runtime.app import App as App
-    from hopback.runtime.context import (
-        Context as Context,
-        PublishOptions as PublishOptions,
-        compose as compose,
-    )
+    from hopback.runtime.context import PublishOptions as PublishOptions
     from hopback.runtime.health import Health as Health
     from hopback.runtime.push import PushTarget as PushTarget
-    from hopback.runtime.relay import OutboxStore as OutboxStore, Relay as Relay
-    from hopback.runtime.service import Service as Service, ServiceOptions as ServiceOptions
-    from hopback.runtime.settling import Environment as Environment
+    from hopback.runtime.relay import OutboxStore as OutboxStore
     from hopback.runtime.shutdown import Report as Report
     from hopback.runtime.tracing import traced as traced, traced_batch as traced_batch
 
 _HOMES = {
-    "hopback.runtime.app": "App",
-    "hopback.runtime.context": "Context PublishOptions compose",
+    "hopback.runtime.context": "PublishOptions",
     "hopback.runtime.health": "Health",
     "hopback.runtime.push": "PushTarget",
-    "hopback.runtime.relay": "OutboxStore Relay",
-    "hopback.runtime.service": "Service ServiceOptions",
-    "hopback.runtime.settling": "Environment",
+    "hopback.runtime.relay": "OutboxStore",
     "hopback.runtime.shutdown": "Report",
     "hopback.runtime.tracing": "traced traced_batch",
 }

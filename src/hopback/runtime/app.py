@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Typ
 from hopback.errors import InvalidTopology, Problem
 from hopback.policy.outcome import MENU, check_rules, is_outcome
 from hopback.policy.periodic import Missed
-from hopback.runtime.context import compose, current_context, publish_from_thread
+from hopback.runtime.context import compose, current_context, publish_from_thread, watch_publish
 from hopback.runtime.delays import DueMessages
 from hopback.runtime.handler import (
     BatchHandler,
@@ -673,7 +673,7 @@ class App(Router):
         publishing = self._publish(message)
         cause = current_context.get(None)
         if cause is not None:
-            cause.watch(publishing)
+            watch_publish(cause, publishing)
         return publishing
 
 

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from hopback.policy.batching import BatchWindow, halves
 from hopback.policy.outcome import MENU, Done, Park, Retry, Snooze, outcome_of
 from hopback.runtime.answer import DONE, Answer
-from hopback.runtime.context import BatchRun, Context, current_batch, current_context
+from hopback.runtime.context import (
+    BatchRun,
+    Context,
+    close_unstarted,
+    current_batch,
+    current_context,
+    end_run,
+    publishes_of,
+)
 from hopback.runtime.middleware import run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool, ended
@@ -165,7 +173,7 @@ class _MiddlewareRun:
         current_context.set(context)
         try:
             said = await run_through(middleware, context, self._inside)
-            if context.publishing is not None and await context.forgotten():
+            if (made := publishes_of(context)) is not None and await close_unstarted(made):
                 return NOT_PUBLISHED
         except KeyboardInterrupt:
             raise
@@ -174,7 +182,7 @@ class _MiddlewareRun:
                 raise
             return self._inner if error is self._inner.error else answer_for(error, self._rules)
         finally:
-            context.has_ended = True
+            end_run(context)
         inner = self._inner
         return inner if said is None or said is inner.outcome else Answer(outcome_of(said))
 

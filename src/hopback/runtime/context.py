@@ -64,7 +64,7 @@ def end_of_session() -> asyncio.Event | None:
     if batch is not None and not batch.has_ended:
         return batch.session_ended
     context = current_context.get(None)
-    if context is None or context.has_ended:
+    if context is None or context._has_ended:
         return None
     return getattr(context.delivery, "session_ended", None)
 
@@ -72,19 +72,19 @@ def end_of_session() -> asyncio.Event | None:
 class Context:
     """One delivery as its handler sees it. Read on demand: what nobody asks for costs nothing."""
 
-    codecs: ClassVar[Codecs | None] = None
-    """What encodes payloads by content type, if the application has codecs (see `context_with`)."""
-    reply_queues: ClassVar[tuple[str, ...]] = ()
+    _codecs: ClassVar[Codecs | None] = None
+    """The application's codecs, which encode payloads by content type (see `context_with`)."""
+    _reply_queues: ClassVar[tuple[str, ...]] = ()
     """The queues that replies may go to, beside direct reply addresses. Patterns as of `fnmatch`."""
 
     __slots__ = (
+        "_has_ended",
         "_publish",
+        "_publishes",
         "_reading",
         "delivery",
-        "has_ended",
         "has_replied",
         "plan",
-        "publishing",
     )
 
     def __init__(
@@ -96,12 +96,12 @@ class Context:
         self.delivery: Delivery = delivery
         self.plan: Plan = plan
         self._publish = publish
-        self.publishing: list[Coroutine[Any, Any, None]] | None = None
-        """What was published and has to be awaited; None if nothing was."""
+        self._publishes: list[Coroutine[Any, Any, None]] | None = None
+        """The publishes that the handler has to await. None until the first one."""
         self._reading: Reading | None = None
         self.has_replied: bool = False
         """Whether `reply` was called."""
-        self.has_ended: bool = False
+        self._has_ended: bool = False
         """Whether the run is over: a task that it left behind publishes on its own account."""
 
     @property
@@ -157,9 +157,9 @@ class Context:
         with that reason. In a sync handler use `publish_sync`.
         """
         publishing = self._publish(
-            compose(exchange, routing_key, payload, cause=self, codecs=self.codecs, **options)
+            compose(exchange, routing_key, payload, cause=self, codecs=self._codecs, **options)
         )
-        self.watch(publishing)
+        watch_publish(self, publishing)
         return publishing
 
     def publish_sync(
@@ -192,49 +192,60 @@ class Context:
                 "expected a message that asks for a reply, got one without the property `reply_to`: "
                 "look at `context.wants_reply` first"
             )
-        self.check_reply_to()
+        check_reply_to(self)
         self.has_replied = True
         options["correlation_id"] = properties.correlation_id or properties.message_id
         options["mandatory"] = False
         return self.publish("", properties.reply_to, payload, **options)
 
-    def check_reply_to(self) -> None:
-        """ReplyRefused if a reply is wanted at a place that the application has not declared."""
-        address = self.delivery.properties.reply_to
-        if not address:
-            return
-        if address.startswith(DIRECT_REPLY):
-            if not is_reply_address(address):
-                raise ReplyRefused(
-                    f"reply_to: expected a direct reply address as RabbitMQ makes them, got {address!r}"
-                )
-        elif not any(fnmatchcase(address, one) for one in self.reply_queues):
-            raise ReplyRefused(
-                "reply_to: expected a direct reply address or a declared reply queue"
-                f" ({', '.join(self.reply_queues) or 'none is declared'}), got {address!r}. Declare the"
-                " queues that replies may go to with App(reply_queues=[…])"
-            )
-
     def reply_sync(self, payload: object, **options: Unpack[PublishOptions]) -> None:
         """The same from a sync handler, in its thread."""
         publish_from_thread(self.reply(payload, **options))
 
-    def watch(self, publishing: Coroutine[Any, Any, None]) -> None:
-        """Remember a publish that the handler has to await."""
-        if self.publishing is None:
-            self.publishing = []
-        self.publishing.append(publishing)
 
-    async def forgotten(self) -> int:
-        """How many publishes nobody has awaited; asked when the handler has returned."""
-        if self.publishing is None:
-            return 0
-        if any(map(_is_unstarted, self.publishing)):
-            await asyncio.sleep(0)  # one that was made a task of starts now
-        left = [one for one in self.publishing if _is_unstarted(one)]
-        for one in left:
-            one.close()
-        return len(left)
+def check_reply_to(context: Context) -> None:
+    """Raise ReplyRefused if a reply is wanted at an address that the application has not declared."""
+    address = context.delivery.properties.reply_to
+    if not address:
+        return
+    if address.startswith(DIRECT_REPLY):
+        if not is_reply_address(address):
+            raise ReplyRefused(
+                f"reply_to: expected a direct reply address as RabbitMQ makes them, got {address!r}"
+            )
+    elif not any(fnmatchcase(address, one) for one in context._reply_queues):
+        raise ReplyRefused(
+            "reply_to: expected a direct reply address or a declared reply queue"
+            f" ({', '.join(context._reply_queues) or 'none is declared'}), got {address!r}. Declare the"
+            " queues that replies may go to with App(reply_queues=[…])"
+        )
+
+
+def watch_publish(context: Context, publishing: Coroutine[Any, Any, None]) -> None:
+    """Remember a publish that the handler has to await."""
+    if context._publishes is None:
+        context._publishes = []
+    context._publishes.append(publishing)
+
+
+def publishes_of(context: Context) -> list[Coroutine[Any, Any, None]] | None:
+    """Return the publishes that the handler has to await, or None if it made none."""
+    return context._publishes
+
+
+async def close_unstarted(publishes: list[Coroutine[Any, Any, None]]) -> int:
+    """Close the publishes that the handler has not awaited when it returned, and count them."""
+    if any(map(_is_unstarted, publishes)):
+        await asyncio.sleep(0)  # a publish that was made a task starts now
+    left = [one for one in publishes if _is_unstarted(one)]
+    for one in left:
+        one.close()
+    return len(left)
+
+
+def end_run(context: Context) -> None:
+    """Mark the run as over."""
+    context._has_ended = True
 
 
 def context_with(codecs: Codecs | None, reply_queues: Sequence[str] = ()) -> type[Context]:
@@ -247,8 +258,8 @@ def context_with(codecs: Codecs | None, reply_queues: Sequence[str] = ()) -> typ
         """A context with the application's codecs and reply queues."""
 
         __slots__ = ()
-        codecs = given
-        reply_queues = queues
+        _codecs = given
+        _reply_queues = queues
 
     return AppContext
 

@@ -16,7 +16,15 @@ from hopback.errors import ReplyRefused
 from hopback.headers import failure_from_exception
 from hopback.policy.outcome import Park, Retry, classify, is_outcome, outcome_of
 from hopback.runtime.answer import DONE, Answer
-from hopback.runtime.context import Context, context_with, current_context
+from hopback.runtime.context import (
+    Context,
+    check_reply_to,
+    close_unstarted,
+    context_with,
+    current_context,
+    end_run,
+    publishes_of,
+)
 from hopback.runtime.middleware import run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
@@ -129,7 +137,7 @@ class FunctionRunner:
         token = current_context.set(context)
         try:
             if handler.replies:
-                context.check_reply_to()  # before the handler has done its work in vain
+                check_reply_to(context)  # before the handler has done its work in vain
             if self._is_direct:
                 returned = await handler.call(*handler.arguments(payload, context))
             elif self._is_plain:
@@ -143,7 +151,7 @@ class FunctionRunner:
             if handler.replies and not is_outcome(returned):
                 await _reply(context, returned)
                 returned = None
-            if context.publishing is not None and await context.forgotten():
+            if (made := publishes_of(context)) is not None and await close_unstarted(made):
                 return NOT_PUBLISHED
             return finished(returned)
         except _Overdue as overdue:
@@ -159,7 +167,7 @@ class FunctionRunner:
                 raise
             return answer_for(error, handler.options.rules)
         finally:
-            context.has_ended = True
+            end_run(context)
             current_context.reset(token)
 
     async def _provided(self, context: Context, arguments: tuple[object, ...]) -> Any:
@@ -300,7 +308,7 @@ def inside_middleware(
         except Exception as error:
             return answer_for(error)
         finally:
-            context.has_ended = True
+            end_run(context)
             current_context.reset(token)
         return inner if said is inner.outcome else Answer(outcome_of(said))
 

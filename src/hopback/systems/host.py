@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from hopback import App, Broker
+    from hopback import App
+    from hopback.broker import Broker
 
 ASGI: TypeAlias = "Callable[[Any, Any, Any], Awaitable[None]]"
 """A web application as every Python web server understands it."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback import EmbeddedBroker, HopbackError, RabbitMQ
+from hopback import HopbackError, RabbitMQ
+from hopback.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback import Broker
+    from hopback.broker import Broker
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})

@@ -47,8 +47,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from hopback import Broker, Message, Topology
+    from hopback import Message
+    from hopback.broker import Broker
     from hopback.broker.supervise import OnState
+    from hopback.topology import Topology
 
 _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.broker.embedded import EmbeddedBroker as EmbeddedBroker, Fault as Fault
+    from hopback.broker.embedded import Fault as Fault
     from hopback.testing.captured import Happening as Happening, Tally as Tally
     from hopback.testing.kit import (
         AppTest as AppTest,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hopback.testing.threads import AppThread as AppThread, BrokerThread as BrokerThread
 
 _HOMES = {
-    "hopback.broker.embedded": "EmbeddedBroker Fault",
+    "hopback.broker.embedded": "Fault",
     "hopback.testing.captured": "Happening Tally",
     "hopback.testing.kit": "AppTest assert_no_dead_letters assert_recovered_within in_virtual_time rehearse",
     "hopback.testing.plugin": "StartsApp",

@@ -13,8 +13,8 @@ from tests.faults.ledger.order import Fate, Order
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hopback import Topology
     from hopback.message import Delivery
+    from hopback.topology import Topology
     from tests.faults.ledger.entry import Pen
 
 __all__ = ["EXCHANGE", "Told", "key_of", "ledger_app", "two_queues"]

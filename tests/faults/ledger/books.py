@@ -12,7 +12,7 @@ from tests.faults.ledger.order import Fate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from hopback import Topology
+    from hopback.topology import Topology
     from hopback.topology.plan import Plan
     from tests.faults.ledger.entry import Entry
 

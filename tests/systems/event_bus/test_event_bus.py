@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from hopback import EmbeddedBroker, Publisher
+from hopback import Publisher
+from hopback.broker import EmbeddedBroker
 from hopback.observe.metrics import Metrics
 from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
 from hopback.ops.operations import Operations

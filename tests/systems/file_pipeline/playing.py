@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from hopback import Binding, EmbeddedBroker, Message, Properties, Queue
+from hopback import Message, Properties
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.logs import JsonLog
 from hopback.policy import RedriveOccasion, redrive_message
@@ -23,6 +24,7 @@ from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.storage import Folder
 from hopback.systems.file_pipeline.tables import audit, files, notifications
 from hopback.testing import AppTest
+from hopback.topology import Binding, Queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from hopback import EmbeddedBroker
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.store import Outbox
 from hopback.systems.file_pipeline.gateway import gateway

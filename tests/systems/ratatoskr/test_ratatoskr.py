@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from hopback import QueueType, ServiceOptions
+from hopback import ServiceOptions
 from hopback.errors import UnsafeOperation
 from hopback.systems.ratatoskr.api import api
 from hopback.systems.ratatoskr.consumer import consumer
@@ -18,6 +18,7 @@ from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, Fault, in_virtual_time
+from hopback.topology import QueueType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

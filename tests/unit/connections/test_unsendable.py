@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import EmbeddedBroker
+from hopback.broker import EmbeddedBroker
 from hopback.errors import InvalidMessage
 from hopback.fields import Float32
 from hopback.message import Message, Properties

@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from hopback import App, Context, EmbeddedBroker, Environment, Park, Service
+from hopback import App, Context, Environment, Park, Service
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import run_virtual
 from hopback.designs import DESIGNS
 from hopback.observe.events import Bus

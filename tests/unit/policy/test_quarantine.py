@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import DESIGNS
+from hopback.designs import DESIGNS
 from hopback.message import Properties, Received
 from hopback.policy.outcome import Park
 from hopback.policy.quarantine import (

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import App, Context, EmbeddedBroker, Outcome, Retry
+from hopback import App, Context, Outcome, Retry
+from hopback.broker import EmbeddedBroker
 from hopback.headers.names import ATTEMPTS, LINEAGE, QUEUE
 from hopback.message import Message, Properties
 from hopback.ops.contract.requests import RedriveRequest, Selection

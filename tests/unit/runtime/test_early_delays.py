@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, EmbeddedBroker, ServiceOptions
+from hopback import App, Context, ServiceOptions
+from hopback.broker import EmbeddedBroker
 from hopback.broker.declare import Ownership, declare
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.delays import DUE

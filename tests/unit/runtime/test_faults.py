@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hopback import App, Context, EmbeddedBroker, Environment, Park, Retry, ServiceOptions
+from hopback import App, Context, Environment, Park, Retry, ServiceOptions
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import EventKind
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received

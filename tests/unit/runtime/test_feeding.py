@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hopback import App, Context, EmbeddedBroker, Feed, Snooze
+from hopback import App, Context, Feed, Snooze
+from hopback.broker import EmbeddedBroker
 from hopback.errors import InvalidTopology
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import read_toml, write_toml

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import App, EmbeddedBroker, Service, compose
+from hopback import App, Service, compose
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import Fault
 from hopback.testing import AppTest, in_virtual_time
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, EmbeddedBroker, Retry
+from hopback import App, Context, Retry
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import Fault
 from hopback.errors import DeliveryLost
 from hopback.testing import AppTest, in_virtual_time

@@ -12,7 +12,6 @@ import pytest
 from hopback import (
     App,
     Context,
-    EmbeddedBroker,
     Environment,
     RequestClient,
     Rule,
@@ -21,6 +20,7 @@ from hopback import (
     Verdict,
     compose,
 )
+from hopback.broker import EmbeddedBroker
 from hopback.errors import InvalidTopology
 from hopback.observe.events import Bus
 from hopback.policy.breaker import BreakerPolicy

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopback import App, Done, EmbeddedBroker, Park, Retry, Rule, Snooze
+from hopback import App, Done, Park, Retry, Rule, Snooze
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import EventKind
 from hopback.observe.events import EVENTS
 from hopback.policy.outcome import Verdict

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, Done, EmbeddedBroker, Park, Retry, Rule, Service, Snooze
+from hopback import App, Context, Done, Park, Retry, Rule, Service, Snooze
+from hopback.broker import EmbeddedBroker
 from hopback.observe.events import Bus
 from hopback.policy.outcome import MENU, Verdict
 from hopback.runtime.settling import Environment

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, Environment, PeriodicMessage, Queue, Router, Service
+from hopback import App, Context, Environment, PeriodicMessage, Router, Service
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.errors import InvalidTopology
 from hopback.observe.events import Bus
 from hopback.runtime.periodic import SentSoFar
 from hopback.testing import AppTest
 from hopback.testing import in_virtual_time as virtual_time
+from hopback.topology import Queue
 from hopback.topology.check import check
 
 if TYPE_CHECKING:

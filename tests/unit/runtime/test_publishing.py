@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import App, Context, EmbeddedBroker, Publisher, compose
+from hopback import App, Context, Publisher, compose
+from hopback.broker import EmbeddedBroker
 from hopback.errors import ConnectionFailed, Returned
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
 

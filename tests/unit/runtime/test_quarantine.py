@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, BrokerVersion, EmbeddedBroker, Message, Properties
+from hopback import App, Message, Properties
+from hopback.broker import BrokerVersion, EmbeddedBroker
 from hopback.broker.declare import declare
 from hopback.broker.embedded import run_virtual
 from hopback.broker.embedded.channel import EmbeddedChannel

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import (
-    App,
-    BreakerPolicy,
-    Context,
-    EmbeddedBroker,
-    Ownership,
-    Service,
-    ServiceOptions,
-    Snooze,
-)
+from hopback import App, BreakerPolicy, Context, Service, ServiceOptions, Snooze
+from hopback.broker import EmbeddedBroker, Ownership
 from hopback.broker.embedded import Fault
 from hopback.broker.supervise import SupervisedState
 from hopback.designs import DESIGNS

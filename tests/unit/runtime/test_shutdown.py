@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from hopback import App, EmbeddedBroker, Service, ServiceOptions
+from hopback import App, Service, ServiceOptions
+from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import Fault
 from hopback.runtime.consumer import Leftover
 from hopback.testing import AppTest, in_virtual_time

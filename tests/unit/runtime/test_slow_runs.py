@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hopback import App, BrokerVersion, EmbeddedBroker
+from hopback import App
+from hopback.broker import BrokerVersion, EmbeddedBroker
 from hopback.headers import read_history
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, in_virtual_time

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from hopback import App, Context, Queue, Retry, Rule, Snooze, Topology, Verdict
+from hopback import App, Context, Retry, Rule, Snooze, Verdict
 from hopback.errors import InvalidTopology
 from hopback.testing import AppTest, in_virtual_time
+from hopback.topology import Queue, Topology
 from hopback.topology.plan import Count, Leave, LocalWait, Parking, Plan, Redrive, Return
 
 _PLAN = Plan(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, EmbeddedBroker, Park, Retry, ServiceOptions
+from hopback import App, Park, Retry, ServiceOptions
+from hopback.broker import EmbeddedBroker
 from hopback.broker.declare import Ownership, declare
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.broker.migrate import migrate, migration

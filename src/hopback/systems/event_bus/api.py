@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from hopback import Broker, Clock
+    from hopback import Clock
+    from hopback.broker import Broker
     from hopback.systems.event_bus.settings import EventBusSettings
 
 _LONGEST_DELAY_MS = 86_400_000

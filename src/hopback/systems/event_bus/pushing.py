@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hopback import DESIGNS, App, Binding, BrokerError, HopbackError
-from hopback.designs import event_bus
+from hopback import App, BrokerError, HopbackError
+from hopback.designs import DESIGNS, event_bus
 from hopback.designs.event_bus import prefix_of
 from hopback.systems.event_bus.registry import ServiceRegistry
+from hopback.topology import Binding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

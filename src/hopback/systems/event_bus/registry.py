@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from hopback import Topology
     from hopback.systems.event_bus.settings import EventBusSettings
+    from hopback.topology import Topology
 
 _LOG = logging.getLogger("hopback.systems.event_bus")
 _KNOWN = {"url", "headers", "bearer_env", "secret_env"}

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
 
-    from hopback import Broker, Clock
+    from hopback import Clock
+    from hopback.broker import Broker
 
 app: Starlette
 

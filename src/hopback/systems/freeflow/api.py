@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
 
-    from hopback import Broker
+    from hopback.broker import Broker
     from hopback.systems.freeflow.settings import FreeFlowSettings
 
 _MOST_ROWS = 100

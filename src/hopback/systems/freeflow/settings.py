@@ -12,7 +12,7 @@ from hopback.systems.settings import Variables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback import Topology
+    from hopback.topology import Topology
 
 _DOMAINS = tuple(domain for served in QUEUES.values() for domain in served)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
 
-    from hopback import Broker
+    from hopback.broker import Broker
     from hopback.systems.raffle.settings import RaffleSettings
 
 _LOG = logging.getLogger("hopback.systems.raffle.publisher")

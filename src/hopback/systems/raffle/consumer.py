@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from hopback import App, Context, Done, Plan, Rule, Snooze, Verdict
+from hopback import App, Context, Done, Rule, Snooze, Verdict
 from hopback.systems.database import Database
 from hopback.systems.raffle.raffles import (
     METADATA,
@@ -30,6 +30,7 @@ from hopback.systems.raffle.raffles import (
     dropped,
     insert_users,
 )
+from hopback.topology import Plan
 from hopback.topology.plan import Count, Leave, LocalWait, Parking, Redrive, Return
 
 if TYPE_CHECKING:

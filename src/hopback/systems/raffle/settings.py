@@ -10,7 +10,7 @@ from hopback.systems.settings import Variables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback import Topology
+    from hopback.topology import Topology
 
 _MOST_ROWS = 10_000
 """Rows of one statement; a database takes so many parameters and no more."""

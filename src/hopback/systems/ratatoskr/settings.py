@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback import QueueType
 from hopback.systems.settings import Variables
+from hopback.topology import QueueType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback import Topology
+    from hopback.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
