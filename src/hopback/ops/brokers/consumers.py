@@ -18,15 +18,15 @@ _JOB_TAG = re.compile(r"hopback-(?P<store>[0-9a-f]+)-(?P<job>j-[0-9a-f]+)-\d{9}"
 
 
 def job_tag(store: str, job: str) -> str:
-    """The beginning of a job's consumer tags, by which other stores recognise the job.
+    """Return the prefix of a job's consumer tags, by which other stores recognise the job.
 
-    The tags of one source begin alike, so that their order is that of the numbers at their end.
+    The prefix is the same for all consumers of a job, so the numbers after it give their order.
     """
     return f"hopback-{store}-{job}-"
 
 
 def job_connection_name(job: str, queue: str) -> str:
-    """Return the name of the connection by which a job takes messages."""
+    """Return the name of the connection on which a job takes messages."""
     return f"hopback job {job} {queue}"
 
 
@@ -41,7 +41,7 @@ def jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
 
 
 def describe_consumer(reading: ConsumerReading, store: str) -> str:
-    """Name a consumer by its job, if it has one, and by its connection; empty for a job of this store."""
+    """Return a consumer's job and connection in words, empty for a job of this store."""
     found = _JOB_TAG.fullmatch(reading.tag)
     if found is not None and found["store"] == store:
         return ""

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from hopback.ops.contract.values import Cost
 
 
-def check_spent(queue: str, delivery: Delivery, cost: Cost) -> None:
-    """UnsafeOperation if a message has used up half of its delivery limit: it is not looked at again."""
+def check_cost(cost: Cost, *, forced: bool) -> None:
+    """Raise UnsafeOperation if reading could lose messages and the caller has not accepted that."""
+    if cost.price is Price.REFUSED and not forced:
+        raise UnsafeOperation(f"{cost.text}. {cost.remedy}")
+
+
+def check_delivery_count(queue: str, delivery: Delivery, cost: Cost) -> None:
+    """Raise UnsafeOperation if a message has used up half of its queue's delivery limit."""
     count = 0 if cost.limit is None else delivery_count(delivery)
     if spent(count, cost.limit):
         raise UnsafeOperation(
             f"looking at {queue!r} stopped: a message was delivered {count} times already and the queue"
             f" removes it after {cost.limit}; lift the limit before looking again"
         )
-
-
-def check_cost(cost: Cost, *, forced: bool) -> None:
-    """UnsafeOperation if looking could lose something and nobody has accepted that."""
-    if cost.price is Price.REFUSED and not forced:
-        raise UnsafeOperation(f"{cost.text}. {cost.remedy}")

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadFilter, BrokerError, NoSuch, SessionOver, UnsafeOperation
-from hopback.ops.browse.cost import check_spent
-from hopback.ops.browse.head import ROOM_BYTES, Head
-from hopback.ops.browse.memory import held_size, rough_size
+from hopback.ops.browse.cost import check_delivery_count
+from hopback.ops.browse.head import Head
+from hopback.ops.browse.memory import estimate_memory, measure_memory
+from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.browse.stream_head import StreamHead
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.requests import NOBODY, GroupBy, Window
@@ -153,13 +154,13 @@ class BrowseSession:
                 self._dead_letters.append(dead_letter)
                 if self.window.bodies:
                     self._deliveries[dead_letter.id] = delivery
-                    self.held_bytes += held_size(delivery)
+                    self.held_bytes += measure_memory(delivery)
             if not self.forced:
-                check_spent(self.source.name, delivery, self.cost)
+                check_delivery_count(self.source.name, delivery, self.cost)
             seen = self.skipped + len(self._dead_letters)
             if on_progress is not None and seen % _TELL_EVERY == 0:
                 on_progress(LookProgress(self.source.name, seen, count))
-            await turns.after(rough_size(delivery))
+            await turns.after(estimate_memory(delivery))
         shown = self.skipped + len(self._dead_letters)
         is_read_out = self.cost.is_stream and head.taken < count and shown == head.taken
         self.ready = shown if is_read_out else max(ready, shown)
@@ -228,7 +229,7 @@ class BrowseSession:
                 found.append(dead_letter)
             unread += judged is Judgement.NOT_LOOKED_INTO
             if delivery is not None and wanted.needs_content:
-                await turns.after(held_size(delivery))
+                await turns.after(measure_memory(delivery))
                 self._check()
         return ChosenMessages(self, tuple(found), unread)
 
@@ -248,7 +249,7 @@ class BrowseSession:
             delivery = self._deliveries.get(dead_letter.id)
             grouping.add(dead_letter, delivery)
             if delivery is not None and grouping.needs_content:
-                await turns.after(held_size(delivery))
+                await turns.after(measure_memory(delivery))
                 self._check()
         count = len(found.dead_letters)
         return Groups(str(by), grouping.groups(), 0, count, found.not_looked_into)

@@ -1,9 +1,11 @@
-"""The source of a job's messages: a queue, or a browse session."""
+"""The source of a job's messages: the head of a queue, or the messages of a browse session."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
+
+from hopback.ops.browse.consumer_series import await_settlements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,25 +15,15 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Where a job takes its messages from, one after the other."""
+    """Delivers the messages of a job one after the other and settles them."""
 
     @property
     def taken(self) -> int:
-        """How many came from the queue since the job began."""
+        """Number of messages delivered since the job began."""
 
     @property
     def given(self) -> int:
-        """How many were ever in our hands."""
-
-    @property
-    def fresh(self) -> bool:
-        """Whether one came that the queue had never handed out before."""
-
-    def at_hand(self) -> Delivery | None:
-        """The next message if it is here already; None says nothing about the queue."""
-
-    async def next(self) -> Delivery | None:
-        """The next message, or None when there is none left."""
+        """Number of messages that this process has held, with those of a browse session."""
 
     @property
     def is_empty(self) -> bool:
@@ -45,92 +37,90 @@ class Source(Protocol):
     async def count_consumers(self) -> int:
         """Return the number of consumers of the queue."""
 
+    def at_hand(self) -> Delivery | None:
+        """Return the next message if it was delivered already. None does not mean an empty queue."""
+
+    async def next(self) -> Delivery | None:
+        """Return the next message, or None if no more are left."""
+
     def more(self, count: int) -> None:
-        """So many more are wanted than was said."""
+        """Take `count` more messages than requested before."""
 
     def limit(self, count: int) -> None:
         """Take no more than `count` messages in all, besides those that were delivered already."""
 
     def ack(self, tag: int) -> None:
-        """This message is done with for good."""
+        """Remove a message from the queue."""
 
     def keep(self, tag: int) -> None:
-        """This message stays in our hands until the end."""
+        """Hold a message until the channel closes."""
 
     def keep_for_now(self, tag: int) -> None:
-        """This message stays in our hands, and may be settled yet."""
+        """Hold a message that may be settled later."""
 
     async def pause(self) -> None:
-        """Let nothing more be handed over until the next one is asked for."""
+        """Stop deliveries until the next call of `next`."""
 
     async def finish(self) -> None:
-        """Return when the broker has read every ack."""
+        """Stop deliveries and wait until the broker has read every ack."""
 
     async def check(self) -> None:
-        """Raise if what is in our hands has gone back: a count of the queue would take it for new."""
+        """Raise BrokerError if the broker has requeued held messages, which would count as new ones."""
 
     async def round_out(self) -> bool:
-        """Hold what must be held for everything to come back in order; False if that is too much."""
+        """Hold further messages so that all are requeued in order. Return False if they are too many."""
 
 
-class Held:
-    """Messages that are in our hands already, from a browse session."""
+class SessionSource:
+    """The chosen messages of a browse session that held `held` messages in all.
 
-    def __init__(
-        self, channel: Channel, queue: str, deliveries: Iterable[Delivery], held: int
-    ) -> None:
+    The session has taken its messages before the job began, so it delivers no others.
+    """
+
+    def __init__(self, channel: Channel, deliveries: Iterable[Delivery], held: int) -> None:
         self._channel = channel
-        self._queue = queue
         self._waiting = deque(deliveries)
         self.given = held
         self.taken = 0
-        self.fresh = False
         self.is_empty = True
         self.holders = 0
 
     async def count_consumers(self) -> int:
-        """A session's consumers are not told apart from others."""
+        """Return 0: the consumers of a session cannot be distinguished from others."""
         return 0
 
-    def limit(self, count: int) -> None:
-        """There is no more than what is held."""
-
     def at_hand(self) -> Delivery | None:
-        """The next message, or None when there is none left."""
+        """Return the next message, or None if no more are left."""
         return self._waiting.popleft() if self._waiting else None
 
     async def next(self) -> Delivery | None:
-        """The next message, or None when there is none left."""
+        """Return the next message, or None if no more are left."""
         return self.at_hand()
 
     def more(self, count: int) -> None:
-        """There is no more than what is held."""
+        """Do nothing."""
+
+    def limit(self, count: int) -> None:
+        """Do nothing."""
 
     def ack(self, tag: int) -> None:
-        """This message is done with for good."""
+        """Remove a message from the queue."""
         self._channel.ack(tag)
 
     def keep(self, tag: int) -> None:
-        """This message stays in our hands until the end."""
+        """Do nothing: the session holds its messages until its channel closes."""
 
     keep_for_now = keep
 
     async def pause(self) -> None:
-        """Nothing more is handed over anyway."""
+        """Do nothing."""
 
     async def finish(self) -> None:
-        """Return when the broker has read every ack."""
-        await round_trip(self._channel)
+        """Wait until the broker has read every ack."""
+        await await_settlements(self._channel)
 
-    async def check(self) -> None:
-        """Raise if what is in our hands has gone back."""
-        await round_trip(self._channel)
+    check = finish
 
     async def round_out(self) -> bool:
-        """The session held all that it had to."""
+        """Return True: the session held the messages that keep the order."""
         return True
-
-
-async def round_trip(channel: Channel) -> None:
-    """Settlements are answered by nothing; what is answered after them shows that they were read."""
-    await channel.qos(1)

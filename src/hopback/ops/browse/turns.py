@@ -1,22 +1,27 @@
-"""Yield to the event loop after a bounded amount of work."""
+"""Yield to the event loop after a bounded amount of work.
+
+Work on one message is bounded by its size. Health checks, heartbeats and other requests run between two
+turns. A turn is counted in bytes, not in time, so it is the same on every machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 _TURN_BYTES = 512 * 1024
-"""Some hundred ordinary messages, or one that is out of the ordinary: some tens of milliseconds."""
+"""Bytes of a turn: about a hundred ordinary messages, or one large message. It takes up to some tens of
+milliseconds."""
 
 
 class Turns:
-    """Counts what has been worked through, and lets others run in between."""
+    """Counts the bytes of processed messages and yields to the event loop after each turn."""
 
     def __init__(self, turn_bytes: int = _TURN_BYTES) -> None:
         self._most = turn_bytes
         self._bytes = 0
 
     def is_over(self, size: int) -> bool:
-        """Whether it is the others' turn, after a message that takes so much memory (`held_size`)."""
+        """Add the memory of one message in bytes and return whether the turn has ended."""
         self._bytes += size
         if self._bytes < self._most:
             return False
@@ -24,6 +29,6 @@ class Turns:
         return True
 
     async def after(self, size: int) -> None:
-        """To be called after each message, with the memory it takes; the others have had their turn."""
+        """Add the memory of one message in bytes and yield to the event loop if the turn has ended."""
         if self.is_over(size):
             await asyncio.sleep(0)

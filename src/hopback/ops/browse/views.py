@@ -9,7 +9,7 @@ from hopback.errors import NoSuch
 from hopback.ops.brokers.snapshot import held_back_for
 from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.ops.browse.cost import check_cost
-from hopback.ops.browse.memory import held_size
+from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import BY_DESIGN, Target, TargetKind
@@ -216,4 +216,4 @@ class Views:
         for dead_letter in (await chosen_messages(session, selection)).dead_letters:
             delivery = session.delivery(dead_letter.id)
             yield write_line(delivery, dead_letter)
-            await turns.after(held_size(delivery))
+            await turns.after(measure_memory(delivery))

@@ -14,8 +14,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
-from hopback.ops.browse.head import ROOM_BYTES
-from hopback.ops.browse.memory import rough_size
+from hopback.ops.browse.memory import estimate_memory
+from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.browse.walk import walk
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, HeadMessage, find_head
@@ -40,7 +40,7 @@ _MOST_FOUND = 10_000
 """Number of redelivered messages that a job holds besides those of its checkpoint, before it sends any.
 With more, the job cannot be resumed unless it selected the whole queue."""
 _MOST_FOUND_BYTES = 4 * ROOM_BYTES
-"""Memory for these messages, by `rough_size`."""
+"""Memory for these messages, by `estimate_memory`."""
 _HELD_S = 600.0
 """How long a job with a rate may take to send the messages it holds, in seconds. RabbitMQ closes a channel
 that holds a message for 30 minutes."""
@@ -103,7 +103,7 @@ class Taking:
                 self._receive(delivery)
                 self._waiting.append(delivery)
                 self._source.keep_for_now(delivery.tag)
-                held_bytes += rough_size(delivery)
+                held_bytes += estimate_memory(delivery)
                 is_full = len(self._waiting) >= most or held_bytes >= _MOST_FOUND_BYTES
                 if is_full and cursor.accepts(CursorEvent.TOO_MANY):
                     cursor.handle(CursorEvent.TOO_MANY)

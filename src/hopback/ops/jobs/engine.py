@@ -23,7 +23,7 @@ from msgspec import structs
 from hopback.broker.limits import spent
 from hopback.errors import BrokerError, HopbackError, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
-from hopback.ops.browse.memory import rough_size
+from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import FailedMessage, JobState, Moment
@@ -364,7 +364,7 @@ class Engine:
         wanted, self._held_back = self._held_back, []
         first = None if self._exhausted else await self._take_next()
         if first is not None:
-            self._take(first, rough_size(first), wanted)
+            self._take(first, estimate_memory(first), wanted)
             taken = 1 + await self._take_at_hand(wanted, _BATCH - 1)
             more = taken
             while more and taken < _SMALL_BATCH:
@@ -380,7 +380,7 @@ class Engine:
     async def _take_at_hand(self, wanted: list[SelectedMessage], most: int) -> int:
         taken, turns = 0, Turns(_TURN_BYTES)
         while taken < most and (delivery := self._taking.at_hand()) is not None:
-            size = rough_size(delivery)
+            size = estimate_memory(delivery)
             self._take(delivery, size, wanted)
             taken += 1
             if turns.is_over(size):

@@ -20,7 +20,7 @@ from hopback.headers.names import UNREAD
 from hopback.ops.brokers.consumers import describe_consumer, jobs_on
 from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.ops.browse.cost import check_cost
-from hopback.ops.browse.memory import held_size
+from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.session import ChosenMessages
 from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk
@@ -614,7 +614,7 @@ class Planner:
             for dead_letter in held.dead_letters:
                 delivery = held.session.delivery(dead_letter.id)
                 dry_run.see(delivery)
-                await turns.after(held_size(delivery))
+                await turns.after(measure_memory(delivery))
             return _unread(held.not_looked_into)
         if cost.price is Price.REFUSED and not spec.forced:
             return [f"no message was looked at: {cost.text}"]

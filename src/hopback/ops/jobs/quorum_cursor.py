@@ -62,6 +62,7 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from hopback.ops.browse.prefetch import FIRST_PREFETCH
 from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState, mark_of
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.messages.digest import content_digest
@@ -107,8 +108,6 @@ TABLE: Table = {
     CursorState.STOPPED: {},
 }
 
-FIRST = 20
-"""Prefetch of the first consumer of a job: a few messages, to see how large they are."""
 
 UNKNOWN_END = (
     "the job was interrupted, and it is unknown where the selection ends: messages of {queue!r} are equal, or"
@@ -122,7 +121,7 @@ TAKEN_BY_OTHERS = (
 
 def first_checkpoint(count: int) -> Checkpoint:
     """Return the checkpoint of a new job that selects the first `count` messages."""
-    return Checkpoint(rest=count, in_place=True, finding=min(FIRST, count))
+    return Checkpoint(rest=count, in_place=True, finding=min(FIRST_PREFETCH, count))
 
 
 class QuorumCursor(CountingCursor):
@@ -141,7 +140,7 @@ class QuorumCursor(CountingCursor):
         is_resumed: bool,
         is_whole: bool,
         by_count: int | None = None,
-        prefetch: int = FIRST,
+        prefetch: int = FIRST_PREFETCH,
     ) -> None:
         super().__init__(CursorState.FINDING, checkpoint, remembered)
         self._is_resumed = is_resumed
@@ -173,7 +172,7 @@ class QuorumCursor(CountingCursor):
         """The number of messages that the driver takes with its first consumer."""
         most = max(self._began.rest + self.longest_head, 1)
         if not self._is_resumed:
-            return min(FIRST, most)
+            return min(FIRST_PREFETCH, most)
         return min(max(self.longest_head, self._began.finding) + self._prefetch, most)
 
     @property

@@ -1,4 +1,4 @@
-"""The number of messages that a job holds at a time."""
+"""Choose how many messages a job holds at a time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hopback.ops.jobs.journal import JobSpec
 
-
 _WINDOWS = 3
-"""While one window is on its way, the marks of two are written down at once."""
+"""Number of windows. While one window is in flight, the marks of two are saved in one checkpoint."""
 _WINDOWS_AHEAD = 20
-"""10,000 messages with the usual window: what RabbitMQ moves in a second (benchmarks/ADMIN.md)."""
+"""Number of windows of a long classic queue: 10,000 messages with the default window, which is the number
+RabbitMQ moves in a second (benchmarks/ADMIN.md)."""
 _AHEAD_OF = 20
-"""No more than one part in so many of a selection: equal messages are told apart by those not held yet."""
+"""At most one message in 20 of a selection is held: messages that are not held yet distinguish equal ones."""
 
 
-def held_ahead(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
-    """How many messages a job holds at a time: some windows, so that many are written down at once.
+def choose_prefetch(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
+    """Return the number of messages that a job holds at a time.
 
-    A classic queue hands out nothing while RabbitMQ collects the garbage of its process, 0.2 s at a time with
-    150,000 messages, longer with more: what is at hand by then goes on meanwhile. To give it back costs such
-    a queue nothing. At a given rate the last ones would wait until the broker takes them back.
+    A classic queue delivers no message while RabbitMQ collects the garbage of its process: 0.2 s at a time
+    with 150,000 messages, longer with more. The job continues with the messages it holds. Requeueing the
+    rest costs a classic queue little. A job with a rate holds few messages, because the broker would
+    requeue the last ones before their turn.
     """
     window = spec.pace.in_flight
     if not is_classic or is_paced:

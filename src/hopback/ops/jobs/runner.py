@@ -26,7 +26,7 @@ from hopback.errors import (
 )
 from hopback.ops.brokers.consumers import job_connection_name, job_tag
 from hopback.ops.browse.head import Head
-from hopback.ops.browse.source import Held
+from hopback.ops.browse.source import SessionSource
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import AuditEntry, Counts, JobState, Moment, Price
 from hopback.ops.jobs.actions import ChangingAction, DiscardAction, RedriveAction
@@ -39,7 +39,7 @@ from hopback.ops.jobs.job_run import JobRun
 from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord
 from hopback.ops.jobs.publish_failure import may_pass
 from hopback.ops.jobs.quorum_cursor import QuorumCursor, first_checkpoint
-from hopback.ops.jobs.read_ahead import held_ahead
+from hopback.ops.jobs.read_ahead import choose_prefetch
 from hopback.ops.jobs.return_watch import Watch, WatchTimer
 from hopback.ops.messages.archive import FileSink, run_file
 from hopback.policy.redrive import RedriveOccasion
@@ -358,7 +358,7 @@ class JobRunner:
             is_resumed=is_resumed,
             is_whole=selection.behind == 0,
             by_count=by_count,
-            prefetch=held_ahead(job.spec, is_classic=False, is_paced=bool(job.rate)),
+            prefetch=choose_prefetch(job.spec, is_classic=False, is_paced=bool(job.rate)),
         )
 
     async def _head(self, run: JobRun, snapshot: BrokerSnapshot) -> int | None:
@@ -453,12 +453,12 @@ class JobRunner:
     ) -> Source:
         spec = job.spec
         if holding is not None:
-            return Held(channel, spec.queue, holding.deliveries, holding.held)
+            return SessionSource(channel, holding.deliveries, holding.held)
         tag = job_tag(store, job.id)
         is_classic = snapshot.is_classic(job.queue)
         is_quorum = None if snapshot.effective(job.queue) is None else not is_classic
         count, began = spec.selection.count, job.checkpoint
-        prefetch = held_ahead(spec, is_classic=is_classic, is_paced=bool(job.rate))
+        prefetch = choose_prefetch(spec, is_classic=is_classic, is_paced=bool(job.rate))
         if isinstance(cursor, ClassicCursor):
             count = cursor.head + began.rest
         elif isinstance(cursor, QuorumCursor):

@@ -6,7 +6,7 @@ import pytest
 
 from hopback.ops.contract.requests import JobKind, Pace
 from hopback.ops.jobs.journal import JobSpec, SelectionSnapshot
-from hopback.ops.jobs.read_ahead import held_ahead
+from hopback.ops.jobs.read_ahead import choose_prefetch
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ def test_a_job_holds_more_of_a_long_classic_queue(
 ) -> None:
     """Only where that is of use and harms nothing."""
     spec = JobSpec(JobKind.REDRIVE, "q", "here", SelectionSnapshot(count), pace=Pace())
-    assert held_ahead(spec, is_classic=is_classic, is_paced=is_paced) == held
+    assert choose_prefetch(spec, is_classic=is_classic, is_paced=is_paced) == held

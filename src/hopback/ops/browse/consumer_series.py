@@ -1,0 +1,176 @@
+"""Run one consumer of a queue after the other and count the messages that each of them holds.
+
+The consumer tags ascend, because a quorum queue of RabbitMQ 3.10 requeues the messages of several
+consumers in the order of their tags. A quorum queue counts a cancelled consumer until all its messages
+are settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hopback.errors import BrokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hopback.broker.port import Channel
+    from hopback.message import Delivery
+
+
+class ConsumerSeries:
+    """Consumers of one queue on one channel, at most one of them active.
+
+    `receive` gets every delivery. `news` is set when a delivery arrives and when a consumer ends. With
+    `counts_ended` the messages of ended consumers are counted too, as a quorum queue does.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        queue: str,
+        tag: str,
+        receive: Callable[[Delivery], None],
+        news: asyncio.Event,
+        *,
+        counts_ended: bool,
+    ) -> None:
+        self._channel = channel
+        self._queue = queue
+        self._tag = tag
+        self._receive = receive
+        self._news = news
+        self._unsettled = _Unsettled() if counts_ended else None
+        self._active: str | None = None
+        self._number = 0
+        self._ending: asyncio.Task[None] | None = None
+        self._late_acks: list[int] = []
+        self._last_delivery = 0
+        self.lost: BrokerError | None = None
+        """The error of a consumer that the broker has cancelled."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the broker may deliver messages."""
+        return self._active is not None
+
+    @property
+    def has_late_acks(self) -> bool:
+        """Whether acks wait for the end of the consumer."""
+        return bool(self._late_acks)
+
+    @property
+    def holders(self) -> int:
+        """Number of consumers that the broker counts."""
+        if self._unsettled is None:
+            return int(self.is_active)
+        active = {self._number} if self.is_active else set[int]()
+        return len(self._unsettled.counts.keys() | active)
+
+    async def start(self, prefetch: int) -> None:
+        """Start the next consumer."""
+        self._number += 1
+        await self._channel.qos(prefetch)
+        self._active = await self._channel.consume(
+            self._queue,
+            self._on_delivery,
+            on_cancel=self._on_cancel,
+            tag=f"{self._tag}{self._number:09d}",
+        )
+
+    def ack(self, tag: int) -> None:
+        """Ack a message now."""
+        self._channel.ack(tag)
+        if self._unsettled is not None:
+            self._unsettled.remove(tag)
+
+    def ack_at_end(self, tag: int) -> None:
+        """End the consumer and ack the message afterwards, so that the ack does not fetch another one."""
+        self._late_acks.append(tag)
+        self.end_soon()
+
+    def keep(self, tag: int) -> None:
+        """Leave a message unsettled until the channel closes."""
+        if self._unsettled is not None:
+            self._unsettled.keep(tag)
+        # A channel of RabbitMQ needs less memory for messages that are never settled one by one.
+        hold = getattr(self._channel, "hold", None)
+        if hold is not None:
+            hold(tag)
+
+    def end_soon(self) -> None:
+        """Cancel the consumer without waiting for it."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(), name=f"end consumer of {self._queue}")
+
+    async def end(self) -> None:
+        """Cancel the consumer and send the acks that wait for its end."""
+        if self.is_active or self._late_acks:
+            self.end_soon()
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+            self._active = None
+
+    async def requeue_all(self) -> None:
+        """Requeue all unsettled messages in order with one nack."""
+        await self.end()
+        if self._last_delivery:
+            self._channel.nack(self._last_delivery, requeue=True, multiple=True)
+            await await_settlements(self._channel)
+
+    async def _end(self) -> None:
+        with suppress(BrokerError):  # the next delivery or ack raises it
+            if self._active is not None:
+                await self._channel.cancel(self._active)
+            self._active = None
+            for tag in self._late_acks:
+                self.ack(tag)
+        self._late_acks.clear()
+        self._ending = None
+        self._news.set()
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        self._last_delivery = delivery.tag
+        if self._unsettled is not None:
+            self._unsettled.add(delivery.tag, self._number)
+        self._receive(delivery)
+        self._news.set()
+
+    def _on_cancel(self, _tag: str) -> None:
+        self._active = None
+        self.lost = BrokerError(f"the broker ended the consumer of {self._queue!r}")
+        self._news.set()
+
+
+class _Unsettled:
+    """Number of unsettled messages of each consumer, by the number in its tag."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self._consumer_of: dict[int, int] = {}
+
+    def add(self, tag: int, consumer: int) -> None:
+        self._consumer_of[tag] = consumer
+        self.counts[consumer] += 1
+
+    def remove(self, tag: int) -> None:
+        consumer = self._consumer_of.pop(tag, 0)
+        if consumer:
+            self.counts[consumer] -= 1
+            if not self.counts[consumer]:
+                del self.counts[consumer]
+
+    def keep(self, tag: int) -> None:
+        """Count a message for good: it is never acked."""
+        self._consumer_of.pop(tag, None)
+
+
+async def await_settlements(channel: Channel) -> None:
+    """Wait until the broker has read all acks and nacks, which it does not answer.
+
+    The broker processes a channel's methods in order, so the answer to a later method shows it.
+    """
+    await channel.qos(1)
