@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback import RabbitMQ
-from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection
+from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection, Submission
 from hopback.ops.operations import Operations
 from tests.faults.credentials import password_in
 from tests.faults.ledger.books import OPERATOR
@@ -22,7 +22,7 @@ from tests.faults.topologies import TOPOLOGIES
 from tests.faults.tripwire import Point, Tripwire
 
 if TYPE_CHECKING:
-    from hopback.ops.contract.requests import Request
+    from hopback.ops.contract.requests import JobRequest
 
 __all__ = ["main"]
 
@@ -42,21 +42,21 @@ async def _run(options: argparse.Namespace) -> None:
     async with Operations(wire, topologies=[topology]) as operations:
         for queue in sorted({plan.parking.queue for plan in topology.plans}):
             export = folder / f"{options.name}-{queue}.ndjson"
-            job = await operations.start(_request(queue, export, discard=options.discard))
+            request = _request(queue, discard=options.discard)
+            job = await operations.start(request, Submission(export_to=str(export)))
             ended = await operations.wait(job.id)
             sys.stdout.write(f"{queue}: {ended.state} {ended.counts} {ended.reason}\n")
             if options.discard:
                 _book(folder, queue, pen)
 
 
-def _request(queue: str, export: Path, *, discard: bool) -> Request:
+def _request(queue: str, *, discard: bool) -> JobRequest:
     if discard:
         return DiscardRequest(
             queue=queue,
             selection=Selection(),
             reason="proof",
             confirm=queue,
-            export_to=str(export),
             forced=True,
         )
     return RedriveRequest(queue=queue, selection=Selection(), reason="proof", forced=True)

@@ -9,6 +9,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 from sqlalchemy import text
 
 from hopback.broker.declare import declare
@@ -20,7 +21,6 @@ from hopback.headers import timestamp
 from hopback.message import Message, Properties
 from hopback.ops.contract.requests import (
     AuditQuery,
-    JobKind,
     Pace,
     RedriveRequest,
     Selection,
@@ -52,17 +52,18 @@ if TYPE_CHECKING:
 
 __all__ = ["sql_database"]
 
-SPEC = JobSpec(
-    JobKind.REDRIVE,
-    "orders.dlq",
-    "rabbit /",
-    SelectionSnapshot(10, "age>2h", ("a", "b")),
-    why="repaired",
-    by=Who("u-1", "Ann"),
+REQUEST = RedriveRequest(
+    queue="orders.dlq",
+    reason="repaired",
     target=Target(TargetKind.QUEUE, routing_key="orders", reset=False),
     pace=Pace(rate=5.0, ramp=(1, 5)),
     max_redrives=3,
-    key=None,
+)
+SPEC = JobSpec(
+    request=REQUEST,
+    broker="rabbit /",
+    selection=SelectionSnapshot(10, "age>2h", ("a", "b")),
+    by=Who("u-1", "Ann"),
 )
 JOB = JobRecord(
     "j-1",
@@ -75,15 +76,12 @@ JOB = JobRecord(
 
 async def test_job_reads_back_with_every_field_as_written(sql_database: SqlDatabase) -> None:
     journal = SqlJournal(sql_database, SystemClock())
-    job = replace(
-        JOB,
-        spec=replace(
-            SPEC,
-            change=(PatchOperation("replace", "/sku", None), PatchOperation("remove", "/old")),
-            chosen=Selection(filter="age>2h", limit=10),
-        ),
-        certain=Counts(10, 2),
+    request = structs.replace(
+        REQUEST,
+        change=(PatchOperation("replace", "/sku", None), PatchOperation("remove", "/old")),
+        selection=Selection(filter="age>2h", limit=10),
     )
+    job = replace(JOB, spec=structs.replace(SPEC, request=request), certain=Counts(10, 2))
     await journal.begin(job, "me")
     assert await journal.job("j-1") == job
 
@@ -97,7 +95,11 @@ async def test_one_queue_has_one_active_job(sql_database: SqlDatabase) -> None:
         await SqlJournal(sql_database, SystemClock()).begin(other, "you")
     assert refused.value.job is not None
     assert refused.value.job.id == "j-1"
-    elsewhere = replace(JOB, id="j-3", spec=replace(SPEC, queue="bills.dlq"))
+    elsewhere = replace(
+        JOB,
+        id="j-3",
+        spec=structs.replace(SPEC, request=structs.replace(REQUEST, queue="bills.dlq")),
+    )
     assert await journal.begin(elsewhere, "you") == elsewhere
     await journal.save(JOB.to(JobState.COMPLETED, 2.0), "me")
     assert await journal.begin(other, "you") == other
@@ -122,7 +124,7 @@ async def test_of_many_that_begin_at_once_one_wins(sql_database: SqlDatabase) ->
 async def test_the_same_key_finds_the_same_job(sql_database: SqlDatabase) -> None:
     """Also when the first has ended."""
     journal = SqlJournal(sql_database, SystemClock())
-    keyed = replace(JOB, spec=replace(SPEC, key="k"))
+    keyed = replace(JOB, spec=structs.replace(SPEC, key="k"))
     await journal.begin(keyed, "me")
     assert (await journal.begin(replace(keyed, id="j-2"), "you")).id == "j-1"
     await journal.save(keyed.to(JobState.CANCELLED, 2.0), "me")
@@ -137,7 +139,7 @@ async def test_the_job_of_the_same_key_is_found_before_another_of_its_queue(
 ) -> None:
     """Somebody repeats a request whose job is over while the queue has another one."""
     journal = SqlJournal(sql_database, SystemClock())
-    keyed = replace(JOB, spec=replace(SPEC, key="k"))
+    keyed = replace(JOB, spec=structs.replace(SPEC, key="k"))
     await journal.begin(keyed, "me")
     await journal.save(keyed.to(JobState.COMPLETED, 2.0), "me")
     await journal.begin(replace(JOB, id="j-2"), "you")

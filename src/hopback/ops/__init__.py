@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         SMALL_WINDOW as SMALL_WINDOW,
         Selection as Selection,
         Settings as Settings,
+        Submission as Submission,
         Target as Target,
         TargetKind as TargetKind,
         UNHURRIED as UNHURRIED,
@@ -122,7 +123,7 @@ _HOMES = {
     "hopback.ops.contract.requests": """
         AuditQuery BY_DESIGN DiscardRequest Edit GroupBy HIGHEST_RATE JobKind
         MOST_IN_FLIGHT NEWEST NOBODY Pace RAMP RedriveRequest SMALL_WINDOW Selection
-        Settings Target TargetKind UNHURRIED Who Window
+        Settings Submission Target TargetKind UNHURRIED Who Window
     """,
     "hopback.ops.contract.values": """
         AuditEntry Cost Counts DeadLetter Depth EditedCopy FailedMessage FailureRecord

@@ -35,15 +35,14 @@ from hopback.ops.alerts.rules import AlertList, AlertTestResult
 from hopback.ops.brokers.discovery import CandidateList
 from hopback.ops.contract.codec import decode, encode, from_json, to_json
 from hopback.ops.contract.requests import (
+    BY_CALLER,
     BY_DESIGN,
     NEWEST,
     SMALL_WINDOW,
     UNHURRIED,
     WHOLE_QUEUE,
-    DiscardRequest,
     EditRequest,
     GroupBy,
-    JobRequest,
     LimitReason,
     NewRate,
     Renewal,
@@ -88,9 +87,10 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import (
         AuditQuery,
         Edit,
+        JobRequest,
         Pace,
-        Request,
         Selection,
+        Submission,
         Target,
         Who,
         Window,
@@ -294,18 +294,29 @@ class RemoteDeadLetters:
                 if kind == "search":
                     yield from_json(SearchProgress, data)
 
-    async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
+    async def plan(
+        self,
+        request: JobRequest,
+        submission: Submission = BY_CALLER,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> JobPlan:
         """What a job would do, without doing it."""
-        _check_export(request)
-        asked = JobRequest.of(request, dry_run=True)
+        _check_export(submission)
+        asked = structs.replace(request, dry_run=True)
         return from_json(JobPlan, await self._ask_long("POST", _JOBS, asked, on_progress))
 
-    async def start(self, request: Request, *, on_progress: OnProgress | None = None) -> Job:
+    async def start(
+        self,
+        request: JobRequest,
+        submission: Submission = BY_CALLER,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> Job:
         """Begin a job at the server and return it; it goes on by itself."""
-        _check_export(request)
-        headers = {} if request.key is None else {"Idempotency-Key": request.key}
-        asked = JobRequest.of(request)
-        return from_json(Job, await self._ask_long("POST", _JOBS, asked, on_progress, headers))
+        _check_export(submission)
+        headers = {} if submission.key is None else {"Idempotency-Key": submission.key}
+        return from_json(Job, await self._ask_long("POST", _JOBS, request, on_progress, headers))
 
     async def job(self, job: str) -> Job:
         """One job as it is now."""
@@ -627,9 +638,9 @@ def _path(*parts: str) -> str:
     return "/".join([first, *(quote(name, safe="") for name in names)])
 
 
-def _check_export(request: Request) -> None:
+def _check_export(submission: Submission) -> None:
     """A server writes to files of its own: one that is named here would be silently forgotten."""
-    if isinstance(request, DiscardRequest) and request.export_to:
+    if submission.export_to:
         raise BadRequest(
             "exportTo (--export-to)",
             "nothing for a server, which writes to its own files; its plan says where",

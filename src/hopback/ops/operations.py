@@ -28,6 +28,7 @@ from hopback.ops.browse.sessions import Sessions
 from hopback.ops.browse.surveys import Surveys
 from hopback.ops.browse.views import Views, summary_of
 from hopback.ops.contract.requests import (
+    BY_CALLER,
     BY_DESIGN,
     HIGHEST_RATE,
     NEWEST,
@@ -63,9 +64,10 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import (
         AuditQuery,
         Edit,
+        JobRequest,
         Pace,
-        Request,
         Selection,
+        Submission,
         Target,
         Window,
     )
@@ -405,24 +407,36 @@ class Operations:
             queue = asked.queues[0] if len(asked.queues) == 1 else ""
             await self.note(action, by=by, queue=queue, job=request.job, details=details)
 
-    async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
+    async def plan(
+        self,
+        request: JobRequest,
+        submission: Submission = BY_CALLER,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> JobPlan:
         """What a job would do, without doing it."""
-        request = request if request.by != NOBODY else structs.replace(request, by=self._who)
         active = next(iter(await self._records(queue=request.queue, active=True)), None)
-        return await self._planner.plan(request, self._name, active, on_progress)
+        return await self._planner.plan(request, submission, self._name, active, on_progress)
 
-    async def start(self, request: Request, *, on_progress: OnProgress | None = None) -> Job:
+    async def start(
+        self,
+        request: JobRequest,
+        submission: Submission = BY_CALLER,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> Job:
         """Begin a job and return it; it goes on by itself.
 
         CountMismatch if the selection has another size than expected, which is counted first;
         JobConflict if the queue has an active job. The same `key` again returns the job that is there.
         Cancelled before the job is written down, this has begun none; after that the job goes on.
         """
-        request = request if request.by != NOBODY else structs.replace(request, by=self._who)
-        if request.key is not None:
-            known = await self.journal.keyed(self._name, request.key)
+        if submission.by == NOBODY:
+            submission = structs.replace(submission, by=self._who)
+        if submission.key is not None:
+            known = await self.journal.keyed(self._name, submission.key)
             if known is not None and known.queue != request.queue:
-                raise JobConflict(f"the key {request.key!r} belongs to job {known.id}", known)
+                raise JobConflict(f"the key {submission.key!r} belongs to job {known.id}", known)
             if known is not None:
                 return await self.job(known.id)
         for active in await self._records(queue=request.queue, active=True):
@@ -431,13 +445,15 @@ class Operations:
         snapshot = await self._live.snapshot(count=request.queue)
         job_id = new_job_id()
         others = await self._planner.other_consumers(request.queue, snapshot)
-        spec, held = await self._planner.spec(request, snapshot, self._name, job_id, on_progress)
+        spec, held = await self._planner.spec(
+            request, submission, snapshot, self._name, job_id, on_progress
+        )
 
         async def begin() -> Job:
             job = await self._runner.begin(job_id, spec, snapshot, held)
             if job.id == job_id:
                 beside = {"otherConsumers": others} if others else {}
-                await self._audit_job("job.start", job, request.by, request.reason, **beside)
+                await self._audit_job("job.start", job, submission.by, request.reason, **beside)
             return job.view
 
         return await self._runner.to_the_end(begin())
@@ -450,8 +466,8 @@ class Operations:
             details["target"] = job.spec.target_text
         if job.spec.selection.filter:
             details["filter"] = job.spec.selection.filter
-            if job.spec.chosen.count is not None:
-                details["matching"] = job.spec.chosen.count
+            if job.spec.request.selection.count is not None:
+                details["matching"] = job.spec.request.selection.count
         await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)
 
     async def job(self, job_id: str) -> Job:
@@ -574,7 +590,7 @@ class Operations:
         self._check_broker(job)
         spec = await self._planner.spec_for_failures(job, self.journal, by or self._who, reason)
         again = await self._runner.begin(new_job_id(), spec, await self._planner.snapshot_for(spec))
-        await self._audit_job("job.retry-failures", again, by, spec.why)
+        await self._audit_job("job.retry-failures", again, by, spec.request.reason)
         return again.view
 
     async def came_back(self, job_id: str, *, forced: bool = False, by: Who | None = None) -> int:

@@ -13,7 +13,7 @@ from hopback.cli.exits import CommandFailed
 from hopback.cli.store import journal, light_journal
 from hopback.clock import ManualClock
 from hopback.errors import JobConflict
-from hopback.ops.contract.requests import NEWEST, JobKind
+from hopback.ops.contract.requests import NEWEST, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, Moment
 from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
 
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ENTRY = AuditEntry(Moment(5.0), "ada", "message.show", "q", "", "why", "ok", {"seen": 3})
-_JOB = JobRecord("j-1", JobSpec(JobKind.REDRIVE, "q", "here", SelectionSnapshot(1)))
+_JOB = JobRecord(
+    "j-1",
+    JobSpec(
+        request=RedriveRequest(queue="q", reason="t"), broker="here", selection=SelectionSnapshot(1)
+    ),
+)
 
 
 async def test_with_and_without_sqlalchemy_it_is_the_same_journal(tmp_path: Path) -> None:

@@ -16,10 +16,17 @@ from hopback.errors import (
     NotAllowed,
     SessionOver,
 )
-from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.requests import RedriveRequest
 from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
 
-_JOB = JobRecord("j-1", JobSpec(JobKind.REDRIVE, "q.dlq", "here", SelectionSnapshot(1)))
+_JOB = JobRecord(
+    "j-1",
+    JobSpec(
+        request=RedriveRequest(queue="q.dlq", reason="t"),
+        broker="here",
+        selection=SelectionSnapshot(1),
+    ),
+)
 
 
 @pytest.mark.parametrize(

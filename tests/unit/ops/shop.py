@@ -124,7 +124,6 @@ def redrive(**changes: Any) -> RedriveRequest:
         "queue": DLQ,
         "selection": Selection(),
         "reason": "repaired",
-        "by": ANN,
     }
     return RedriveRequest(**plain | changes)
 
@@ -132,7 +131,7 @@ def redrive(**changes: Any) -> RedriveRequest:
 def discard(**changes: Any) -> DiscardRequest:
     """A request to discard everything in the dead-letter queue, without an export."""
     plain: dict[str, Any] = {
-        "queue": DLQ, "selection": Selection(), "reason": "worthless", "by": ANN, "confirm": DLQ,
+        "queue": DLQ, "selection": Selection(), "reason": "worthless", "confirm": DLQ,
         "export": False,
     }  # fmt: skip
     return DiscardRequest(**plain | changes)

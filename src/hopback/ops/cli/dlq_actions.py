@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -40,6 +40,7 @@ from hopback.ops.cli.dlq_print import (
 from hopback.ops.cli.jobs import see_through
 from hopback.ops.cli.where import resume_command, where_options, with_dead_letters
 from hopback.ops.contract.requests import (
+    BY_CALLER,
     HIGHEST_RATE,
     LONGEST_WATCH_S,
     MOST_IN_FLIGHT,
@@ -51,6 +52,7 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
+    Submission,
     Target,
     TargetKind,
 )
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
 
     from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
-    from hopback.ops.contract.requests import Request
+    from hopback.ops.contract.requests import JobRequest
     from hopback.ops.contract.values import JobPlan, MessageView
     from hopback.ops.messages.patch import PatchOperation
 
@@ -145,6 +147,10 @@ class ActionChoices:
     dry_run: bool
     detailed: bool
     lift: bool
+    submission: Submission = BY_CALLER
+
+
+_ASKED = ("form", "yes", "dry_run", "detailed", "lift")
 
 
 def _action_options(command: _Command) -> _Command:
@@ -152,7 +158,7 @@ def _action_options(command: _Command) -> _Command:
 
     @wraps(command)
     def called(**said: Any) -> object:
-        own = {name: said.pop(name) for name in ActionChoices.__slots__}
+        own = {name: said.pop(name) for name in _ASKED}
         return command(choices=ActionChoices(**own), **said)
 
     found = cast("_Command", called)
@@ -336,15 +342,15 @@ def discard(
         reason=reason,
         confirm=queue,
         export=not no_export,
-        export_to=export_to,
         pace=Pace(rate),
         expected_count=expect_count,
         forced=forced,
     )
+    choices = replace(choices, submission=Submission(export_to=export_to))
     return _act(request, where, choices)
 
 
-def _act(request: Request, where: Where, choices: ActionChoices) -> int:
+def _act(request: JobRequest, where: Where, choices: ActionChoices) -> int:
     """Plan, ask, act."""
     if choices.yes and request.reason.strip() and not choices.dry_run:
         # Nobody is waited for: one connection does for both.
@@ -361,7 +367,9 @@ def _act(request: Request, where: Where, choices: ActionChoices) -> int:
     return with_dead_letters(where, lambda found: _carry_out(found, plan, decided, choices))
 
 
-async def _act_at_once(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> int:
+async def _act_at_once(
+    dead_letters: DeadLetters, request: JobRequest, choices: ActionChoices
+) -> int:
     plan = await _plan(dead_letters, request, choices)
     decided = _decided(plan, request, choices)
     if decided is None:
@@ -369,7 +377,7 @@ async def _act_at_once(dead_letters: DeadLetters, request: Request, choices: Act
     return await _carry_out(dead_letters, plan, decided, choices)
 
 
-def _decided(plan: JobPlan, request: Request, choices: ActionChoices) -> Request | None:
+def _decided(plan: JobPlan, request: JobRequest, choices: ActionChoices) -> JobRequest | None:
     """Show the plan and ask; what is to be done, or None if there is nothing to do."""
     _show(plan, choices)
     if plan.flaws:
@@ -397,14 +405,16 @@ def _decided(plan: JobPlan, request: Request, choices: ActionChoices) -> Request
 
 
 async def _carry_out(
-    dead_letters: DeadLetters, plan: JobPlan, decided: Request, choices: ActionChoices
+    dead_letters: DeadLetters, plan: JobPlan, decided: JobRequest, choices: ActionChoices
 ) -> int:
     refused = plan.cost.price is Price.REFUSED
     with refusals_explained(plan.queue) if refused else nullcontext():
-        return await carry_out(dead_letters, decided, choices.form, resume_command)
+        return await carry_out(
+            dead_letters, decided, choices.form, resume_command, choices.submission
+        )
 
 
-async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoices) -> JobPlan:
+async def _plan(dead_letters: DeadLetters, request: JobRequest, choices: ActionChoices) -> JobPlan:
     if not choices.dry_run:
         # A queue has one job at a time; what that one holds would not even be seen by another.
         active = await dead_letters.jobs(queue=request.queue, active=True)
@@ -419,7 +429,8 @@ async def _plan(dead_letters: DeadLetters, request: Request, choices: ActionChoi
         await lift_if_needed(dead_letters, request.queue, job=True)
     reason = request.reason.strip() or _PLANNED
     with progress_told() as tell:
-        return await dead_letters.plan(structs.replace(request, reason=reason), on_progress=tell)
+        request = structs.replace(request, reason=reason)
+        return await dead_letters.plan(request, choices.submission, on_progress=tell)
 
 
 def _show(plan: JobPlan, choices: ActionChoices) -> None:
@@ -439,13 +450,17 @@ def _show(plan: JobPlan, choices: ActionChoices) -> None:
 
 
 async def carry_out(
-    dead_letters: DeadLetters, request: Request, form: str, how_to_resume: Callable[[str], str]
+    dead_letters: DeadLetters,
+    request: JobRequest,
+    form: str,
+    how_to_resume: Callable[[str], str],
+    submission: Submission = BY_CALLER,
 ) -> int:
     """Begin the job and see it through."""
     if not dead_letters.keeps_jobs:
         click.echo("Warning: jobs are kept in memory; name a --store to resume them.", err=True)
     with progress_told() as tell:
-        job = await dead_letters.start(request, on_progress=tell)
+        job = await dead_letters.start(request, submission, on_progress=tell)
     return await see_through(dead_letters, job, form, how_to_resume(job.id))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 
@@ -71,6 +71,11 @@ def convert(kind: type[ValueT], said: object, *, strict: bool = True) -> ValueT:
     raise BadRequest(path or "body", f"{expected}{more}")
 
 
+def check(kind: Any, value: object) -> None:
+    """Raise BadRequest unless the value is valid as a document of this type."""
+    convert(kind, msgspec.to_builtins(value, enc_hook=_write))
+
+
 def read_patch(text: bytes | str) -> tuple[PatchOperation, ...]:
     """The steps of a change that somebody wrote down; BadRequest of `change` if they cannot be taken."""
     try:
@@ -113,6 +118,7 @@ def _describe(kind: type) -> dict[str, Any]:
 
 def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
     """Where something is wrong and what was expected there; msgspec alone tells the first only."""
+    kind = _tagged_type(kind, said)
     try:
         msgspec.convert(said, kind, strict=strict, dec_hook=_read)
     except msgspec.ValidationError as error:
@@ -130,6 +136,15 @@ def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[
             )
         ]
         yield from inside or [_explain(str(error), said, at)]
+
+
+def _tagged_type(kind: Any, said: Any) -> Any:
+    """The member of a tagged union that the document names, or `kind` itself."""
+    for member in get_args(kind) if isinstance(said, dict) else ():
+        config = getattr(member, "__struct_config__", None)
+        if config is not None and config.tag and said.get(config.tag_field) == config.tag:
+            return member
+    return kind
 
 
 def _explain(text: str, said: Any, at: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self
 
 from hopback.ops.contract.requests import (
+    BY_CALLER,
     BY_DESIGN,
     NEWEST,
     SMALL_WINDOW,
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import (
         AuditQuery,
         Edit,
+        JobRequest,
         Pace,
-        Request,
         Selection,
+        Submission,
         Target,
         Who,
         Window,
@@ -149,10 +151,22 @@ class DeadLetters(Protocol):
     def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
         """Look through whole queues; close the generator to cancel."""
 
-    async def plan(self, request: Request, *, on_progress: OnProgress | None = None) -> JobPlan:
+    async def plan(
+        self,
+        request: JobRequest,
+        submission: Submission = BY_CALLER,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> JobPlan:
         """What a job would do, without doing it."""
 
-    async def start(self, request: Request, *, on_progress: OnProgress | None = None) -> Job:
+    async def start(
+        self,
+        request: JobRequest,
+        submission: Submission = BY_CALLER,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> Job:
         """Begin a job and return it; it goes on by itself."""
 
     async def job(self, job: str, /) -> Job:

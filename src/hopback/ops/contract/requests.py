@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from hopback.ops.messages.patch import (  # noqa: TC001  msgspec reads them at run time
-    Patch,
-    PatchOperation,
-)
+from hopback.ops.messages.patch import Patch  # noqa: TC001  msgspec reads it at run time
 from hopback.topology.plan import MAX_REDRIVES
 
 if TYPE_CHECKING:
@@ -276,55 +273,6 @@ WHOLE_QUEUE = Selection()
 """All messages that are ready when they are counted."""
 
 
-class RedriveRequest(Struct, frozen=True, rename="camel", kw_only=True):
-    """Send messages of a dead-letter queue back.
-
-    `expected_count` None does not compare. `max_redrives` None switches the loop guard off.
-    `key` makes the request safe to repeat: a second one with the same key finds the first job.
-    `stamped` also writes the `x-redriven-…` headers; None leaves that to the design. `operation` is
-    the correlation id they carry, by default the job's id. `forced` accepts what looking costs.
-    `change` changes each body before it goes; the originals are written to a file first.
-    """
-
-    queue: str
-    selection: Selection
-    reason: str
-    change: tuple[PatchOperation, ...] = ()
-    by: Who = NOBODY
-    target: Target = BY_DESIGN
-    pace: Pace = UNHURRIED
-    max_redrives: int | None = MAX_REDRIVES
-    expected_count: int | None = None
-    key: str | None = None
-    stamped: bool | None = None
-    operation: str = ""
-    forced: bool = False
-
-
-class DiscardRequest(Struct, frozen=True, rename="camel", kw_only=True):
-    """Remove messages of a dead-letter queue for good.
-
-    `confirm` must repeat the queue's name. Each message is written to `export_to` before it goes; a
-    name that ends in `.zst` is compressed. Empty: a file named for the job in the folder of exports.
-    `export` False goes without.
-    """
-
-    queue: str
-    selection: Selection
-    reason: str
-    confirm: str
-    by: Who = NOBODY
-    export: bool = True
-    export_to: str = ""
-    pace: Pace = UNHURRIED
-    expected_count: int | None = None
-    key: str | None = None
-    forced: bool = False
-
-
-Request: TypeAlias = RedriveRequest | DiscardRequest
-
-
 class JobKind(StrEnum):
     """What a job does with its messages."""
 
@@ -332,73 +280,70 @@ class JobKind(StrEnum):
     DISCARD = "discard"
 
 
-class JobRequest(_Asked, frozen=True, kw_only=True):
-    """A re-drive or a discard, as the API is asked for it; `confirm` repeats the queue's name."""
+class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
+    """The fields of every request for a job.
 
-    kind: JobKind
+    A job starts only if its selection has `expected_count` messages. None accepts every number. `forced`
+    accepts the cost of looking. `dry_run` asks a server for the plan instead of the job.
+    """
+
+    kind: ClassVar[JobKind]
     queue: _QueueName
     reason: _Reason
     selection: Selection = WHOLE_QUEUE
-    target: Target = BY_DESIGN
     pace: Pace = UNHURRIED
     expected_count: Annotated[int, Meta(ge=0)] | None = None
-    max_redrives: Annotated[int, Meta(ge=0, le=MOST_REDRIVES)] | None = MAX_REDRIVES
-    confirm: _Name = ""
-    export: bool = True
-    force: bool = False
+    forced: bool = field(default=False, name="force")
     dry_run: bool = False
+
+
+class RedriveRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.REDRIVE.value):
+    """Send messages of a dead-letter queue back.
+
+    Messages that were re-driven `max_redrives` times are left out. None leaves out none. `change`
+    changes each body before it is sent. The originals are written to a file first.
+    """
+
+    kind: ClassVar[JobKind] = JobKind.REDRIVE
+    target: Target = BY_DESIGN
+    max_redrives: Annotated[int, Meta(ge=0, le=MOST_REDRIVES)] | None = MAX_REDRIVES
     change: Patch = ()
 
-    def request(self, by: Who = NOBODY, key: str | None = None, operation: str = "") -> Request:
-        """The same in the words of the library, with what the caller's connection says."""
-        if self.kind is JobKind.DISCARD:
-            return DiscardRequest(
-                queue=self.queue,
-                selection=self.selection,
-                reason=self.reason,
-                confirm=self.confirm,
-                by=by,
-                export=self.export,
-                pace=self.pace,
-                expected_count=self.expected_count,
-                key=key,
-                forced=self.force,
-            )
-        return RedriveRequest(
-            queue=self.queue,
-            selection=self.selection,
-            reason=self.reason,
-            by=by,
-            target=self.target,
-            pace=self.pace,
-            max_redrives=self.max_redrives,
-            expected_count=self.expected_count,
-            key=key,
-            operation=operation,
-            forced=self.force,
-            change=self.change,
-        )
 
-    @classmethod
-    def of(cls, request: Request, *, dry_run: bool = False) -> JobRequest:
-        """The same in the words of the API."""
-        redrive = request if isinstance(request, RedriveRequest) else None
-        discard = request if isinstance(request, DiscardRequest) else None
-        return cls(
-            kind=JobKind.DISCARD if redrive is None else JobKind.REDRIVE,
-            queue=request.queue,
-            reason=request.reason,
-            selection=request.selection,
-            target=BY_DESIGN if redrive is None else redrive.target,
-            pace=request.pace,
-            expected_count=request.expected_count,
-            max_redrives=MAX_REDRIVES if redrive is None else redrive.max_redrives,
-            confirm="" if discard is None else discard.confirm,
-            export=discard is None or discard.export,
-            force=request.forced,
-            dry_run=dry_run,
-            change=() if redrive is None else redrive.change,
-        )
+class DiscardRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.DISCARD.value):
+    """Remove messages of a dead-letter queue for good.
+
+    `confirm` repeats the queue's name. Each message is written to a file before it is removed, unless
+    `export` is False.
+    """
+
+    kind: ClassVar[JobKind] = JobKind.DISCARD
+    confirm: _Name = ""
+    export: bool = True
+
+
+JobRequest: TypeAlias = RedriveRequest | DiscardRequest
+"""A request for a job. Command, HTTP, page and journal use this form."""
+
+
+class Submission(_Asked, frozen=True, kw_only=True):
+    """Facts about a job that its caller knows. A request from another machine cannot contain them.
+
+    A second submission with the same `key` finds the first job. `operation` is the correlation id of the
+    sent messages, by default the job's id. `stamped` also writes the `x-redriven-…` headers. None leaves
+    that to the design. `export_to` is the file to which a discard writes. If it is empty, the file is named
+    after the job and is in the folder of exports. A name that ends in `.zst` is compressed.
+    """
+
+    by: Who = NOBODY
+    key: str | None = None
+    operation: str = ""
+    stamped: bool | None = None
+    export_to: str = ""
+
+
+BY_CALLER = Submission()
+"""A submission by the person for whom the operations act."""
 
 
 class NewRate(_Asked, frozen=True):

@@ -117,7 +117,7 @@ class ApiEndpoint:
     queues: tuple[QueueRule, ...]
     """The queues that a request touches. The caller needs the role for each of them."""
     query: type = Empty
-    body: type | None = None
+    body: Any = None
     body_optional: bool = False
     answer: Any = None
     status: int = 200

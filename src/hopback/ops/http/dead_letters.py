@@ -15,13 +15,14 @@ from hopback.ops.brokers.discovery import CandidateList, QueueAnswer
 from hopback.ops.contract.requests import (
     EditRequest,
     GroupBy,
-    JobKind,
     JobRequest,
     LimitReason,
     NewRate,
+    RedriveRequest,
     Renewal,
     RetryRequest,
     SessionRequest,
+    Submission,
 )
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
@@ -437,7 +438,7 @@ async def _moved_from(call: Call[Empty, JobRequest]) -> tuple[str, ...]:
 
 
 async def _moved_to(call: Call[Empty, JobRequest]) -> Iterable[str] | None:
-    if call.body.kind is not JobKind.REDRIVE:
+    if not isinstance(call.body, RedriveRequest):
         return ()
     return await targets_of(call, call.body.queue, call.body.target)
 
@@ -459,21 +460,20 @@ async def _moved_to(call: Call[Empty, JobRequest]) -> Iterable[str] | None:
 )
 async def _create_job(call: Call[Empty, JobRequest]) -> ApiAnswer:
     """Begin a re-drive or a discard; with `dryRun` answer 200 with the plan instead."""
-    if call.body.selection.ids and not call.body.selection.session:
-        raise Refused(422, "invalid", "selection.ids: expected selection.session beside them.")
-    if call.body.change:
-        call.need(Role.ADMIN, call.body.queue)
+    request = call.body
+    if isinstance(request, RedriveRequest) and request.change:
+        call.need(Role.ADMIN, request.queue)
     key = call.request.headers.get("idempotency-key")
     if key is not None:
         if not 1 <= len(key) <= 200 or not key.isprintable():
             expected = "Idempotency-Key: expected 1 to 200 printable characters."
             raise Refused(400, "bad-key", expected)
         key = f"{call.principal.id} {key}"  # one caller's is not another's
-    request = call.body.request(key=key, operation=call.correlation)
-    if call.body.dry_run:
+    if request.dry_run:
         plan = await call.operations.plan(request, on_progress=call.on_progress)
         return ApiAnswer(plan, status=200)
-    job = await call.operations.start(request, on_progress=call.on_progress)
+    submission = Submission(key=key, operation=call.correlation)
+    job = await call.operations.start(request, submission, on_progress=call.on_progress)
     return ApiAnswer(job, headers=(("Location", f"/admin/dlq/jobs/{job.id}"),))
 
 

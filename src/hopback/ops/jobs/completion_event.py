@@ -51,7 +51,7 @@ def completion_event(
             "skipped": counts.skipped,
             "redrivenByUserId": job.spec.by.id,
             "redrivenByUserName": job.spec.by.name,
-            "reason": job.spec.why,
+            "reason": job.spec.request.reason,
         },
     }
     return Message(

@@ -17,17 +17,13 @@ from hopback.errors import JobConflict, LeaseLost
 from hopback.headers import timestamp
 from hopback.ops.contract.requests import (
     BY_DESIGN,
-    NOBODY,
-    UNHURRIED,
-    WHOLE_QUEUE,
     JobKind,
+    JobRequest,
     Pace,
-    Selection,
-    Target,
-    Who,
+    RedriveRequest,
+    Submission,
 )
 from hopback.ops.contract.values import ACTIVE, AuditEntry, Counts, Job, JobState, Moment
-from hopback.ops.messages.patch import PatchOperation  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,29 +76,33 @@ class SelectionSnapshot:
         return self.count if self.digests is None else len(self.digests)
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What was asked for; it never changes."""
+class JobSpec(Submission, frozen=True, kw_only=True):
+    """A request with its submission and the facts that the planner added. It never changes.
 
-    kind: JobKind
-    queue: str
+    The selection of the request contains the counted messages, without the ids of single messages.
+    `target_text` is the target of a re-drive in words.
+    """
+
+    request: JobRequest
     broker: str
     selection: SelectionSnapshot
-    why: str = ""
-    by: Who = NOBODY
-    target: Target = BY_DESIGN
-    pace: Pace = UNHURRIED
-    max_redrives: int | None = None
-    stamped: bool = False
-    operation: str = ""
-    export_to: str = ""
-    key: str | None = None
-    forced: bool = False
-    change: tuple[PatchOperation, ...] = ()
     target_text: str = ""
-    """Where the messages go, in words; empty in a job of an earlier version."""
-    chosen: Selection = WHOLE_QUEUE
-    """What the operator chose, without the ids of single messages."""
+
+    @property
+    def kind(self) -> JobKind:
+        return self.request.kind
+
+    @property
+    def queue(self) -> str:
+        return self.request.queue
+
+    @property
+    def pace(self) -> Pace:
+        return self.request.pace
+
+    @property
+    def forced(self) -> bool:
+        return self.request.forced
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +185,19 @@ class JobRecord:
     @property
     def view(self) -> Job:
         """The job as operators see it."""
-        spec = self.spec
+        spec, request = self.spec, self.spec.request
+        target = request.target if isinstance(request, RedriveRequest) else BY_DESIGN
         return Job(
             id=self.id,
             kind=spec.kind,
             queue=spec.queue,
             state=self.state,
             reason=self.reason,
-            why=spec.why,
+            why=request.reason,
             by=spec.by.name,
             by_id=spec.by.id,
-            target=spec.target_text or str(spec.target),
-            selection=spec.chosen,
+            target=spec.target_text or str(target),
+            selection=request.selection,
             rate=self.rate,
             ramp=spec.pace.ramp,
             counts=self.counts,
@@ -204,7 +205,7 @@ class JobRecord:
             export_to=spec.export_to,
             created=Moment(self.created),
             updated=Moment(self.updated),
-            target_choice=spec.target,
+            target_choice=target,
             run=self.run,
             changes=self.changes,
             watch_s=self.watch_s,

@@ -24,13 +24,12 @@ from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.session import ChosenMessages
 from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk
+from hopback.ops.contract.codec import check
 from hopback.ops.contract.requests import (
-    HIGHEST_RATE,
-    LONGEST_WATCH_S,
-    MOST_IN_FLIGHT,
-    MOST_REDRIVES,
+    DiscardRequest,
     GroupBy,
     JobKind,
+    JobRequest,
     RedriveRequest,
     Selection,
     TargetKind,
@@ -50,7 +49,7 @@ from hopback.ops.messages.archive import check_writable
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import PAYLOAD_BYTES, Judgement, parse_filter
 from hopback.ops.messages.grouping import Grouping
-from hopback.ops.messages.patch import MOST_STEPS, change_sample, patch_problem
+from hopback.ops.messages.patch import change_sample, patch_problem
 from hopback.policy.redrive import redrive_refusal
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.browse.sessions import Sessions
-    from hopback.ops.contract.requests import Pace, Request, Settings, Who
+    from hopback.ops.contract.requests import Pace, Settings, Submission, Who
     from hopback.ops.contract.values import Cost, DeadLetter, Group, OnProgress
     from hopback.ops.jobs.journal import JobRecord, Journal
     from hopback.ops.messages.filters import Filter
@@ -73,45 +72,21 @@ if TYPE_CHECKING:
     from hopback.topology.routing import RoutingTable
 
 
-_LONGEST = 1000  # characters of a reason: one line of the audit; more is a report
-
-
-def check_request(request: Request) -> None:
-    """BadRequest or BadFilter for what could never be carried out."""
+def check_request(request: JobRequest) -> None:
+    """Raise BadRequest or BadFilter for a request that could never be carried out."""
+    check(JobRequest, request)
     if not request.reason.strip():
         raise BadRequest("reason", "a few words that say why; they are kept in the audit")
-    if len(request.reason) > _LONGEST:
-        raise BadRequest("reason", f"at most {_LONGEST} characters")
-    if not isinstance(request, RedriveRequest) and request.confirm != request.queue:
+    if isinstance(request, DiscardRequest) and request.confirm != request.queue:
         raise BadRequest("confirm", f"the name of the queue, {request.queue!r}, repeated")
-    if (
-        isinstance(request, RedriveRequest)
-        and not 1 <= (request.max_redrives or 1) <= MOST_REDRIVES
-    ):
-        raise BadRequest("maxRedrives", f"1 to {MOST_REDRIVES}, got {request.max_redrives}")
-    if isinstance(request, RedriveRequest) and len(request.change) > MOST_STEPS:
-        raise BadRequest("change", f"at most {MOST_STEPS} steps, got {len(request.change)}")
-    _check_selection(request)
-    pace = request.pace
-    if pace.rate is not None and not 0 < pace.rate <= HIGHEST_RATE:
-        raise BadRequest("rate", f"messages per second above 0, got {pace.rate:g}")
-    if not 1 <= pace.in_flight <= MOST_IN_FLIGHT:
-        raise BadRequest("inFlight", f"1 to {MOST_IN_FLIGHT}, got {pace.in_flight}")
-    if len(pace.ramp) > 20 or any(stage < 1 for stage in pace.ramp):
-        raise BadRequest("ramp", "at most 20 stages of 1 message or more")
-    if (pace.watch_s or 0) > LONGEST_WATCH_S:
-        raise BadRequest("watchSeconds", f"at most {LONGEST_WATCH_S}, got {pace.watch_s:g}")
-    if pace.tries < 1 or pace.pause_s < 0 or (pace.watch_s or 0) < 0:
-        raise BadRequest("pace", "1 try or more, and waits that are not negative")
-
-
-def _check_selection(request: Request) -> None:
-    limit = request.selection.limit
-    if limit is not None and limit < 1:
-        raise BadRequest("limit", f"1 or more, got {limit}")
-    if request.selection.queue not in ("", request.queue):
-        raise BadRequest("selection.queue", f"{request.queue!r}, got {request.selection.queue!r}")
-    parse_filter(request.selection.filter)
+    selection = request.selection
+    if selection.ids and not selection.session:
+        raise BadRequest("selection.ids", "selection.session beside them")
+    if selection.limit == 0:
+        raise BadRequest("selection.limit", "1 or more, got 0")
+    if selection.queue not in ("", request.queue):
+        raise BadRequest("selection.queue", f"{request.queue!r}, got {selection.queue!r}")
+    parse_filter(selection.filter)
 
 
 async def chosen_messages(session: BrowseSession, selection: Selection) -> ChosenMessages:
@@ -143,41 +118,8 @@ def frozen_head(ready: int, selection: Selection) -> SelectionSnapshot:
     return SelectionSnapshot(count, selection.filter, behind=ready - count)
 
 
-def spec_of(request: Request, frozen: SelectionSnapshot, broker: str, *, stamped: bool) -> JobSpec:
-    """What was asked for, with the selection frozen; `stamped` is what the design says."""
-    if isinstance(request, RedriveRequest):
-        return JobSpec(
-            kind=JobKind.REDRIVE,
-            queue=request.queue,
-            broker=broker,
-            selection=frozen,
-            why=request.reason,
-            by=request.by,
-            target=request.target,
-            pace=request.pace,
-            max_redrives=request.max_redrives,
-            stamped=stamped if request.stamped is None else request.stamped,
-            operation=request.operation,
-            key=request.key,
-            forced=request.forced,
-            change=request.change,
-        )
-    return JobSpec(
-        kind=JobKind.DISCARD,
-        queue=request.queue,
-        broker=broker,
-        selection=frozen,
-        why=request.reason,
-        by=request.by,
-        pace=request.pace,
-        export_to=request.export_to,
-        key=request.key,
-        forced=request.forced,
-    )
-
-
-def export_file(request: Request, settings: Settings, job: str) -> str:
-    """Where a discard, or a change, writes first; empty where nothing is to be written."""
+def export_file(request: JobRequest, settings: Settings, job: str, export_to: str = "") -> str:
+    """The file to which a discard, or a change, writes first. Empty if it writes no file."""
     if isinstance(request, RedriveRequest):
         if not request.change:
             return ""
@@ -186,9 +128,9 @@ def export_file(request: Request, settings: Settings, job: str) -> str:
         return str(settings.exports / f"{job}.originals.ndjson")
     if not request.export:
         return ""
-    if request.export_to:
-        check_writable(request.export_to)
-        return request.export_to
+    if export_to:
+        check_writable(export_to)
+        return export_to
     if settings.exports is None:
         raise BadRequest("export", "a file to write to first, or no export at all")
     return str(settings.exports / f"{job}.ndjson")
@@ -199,20 +141,20 @@ class DryRun:
 
     def __init__(
         self,
-        spec: JobSpec,
+        request: JobRequest,
         source: DeadLetterQueue,
         wanted: Filter,
         now: float,
         routes: RoutingTable | None = None,
     ) -> None:
-        self._spec = spec
+        self._request = request
         self._source = source
         self._wanted = wanted
         self._now = now
         self._routes = routes
         self._reasons = Grouping(GroupBy.REASON)
         self._errors = Grouping(GroupBy.ERROR)
-        self.timer: WatchTimer = WatchTimer(source, spec.pace.watch_s)
+        self.timer: WatchTimer = WatchTimer(source, request.pace.watch_s)
         self._ways: Counter[Redrive] = Counter()
         self._left_out: Counter[str] = Counter()
         self.changes: list[ChangeSample] = []
@@ -236,23 +178,24 @@ class DryRun:
         self.matching += 1
         self._reasons.add(dead_letter)
         self._errors.add(dead_letter)
-        if self._spec.kind is not JobKind.REDRIVE:
+        request = self._request
+        if not isinstance(request, RedriveRequest):
             return
-        aim = aim_at(self._spec.target, delivery, dead_letter.origin, self._source, self._routes)
+        aim = aim_at(request.target, delivery, dead_letter.origin, self._source, self._routes)
         if not isinstance(aim, Aim):
             self._left_out[aim] += 1
             return
-        refusal = redrive_refusal(delivery, aim.plan, max_redrives=self._spec.max_redrives)
+        refusal = redrive_refusal(delivery, aim.plan, max_redrives=request.max_redrives)
         if refusal is not None:
             self._left_out[refusal] += 1
             return
-        if self._spec.change:
+        if request.change:
             if len(self.changes) < _SAMPLES:
-                sample = change_sample(dead_letter.id, delivery.body, self._spec.change)
+                sample = change_sample(dead_letter.id, delivery.body, request.change)
                 self.changes.append(sample)
                 problem = sample.problem
             else:
-                problem = patch_problem(delivery.body, self._spec.change)
+                problem = patch_problem(delivery.body, request.change)
             if problem:
                 self._left_out[problem] += 1
                 return
@@ -279,9 +222,9 @@ class DryRun:
         self, connection: Connection, table: RoutingTable | None
     ) -> tuple[WayCheck, ...]:
         """Every way that is known or was found, checked to exist and to route."""
-        if self._spec.kind is not JobKind.REDRIVE:
+        if not isinstance(self._request, RedriveRequest):
             return ()
-        known = dict.fromkeys((*self._ways, *known_ways(self._spec.target, self._source)))
+        known = dict.fromkeys((*self._ways, *known_ways(self._request.target, self._source)))
         return tuple(
             [
                 WayCheck(
@@ -295,11 +238,11 @@ class DryRun:
         )
 
 
-def order_kept(spec: JobSpec, ways: int) -> str:
+def order_kept(request: JobRequest, ways: int) -> str:
     """Whether messages arrive in the order in which they rest."""
-    if spec.kind is JobKind.DISCARD:
+    if isinstance(request, DiscardRequest):
         return "what stays keeps its order"
-    if ways > 1 or spec.target.kind is TargetKind.ORIGIN_EXCHANGE:
+    if ways > 1 or request.target.kind is TargetKind.ORIGIN_EXCHANGE:
         return "kept for each target queue; between several of them there is no order"
     return "kept, but for messages that are refused and sent again: they come after the others"
 
@@ -331,7 +274,8 @@ class Planner:
 
     async def spec(
         self,
-        request: Request,
+        request: JobRequest,
+        submission: Submission,
         snapshot: BrokerSnapshot,
         broker: str,
         job: str,
@@ -346,9 +290,8 @@ class Planner:
         expected = request.expected_count
         if expected is not None and count is not None and expected != count:
             raise CountMismatch(expected, count)
-        spec = self._spec_of(request, selection, snapshot, broker, job)
         asked = request.selection
-        chosen = Selection(
+        counted = Selection(
             session=asked.session,
             filter=asked.filter,
             limit=None if held else selection.count,
@@ -356,12 +299,14 @@ class Planner:
             count=asked.count if count is None else count,
             estimate=asked.estimate if count is None else "",
         )
+        request = structs.replace(request, selection=counted)
+        spec = self._spec_of(request, submission, selection, snapshot, broker, job)
         await self.check_ways(spec, snapshot)
-        return replace(spec, chosen=chosen), held
+        return spec, held
 
     async def _settle_end(
         self,
-        request: Request,
+        request: JobRequest,
         selection: SelectionSnapshot,
         snapshot: BrokerSnapshot,
         on_progress: OnProgress | None,
@@ -378,7 +323,7 @@ class Planner:
                 raise CountMismatch(asked.limit, selection.count)
             return selection, None if selection.filter else selection.count
         source, wanted = snapshot.one(request.queue), parse_filter(selection.filter)
-        counted = JobSpec(JobKind.DISCARD, request.queue, "", selection)
+        counted = DiscardRequest(queue=request.queue, reason=request.reason)
         dry_run = DryRun(counted, source, wanted, self._clock.now())
         most = min(asked.place, selection.count) if follows_mark else selection.count
         marked = matching = 0
@@ -402,22 +347,32 @@ class Planner:
 
     def _spec_of(
         self,
-        request: Request,
+        request: JobRequest,
+        submission: Submission,
         selection: SelectionSnapshot,
         snapshot: BrokerSnapshot,
         broker: str,
         job: str,
     ) -> JobSpec:
-        if isinstance(request, RedriveRequest) and request.change and not self._settings.editing:
-            raise NotAllowed("changing messages is switched off here")
-        design = snapshot.design_of(request.queue)
-        stamped = design is not None and design.stamps_redrives
-        spec = spec_of(request, selection, broker, stamped=stamped)
-        text = ""
-        if spec.kind is JobKind.REDRIVE:
-            text = target_text(spec.target, snapshot.one(request.queue))
-        export_to = export_file(request, self._settings, job)
-        return replace(spec, export_to=export_to, target_text=text)
+        stamped, text = submission.stamped, ""
+        if isinstance(request, RedriveRequest):
+            if request.change and not self._settings.editing:
+                raise NotAllowed("changing messages is switched off here")
+            text = target_text(request.target, snapshot.one(request.queue))
+        if stamped is None:
+            design = snapshot.design_of(request.queue)
+            stamped = design is not None and design.stamps_redrives
+        return JobSpec(
+            request=request,
+            broker=broker,
+            selection=selection,
+            target_text=text,
+            by=submission.by,
+            key=submission.key,
+            operation=submission.operation,
+            stamped=stamped,
+            export_to=export_file(request, self._settings, job, submission.export_to),
+        )
 
     async def snapshot_for(self, spec: JobSpec) -> BrokerSnapshot:
         """The broker as a job finds it that goes on; UnsafeOperation if nothing can be moved any more."""
@@ -430,7 +385,7 @@ class Planner:
         return await self._live.connection_names()
 
     async def _select(
-        self, request: Request, ready: int
+        self, request: JobRequest, ready: int
     ) -> tuple[SelectionSnapshot, ChosenMessages | None]:
         """What a request selects now, and the dead letters if a session holds them."""
         selection = request.selection
@@ -445,9 +400,9 @@ class Planner:
 
     async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
         """Every way that is known beforehand leads to a queue; if one of several does, that will do."""
-        if spec.kind is not JobKind.REDRIVE:
+        if not isinstance(spec.request, RedriveRequest):
             return
-        ways = known_ways(spec.target, snapshot.one(spec.queue))
+        ways = known_ways(spec.request.target, snapshot.one(spec.queue))
         table = snapshot.table()
         async with self._live.connected() as connection:
             flaws = [await target_flaw(connection, way, table) for way in ways]
@@ -464,14 +419,13 @@ class Planner:
             raise BadRequest("job", f"one that has ended with failures; {state}")
         depth, _ = await self._live.depth(job.queue)
         digests = tuple(failed.digest for failed in failures)
-        return replace(
-            job.spec,
-            selection=SelectionSnapshot(depth.ready or 0, "", digests),
-            by=by,
-            chosen=Selection(queue=job.queue, count=len(digests)),
-            why=reason or f"what job {job.id} could not move",
-            key=None,
+        request = structs.replace(
+            job.spec.request,
+            selection=Selection(queue=job.queue, count=len(digests)),
+            reason=reason or f"what job {job.id} could not move",
         )
+        selection = SelectionSnapshot(depth.ready or 0, "", digests)
+        return structs.replace(job.spec, request=request, selection=selection, by=by, key=None)
 
     async def other_consumers(
         self, queue: str, snapshot: BrokerSnapshot, active: JobRecord | None = None
@@ -502,7 +456,8 @@ class Planner:
 
     async def plan(
         self,
-        request: Request,
+        request: JobRequest,
+        submission: Submission,
         broker: str,
         active: JobRecord | None = None,
         on_progress: OnProgress | None = None,
@@ -516,9 +471,9 @@ class Planner:
         source, cost = snapshot.one(request.queue), snapshot.cost(request.queue, killed=True)
         look = snapshot.cost(request.queue)
         selection, held = await self._select(request, snapshot.ready)
-        spec = self._spec_of(request, selection, snapshot, broker, "JOB")
+        spec = self._spec_of(request, submission, selection, snapshot, broker, "JOB")
         wanted = parse_filter(selection.filter)
-        dry_run = DryRun(spec, source, wanted, self._clock.now(), snapshot.routes())
+        dry_run = DryRun(request, source, wanted, self._clock.now(), snapshot.routes())
         others = await self.other_consumers(request.queue, snapshot, active)
         warnings = [*await self._run_dry(dry_run, spec, look, held, snapshot.ready, on_progress)]
         warnings += _warnings(spec, cost)
@@ -565,7 +520,7 @@ class Planner:
             ways=ways,
             left_out=dry_run.left_out,
             cost=cost,
-            order=order_kept(spec, len(ways)),
+            order=order_kept(request, len(ways)),
             warnings=tuple(warnings),
             flaws=(*barred, *(dict.fromkeys(flaws) if len(flaws) == len(ways) else ())),
             as_of=Moment(self._clock.now()),
@@ -655,7 +610,7 @@ class Planner:
 
 
 def _counted_selection(
-    request: Request, selection: SelectionSnapshot, dry_run: DryRun
+    request: JobRequest, selection: SelectionSnapshot, dry_run: DryRun
 ) -> Selection:
     """The selection of a request as the dry run has counted it."""
     asked = request.selection
@@ -705,7 +660,7 @@ def _number_of(count: int, one: str, many: str) -> str:
 
 
 def _check_returns(
-    request: Request,
+    request: JobRequest,
     selection: SelectionSnapshot,
     held: ChosenMessages | None,
     snapshot: BrokerSnapshot,
@@ -723,7 +678,8 @@ def _check_returns(
 
 
 def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
-    found = [spec.target.warning] if spec.kind is JobKind.REDRIVE else []
+    request = spec.request
+    found = [request.target.warning] if isinstance(request, RedriveRequest) else []
     if cost.price is Price.REFUSED:
         found.append(
             f"each time the job stops early, what it held has come back once more: {cost.text}"

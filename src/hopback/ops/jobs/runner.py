@@ -27,7 +27,7 @@ from hopback.errors import (
 from hopback.ops.brokers.consumers import job_connection_name, job_tag
 from hopback.ops.browse.head import Head
 from hopback.ops.browse.source import SessionSource
-from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.requests import DiscardRequest
 from hopback.ops.contract.values import AuditEntry, Counts, JobState, Moment, Price
 from hopback.ops.jobs.actions import ChangingAction, DiscardAction, RedriveAction
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
@@ -475,8 +475,8 @@ class JobRunner:
         return Head(channel, spec.queue, count, prefetch, is_quorum=is_quorum, tag=tag)
 
     def _action(self, job: JobRecord, snapshot: BrokerSnapshot) -> Action:
-        spec, queue = job.spec, snapshot.one(job.queue)
-        if spec.kind is JobKind.DISCARD:
+        spec, request, queue = job.spec, job.spec.request, snapshot.one(job.queue)
+        if isinstance(request, DiscardRequest):
             sink = FileSink(run_file(spec.export_to, job.run)) if spec.export_to else None
             return DiscardAction(sink, queue)
         occasion = RedriveOccasion(
@@ -485,22 +485,21 @@ class JobRunner:
             user_id=spec.by.id,
             user_name=spec.by.name,
             operation=spec.operation or job.id,
-            stamped=spec.stamped,
+            stamped=bool(spec.stamped),
         )
         sending = RedriveAction(
             self._broker,
             queue,
-            spec.target,
+            request.target,
             occasion,
-            max_redrives=spec.max_redrives,
+            max_redrives=request.max_redrives,
             table=snapshot.table(),
             routes=snapshot.routes(),
         )
-        if not spec.change:
+        if not request.change:
             return sending
-        return ChangingAction(
-            sending, spec.change, FileSink(run_file(spec.export_to, job.run)), queue
-        )
+        originals = FileSink(run_file(spec.export_to, job.run))
+        return ChangingAction(sending, request.change, originals, queue)
 
     async def _beat(self, run: JobRun) -> None:
         """Keep the lease, and hear what people want of the job."""

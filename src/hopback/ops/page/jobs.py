@@ -23,6 +23,7 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
+    Submission,
     Window,
 )
 from hopback.ops.contract.search import SearchRequest
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    from hopback.ops.contract.requests import Request
+    from hopback.ops.contract.requests import JobRequest
     from hopback.ops.contract.values import Job, OnProgress
     from hopback.ops.page.pages import Visit
 
@@ -106,13 +107,12 @@ async def _discard(visit: Visit) -> Response:
 
 def _common(visit: Visit) -> dict[str, Any]:
     """What the form of every job asks for."""
-    key, reviewed = visit.field("key"), visit.field("selection")
+    reviewed = visit.field("selection")
     is_start = visit.field("step") == "go" and reviewed
     return {
         "queue": visit.path["queue"],
         "selection": from_json(Selection, reviewed) if is_start else _selection(visit),
         "reason": visit.field("reason").strip(),
-        "key": f"{visit.principal.id} {key}" if key else None,
         "forced": visit.field("force") == "1",
     }
 
@@ -132,7 +132,7 @@ def _ticked(visit: Visit, box: str) -> bool:
     return visit.field(box) == "1" or not (visit.request.method == "POST" and step_was_sent)
 
 
-async def _step(visit: Visit, request: Request) -> Response:
+async def _step(visit: Visit, request: JobRequest) -> Response:
     session, step = request.selection.session, visit.field("step", "1")
     # A session belongs to its queue: of another one it tells nothing, not even that it is there.
     opened = {view.id: view.queue for view in visit.operations.sessions()}
@@ -148,7 +148,7 @@ async def _step(visit: Visit, request: Request) -> Response:
     return await in_time(visit, lambda tell: done(visit, request, tell), words, back)
 
 
-async def _first(visit: Visit, request: Request) -> Response:
+async def _first(visit: Visit, request: JobRequest) -> Response:
     operations, selection = visit.operations, request.selection
     detail = await operations.queue(request.queue)
     held, matching, trouble = 0, 0, ""
@@ -168,7 +168,7 @@ async def _first(visit: Visit, request: Request) -> Response:
 
 
 async def _second(
-    visit: Visit, request: Request, trouble: str = "", bad_change: str = ""
+    visit: Visit, request: JobRequest, trouble: str = "", bad_change: str = ""
 ) -> Response:
     queue = request.queue
     detail = await visit.operations.queue(queue)
@@ -182,7 +182,7 @@ async def _second(
 
 
 async def _review(
-    visit: Visit, request: Request, on_progress: OnProgress, trouble: str = ""
+    visit: Visit, request: JobRequest, on_progress: OnProgress, trouble: str = ""
 ) -> Response:
     if not request.reason:
         return await _second(visit, request, "Why: expected a reason; everyone reads it later.")
@@ -213,14 +213,16 @@ async def _review(
     )  # fmt: skip
 
 
-async def _begin(visit: Visit, request: Request, on_progress: OnProgress) -> Response:
+async def _begin(visit: Visit, request: JobRequest, on_progress: OnProgress) -> Response:
     if isinstance(request, DiscardRequest) and request.confirm != request.queue:
         typed = "nothing" if not request.confirm else repr(request.confirm)
         trouble = f"To discard, type the queue's name {request.queue!r}; got {typed}."
         return await _review(visit, request, on_progress, trouble)
     try:
         granted = await _granted(visit, request)
-        job = await visit.operations.start(granted, on_progress=on_progress)
+        key = visit.field("key")
+        submission = Submission(key=f"{visit.principal.id} {key}" if key else None)
+        job = await visit.operations.start(granted, submission, on_progress=on_progress)
     except CountMismatch as changed:
         # The review counts again.
         again = structs.replace(request, selection=_selection(visit))
@@ -230,7 +232,7 @@ async def _begin(visit: Visit, request: Request, on_progress: OnProgress) -> Res
     return see_other(f"/jobs/{quote(job.id, safe='')}")
 
 
-async def _back(visit: Visit, request: Request, error: HopbackError) -> Response:
+async def _back(visit: Visit, request: JobRequest, error: HopbackError) -> Response:
     """Show the step again with what was wrong; what cannot be corrected there goes its usual way."""
     refused = refusal_of(error)
     if refused is None or refused.status not in _STAYS or "job" in refused.more:
@@ -240,7 +242,7 @@ async def _back(visit: Visit, request: Request, error: HopbackError) -> Response
     return await _second(visit, request, f"{error}. {error.remedy}")
 
 
-async def _granted(visit: Visit, request: Request) -> Request:
+async def _granted(visit: Visit, request: JobRequest) -> JobRequest:
     """The same with its change.
 
     BadRequest of the field `change` if that cannot be read: until the review it is only a text.
@@ -253,7 +255,7 @@ async def _granted(visit: Visit, request: Request) -> Request:
     return request
 
 
-def _page(visit: Visit, request: Request, step: int, trouble: str, **values: Any) -> Response:
+def _page(visit: Visit, request: JobRequest, step: int, trouble: str, **values: Any) -> Response:
     state: dict[str, Any] = {name: visit.field(name) for name in (*_FIRST, *_SECOND)}
     boxes = {name: _ticked(visit, name) for name in ("ramp", "export")}
     ids = visit.all("ids")
@@ -269,7 +271,7 @@ def _page(visit: Visit, request: Request, step: int, trouble: str, **values: Any
         carried += [("key", values["key"]), ("selection", selection)]
     return visit.page(
         "act.html",
-        kind="re-drive" if isinstance(request, RedriveRequest) else "discard",
+        kind=request.kind.value,
         queue=request.queue,
         step=step,
         state={**state, **boxes, "session": visit.field("session"), "ids": ids},

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hopback.ops import JobState, RedriveRequest, Selection, Who, Window
+from hopback.ops import JobState, RedriveRequest, Selection, Submission, Who, Window
 from hopback.ops.http import (
     BadToken,
     Refused,
@@ -163,12 +163,10 @@ class _AdminEndpoints:
             queue=queue.queue,
             selection=Selection(limit=limit),
             reason=f"{request.method} {request.url.path}",
-            by=who,
             max_redrives=None,
-            stamped=True,
-            operation=operation,
         )
-        job = await self.operations.wait((await self.operations.start(redrive)).id)
+        submission = Submission(by=who, stamped=True, operation=operation)
+        job = await self.operations.wait((await self.operations.start(redrive, submission)).id)
         # The messages that are still in the queue, in its order.
         reasons = [one.reason for one in await self.operations.failures(job.id)]
         if job.state in _UNFINISHED:

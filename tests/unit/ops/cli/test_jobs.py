@@ -11,7 +11,7 @@ from msgspec import structs
 from hopback.ops.cli.dlq_print import print_job, print_jobs
 from hopback.ops.cli.jobs import Bar, Meter, Records, bar_line, time_left
 from hopback.ops.contract.codec import to_json
-from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.requests import JobKind, RedriveRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment
 from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
 
@@ -150,7 +150,11 @@ def test_what_is_discarded_cannot_come_back(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_resumed_redrive_names_possible_duplicates() -> None:
-    spec = JobSpec(JobKind.REDRIVE, "q.dlq", "here", SelectionSnapshot(20_000))
+    spec = JobSpec(
+        request=RedriveRequest(queue="q.dlq", reason="t"),
+        broker="here",
+        selection=SelectionSnapshot(20_000),
+    )
     job = JobRecord("j-1", spec, run=2, counts=Counts(20_000, done=20_000))
     assert job.view.duplicates.startswith("up to 500, if the job was killed")
     assert replace(job, run=1).view.duplicates == ""

@@ -40,11 +40,11 @@ from hopback.ops.contract.requests import (
     DiscardRequest,
     Edit,
     GroupBy,
-    JobRequest,
     Pace,
     RedriveRequest,
     Selection,
     SessionRequest,
+    Submission,
     Target,
     TargetKind,
 )
@@ -248,15 +248,14 @@ async def test_a_discard_by_a_server_says_what_becomes_of_the_messages(
         print_plan(await remote.plan(structs.replace(asked, export=False)), err=False)
         assert "gone for good" in capsys.readouterr().out
         with pytest.raises(BadRequest) as refused:
-            await remote.start(structs.replace(asked, export_to="mine.ndjson"))
+            await remote.start(asked, Submission(export_to="mine.ndjson"))
         assert exit_of(refused.value) is Exit.USAGE
 
 
 def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
     """Library, API and command; the page and the command offer the ramp of the library."""
-    asked = convert(JobRequest, {"kind": "re-drive", "queue": "q", "reason": "x"})
-    library = RedriveRequest(queue="q", selection=Selection(), reason="x")
-    assert asked.request() == library
+    library = RedriveRequest(queue="q", reason="x")
+    assert convert(RedriveRequest, {"kind": "re-drive", "queue": "q", "reason": "x"}) == library
     options = {option.name: option for option in redrive.params}
     assert options["in_flight"].default == UNHURRIED.in_flight == library.pace.in_flight
     assert options["in_flight"].type.max == MOST_IN_FLIGHT  # type: ignore[attr-defined]

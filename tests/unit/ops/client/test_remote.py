@@ -27,6 +27,7 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
+    Submission,
     Target,
     TargetKind,
     Window,
@@ -103,8 +104,8 @@ async def test_a_job_at_a_server_is_planned_begun_followed_and_listed() -> None:
         await found.park(6)
         plan = await remote.plan(_request(pace=Pace(rate=5.0, ramp=(1, 2), watch_s=7.0)))
         assert (plan.selected, plan.may_start, plan.watch_s) == (6, True, 7.0)
-        job = await remote.start(_request(key="once"))
-        assert (await remote.start(_request(key="once"))).id == job.id
+        job = await remote.start(_request(), Submission(key="once"))
+        assert (await remote.start(_request(), Submission(key="once"))).id == job.id
         states = [one.state async for one in remote.events(job.id)]
         assert states[-1] == "completed"
         done = await remote.wait(job.id)
@@ -172,7 +173,7 @@ async def test_a_discard_at_a_server_says_where_the_server_writes(tmp_path: Path
         assert (await remote.plan(structs.replace(asked, export=False))).export_to == ""
         for verb in (remote.plan, remote.start):
             with pytest.raises(BadRequest, match="--export-to"):
-                await verb(structs.replace(asked, export_to="mine.ndjson"))
+                await verb(asked, Submission(export_to="mine.ndjson"))
         assert len(found.held(DLQ)) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.ops.contract.requests import Edit, Selection, Settings, Target, TargetKind
+from hopback.ops.contract.requests import Edit, Selection, Settings, Submission, Target, TargetKind
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.ops.messages.archive import FileSink, read_line, read_lines, run_file
@@ -51,7 +51,7 @@ async def _discarded_and_imported(file: Path) -> None:
         binary = Properties(message_id="b", delivery_mode=2, headers={"x": b"\x00", "n": 7})
         await shop.publish([Message("", DLQ, b"\xff\x00", binary)])
         await shop.park(700)
-        job = await shop.operations.start(discard(export=True, export_to=str(file)))
+        job = await shop.operations.start(discard(export=True), Submission(export_to=str(file)))
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done, done.reason) == (JobState.COMPLETED, 701, "")
         assert shop.queue(DLQ).messages == ()
@@ -75,8 +75,8 @@ async def test_a_discard_that_cannot_be_written_removes_nothing() -> None:
     """The file exists already: the job stops, every message is still there."""
     async with open_shop() as shop:
         await shop.park(5)
-        request = discard(export=True, export_to=__file__)
-        done = await shop.operations.wait((await shop.operations.start(request)).id)
+        job = await shop.operations.start(discard(export=True), Submission(export_to=__file__))
+        done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
         assert "nothing was discarded" in done.reason
         assert len(shop.bodies(DLQ)) == 5

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hopback.errors import BadRequest, NotAllowed
 from hopback.message import Message
 from hopback.ops.contract.codec import read_patch
-from hopback.ops.contract.requests import Selection, Settings
+from hopback.ops.contract.requests import RedriveRequest, Selection, Settings
 from hopback.ops.messages.archive import read_line
 from hopback.ops.messages.patch import PatchFailed, PatchOperation, change_sample, patched
 from hopback.testing import in_virtual_time
@@ -134,7 +134,8 @@ async def test_many_are_changed_and_their_originals_are_kept(tmp_path: Path) -> 
         assert _originals(job.export_to) == set(bodies) - {b"no JSON"}
         record = await shop.operations.journal.job(job.id)
         assert record is not None
-        assert record.spec.change == _CHANGE
+        assert isinstance(record.spec.request, RedriveRequest)
+        assert record.spec.request.change == _CHANGE
 
 
 @in_virtual_time
@@ -142,7 +143,7 @@ async def test_a_change_of_a_program_has_as_many_steps_as_that_of_a_request(tmp_
     """Each step is made to every message."""
     async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
         for ask in (shop.operations.plan, shop.operations.start):
-            with pytest.raises(BadRequest, match="at most 50 steps, got 51"):
+            with pytest.raises(BadRequest, match="change: expected array of length <= 50"):
                 await ask(redrive(change=_CHANGE * 17))
 
 

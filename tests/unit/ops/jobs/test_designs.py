@@ -10,7 +10,7 @@ from hopback.errors import NoSuch
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
 from hopback.ops.brokers.discovery import Override
-from hopback.ops.contract.requests import Pace, Selection, Target, TargetKind
+from hopback.ops.contract.requests import Pace, Selection, Submission, Target, TargetKind
 from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Queue
@@ -27,7 +27,8 @@ async def test_the_file_pipeline_waits_once_more_and_tells_everybody() -> None:
         await channel.bind(Binding("domain.events", "heard", "operations.#"))
         await shop.park(2, queue="q.validator.dlq")
         job = await shop.operations.start(
-            redrive(queue="q.validator.dlq", operation="corr-1", selection=Selection(limit=1))
+            redrive(queue="q.validator.dlq", selection=Selection(limit=1)),
+            Submission(by=ANN, operation="corr-1"),
         )
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done) == (JobState.COMPLETED, 1)
@@ -191,7 +192,7 @@ async def test_what_nothing_gives_away_can_be_named() -> None:
             MAIN,
         )
         await shop.publish([Message("", "rest", b"x", Properties(delivery_mode=2))])
-        job = await shop.operations.start(redrive(queue="rest", by=ANN))
+        job = await shop.operations.start(redrive(queue="rest"))
         assert (await shop.operations.wait(job.id)).counts.done == 1
         with pytest.raises(NoSuch, match="nothing says that it holds dead letters"):
             await shop.operations.queue(MAIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.ops.contract.requests import JobKind, Pace
+from hopback.ops.contract.requests import RedriveRequest
 from hopback.ops.jobs.journal import JobSpec, SelectionSnapshot
 from hopback.ops.jobs.read_ahead import choose_prefetch
 
@@ -23,5 +23,6 @@ def test_a_job_holds_more_of_a_long_classic_queue(
     count: int, is_classic: bool, is_paced: bool, held: int
 ) -> None:
     """Only where that is of use and harms nothing."""
-    spec = JobSpec(JobKind.REDRIVE, "q", "here", SelectionSnapshot(count), pace=Pace())
+    request = RedriveRequest(queue="q", reason="t")
+    spec = JobSpec(request=request, broker="here", selection=SelectionSnapshot(count))
     assert choose_prefetch(spec, is_classic=is_classic, is_paced=is_paced) == held

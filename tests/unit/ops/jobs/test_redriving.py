@@ -31,6 +31,7 @@ from hopback.ops.contract.requests import (
     Pace,
     Selection,
     Settings,
+    Submission,
     Target,
     TargetKind,
     Window,
@@ -165,14 +166,14 @@ async def test_one_active_job_for_a_queue() -> None:
     """A second job is refused and told which one is active; the same key finds the same job."""
     async with open_shop() as shop:
         await shop.park(10)
-        first = await shop.operations.start(redrive(pace=Pace(rate=1), key="k"))
+        first = await shop.operations.start(redrive(pace=Pace(rate=1)), Submission(key="k"))
         with pytest.raises(JobConflict) as refused:
             await shop.operations.start(redrive())
         assert refused.value.job is not None
         assert refused.value.job.id == first.id
-        assert (await shop.operations.start(redrive(key="k"))).id == first.id
+        assert (await shop.operations.start(redrive(), Submission(key="k"))).id == first.id
         await shop.operations.wait(first.id)
-        assert (await shop.operations.start(redrive(key="k"))).id == first.id
+        assert (await shop.operations.start(redrive(), Submission(key="k"))).id == first.id
 
 
 @in_virtual_time

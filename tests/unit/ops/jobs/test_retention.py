@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hopback.clock import ManualClock
-from hopback.ops.contract.requests import AuditQuery, JobKind
+from hopback.ops.contract.requests import AuditQuery, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.http.settings import AdminSettings, parse_settings
 from hopback.ops.jobs.journal import (
@@ -22,7 +22,11 @@ async def test_what_is_older_than_it_is_kept_goes() -> None:
     """Old entries and finished jobs go, with one entry about it; numbers are never given twice."""
     clock, journal = ManualClock(0.0), MemoryJournal()
     for number, state in enumerate((JobState.COMPLETED, JobState.FAILED)):
-        spec = JobSpec(JobKind.REDRIVE, f"q{number}.dlq", "here", SelectionSnapshot(1))
+        spec = JobSpec(
+            request=RedriveRequest(queue=f"q{number}.dlq", reason="t"),
+            broker="here",
+            selection=SelectionSnapshot(1),
+        )
         job = JobRecord(f"j-{number}", spec)
         await journal.begin(job, "me")
         await journal.save(job.to(state, 1.0), "me")
