@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["IMPURE", "LAYERS", "LIBRARIES", "entry_for", "within"]
+__all__ = ["FRONT_DOORS", "IMPURE", "LAYERS", "LIBRARIES", "entry_for", "within"]
 
 _VALUES = (
     "hopback.clock",
@@ -40,6 +40,28 @@ _ABOVE = (
     "hopback.store",
     "hopback.waiting",
 )
+
+FRONT_DOORS = (
+    "hopback",
+    "hopback.broker",
+    "hopback.broker.declare",
+    "hopback.broker.management",
+    "hopback.broker.server",
+    "hopback.designs",
+    "hopback.designs.event_bus",
+    "hopback.designs.freeflow",
+    "hopback.errors",
+    "hopback.extras",
+    "hopback.observe",
+    "hopback.observe.logs",
+    "hopback.observe.metrics",
+    "hopback.ops",
+    "hopback.ops.http",
+    "hopback.runtime",
+    "hopback.store",
+    "hopback.topology",
+)
+"""The modules that a user imports. The systems import no others."""
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.errors": (),
@@ -136,29 +158,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.cli.store",
         "hopback.ops",
     ),
-    # The demo runs everything in one process.
-    "hopback.systems.demo": (
-        *_PURE,
-        *_PORT,
-        *_BROKERS,
-        *_ABOVE,
-        "hopback.cli",
-        "hopback.ops",
-        "hopback.systems",
-    ),
     # `hopback store` prunes the journal and the alerts of the operator tools as well.
     "hopback.cli.store": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.cli", "hopback.ops"),
-    # The documented systems are examples: they use what every user can, the public API.
-    "hopback.systems": (
-        "hopback",
-        "hopback.broker",
-        "hopback.ops",
-        "hopback.designs",
-        "hopback.errors",
-        "hopback.extras",
-        "hopback.runtime",
-        "hopback.store",
-        "hopback.topology",
+    "hopback.systems": FRONT_DOORS,
+    # `hopback demo` is a command that runs the systems.
+    "hopback.systems.demo": (
+        *FRONT_DOORS,
+        "hopback.cli",
+        "hopback.private_files",
+        "hopback.runtime.depths",
+        "hopback.systems",
+        "hopback.text",
+        "hopback.waiting",
     ),
     "hopback.__main__": ("hopback.cli",),
     "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),

@@ -63,6 +63,27 @@ def test_a_module_imports_only_what_lies_below_it() -> None:
     assert {module.name: found for module in library() if (found := _forbidden(module))} == {}
 
 
+def _inner(module: Module) -> set[str]:
+    """Return the imports of a system beyond front doors. The demo may import all modules of the command."""
+    own = entry_for(module.name, LAYERS)
+    parts = ("hopback.systems", "hopback.cli")[: 1 + (own == "hopback.systems.demo")]
+    homes = {name.rpartition(".")[0] for name in module.imports() if within(name, "hopback")}
+    return {
+        home for home in homes - set(LAYERS[own]) if not any(within(home, part) for part in parts)
+    }
+
+
+def test_systems_import_front_doors_only() -> None:
+    systems = [module for module in library() if within(module.name, "hopback.systems")]
+    assert len(systems) > 50
+    assert {module.name: found for module in systems if (found := _inner(module))} == {}
+
+
+def test_import_of_inner_module_by_a_system_is_found() -> None:
+    text = "from hopback.ops.http.auth import Jwks\nfrom hopback.ops.http import Role"
+    assert _inner(_sample("hopback.systems.raffle.api", text)) == {"hopback.ops.http.auth"}
+
+
 def test_a_module_uses_only_the_libraries_of_its_layer() -> None:
     """A third-party library is imported only where the table says so."""
     assert {module.name: found for module in library() if (found := _foreign(module))} == {}

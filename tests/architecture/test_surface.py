@@ -24,6 +24,7 @@ _DOORS = (
     "hopback",
     "hopback.broker",
     "hopback.ops",
+    "hopback.ops.http",
     "hopback.runtime",
     "hopback.testing",
     "hopback.topology",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Connection as Connection,
         QueueState as QueueState,
     )
-    from hopback.broker.supervise import Backoff as Backoff
+    from hopback.broker.supervise import Backoff as Backoff, OnState as OnState
     from hopback.version import BrokerVersion as BrokerVersion
 
 _HOMES = {
@@ -34,7 +34,7 @@ _HOMES = {
     "hopback.broker.embedded": "EmbeddedBroker EmbeddedManagement Fault VirtualTimeLoop run_virtual",
     "hopback.broker.management": "Management",
     "hopback.broker.port": "Broker Channel Connection QueueState",
-    "hopback.broker.supervise": "Backoff",
+    "hopback.broker.supervise": "Backoff OnState",
     "hopback.version": "BrokerVersion",
 }
 

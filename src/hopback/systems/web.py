@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from hopback import Message
-    from hopback.broker import Broker
-    from hopback.broker.supervise import OnState
+    from hopback.broker import Broker, OnState
     from hopback.topology import Topology
 
 _LOG = logging.getLogger("hopback.systems")

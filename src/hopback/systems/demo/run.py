@@ -14,23 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from hopback import Environment, RabbitMQ, SystemClock
 from hopback.broker.management import Management, ManagementAddress, virtual_host
-from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import BrokerServer, ServerSettings
 from hopback.cli.exits import CommandFailed
 from hopback.cli.options import cannot_listen, rabbitmq, url_host
-from hopback.clock import SystemClock
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
-from hopback.observe.events import Bus
+from hopback.observe import Bus
 from hopback.observe.logs import EventLog, LogBridge
 from hopback.observe.metrics import Metrics
+from hopback.ops import Operations
 from hopback.ops.http import create_app, refuse_public
-from hopback.ops.operations import Operations
 from hopback.private_files import private_folder
+from hopback.runtime import Health
 from hopback.runtime.depths import Depths, watched_queues
-from hopback.runtime.health import Health
-from hopback.runtime.settling import Environment
 from hopback.systems import load_system
 from hopback.systems.demo.web import DemoWeb, ShownSystem, lifespan, open_socket, serve_on
 from hopback.systems.host import Host
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
     from datetime import datetime
 
-    from hopback.runtime.service import Service
+    from hopback import Service
     from hopback.systems.host import Running, System
 
 _PORTS = ((5673, 15673), (0, 0))

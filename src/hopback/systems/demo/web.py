@@ -21,8 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router
 
-from hopback.ops.http.app import LOOPBACK, host_of
-from hopback.ops.http.auth import is_same_origin
+from hopback.ops.http import LOOPBACK, host_of, is_same_origin
 from hopback.runtime.depths import watched_queues
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from hopback import Service
     from hopback.observe.metrics import Metrics
-    from hopback.runtime.health import Condition, Health
-    from hopback.runtime.service import Service
-    from hopback.topology.model import Topology
+    from hopback.runtime import Health
+    from hopback.topology import Topology
 
 _SAMPLE = re.compile(r"^hopback_(deliveries_total|queue_depth)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -314,20 +313,21 @@ class DemoWeb:
         return Response(self._metrics.render(), media_type=self._metrics.content_type)
 
     async def _alive(self, _request: Request) -> Response:
-        return self._health_response(
-            {one.app.name: health.alive() for one, health in self._running}
+        return _health_response(
+            {one.app.name: health.alive().reasons for one, health in self._running}
         )
 
     async def _ready(self, _request: Request) -> Response:
-        return self._health_response(
-            {one.app.name: health.ready() for one, health in self._running}
+        return _health_response(
+            {one.app.name: health.ready().reasons for one, health in self._running}
         )
 
-    def _health_response(self, conditions: dict[str, Condition]) -> Response:
-        """No if any system says no."""
-        reasons = [why for condition in conditions.values() for why in condition.reasons]
-        told = {"systems": list(conditions), "reasons": reasons}
-        return JSONResponse(told, 503 if reasons else 200)
+
+def _health_response(reasons_by_system: dict[str, tuple[str, ...]]) -> Response:
+    """Return 503 with the reasons if a system is not healthy."""
+    reasons = [reason for each in reasons_by_system.values() for reason in each]
+    body = {"systems": list(reasons_by_system), "reasons": reasons}
+    return JSONResponse(body, 503 if reasons else 200)
 
 
 class _ServerWithoutSignals(uvicorn.Server):

@@ -30,8 +30,7 @@ from hopback.systems.raffle.raffles import (
     dropped,
     insert_users,
 )
-from hopback.topology import Plan
-from hopback.topology.plan import Count, Leave, LocalWait, Parking, Redrive, Return
+from hopback.topology import Count, Leave, LocalWait, Parking, Plan, Redrive, Return
 
 if TYPE_CHECKING:
     from hopback.systems.raffle.settings import RaffleSettings
