@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import expect
 
 from hopback.ops.contract.requests import Pace, RedriveRequest, Selection
+from hopback.ops.contract.roles import Grant, Role
 from hopback.ops.http.keys import new_key
-from hopback.ops.http.roles import Grant, Role
 from hopback.ops.http.settings import parse_settings
 from tests.acceptance.browsing import accessible, open_browser
 from tests.acceptance.page_server import PageServer

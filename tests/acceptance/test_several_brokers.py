@@ -23,8 +23,8 @@ from playwright.sync_api import expect, sync_playwright
 
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.message import Message, Properties
+from hopback.ops.contract.roles import Grant, Role
 from hopback.ops.http.keys import new_key
-from hopback.ops.http.roles import Grant, Role
 from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import fnmatch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopback.ops.http.roles import Grant, Role
+from hopback.ops.contract.roles import Grant, Role
 from tests.properties.hostile import moderately
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hopback.clock import Clock
-    from hopback.ops.http.roles import Principal
+    from hopback.ops.contract.roles import Principal
     from hopback.ops.http.settings import GrantSettings, OidcSettings
 
 _LOG = logging.getLogger("hopback.ops.http")

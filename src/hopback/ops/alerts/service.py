@@ -34,11 +34,11 @@ from hopback.ops.alerts.rules import (
     decide_alerts,
 )
 from hopback.ops.contract.codec import encode, from_json, to_json
+from hopback.ops.contract.queue_rules import EVERY_QUEUE, VISIBLE_QUEUES
+from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Moment
 from hopback.ops.http.api import ApiTable, Call, Empty
 from hopback.ops.http.auth import forbidden
-from hopback.ops.http.queue_rules import EVERY_QUEUE, VISIBLE_QUEUES
-from hopback.ops.http.roles import Role
 from hopback.ops.http.settings import AlertTargetKind
 from hopback.ops.page.pages import Pages
 from hopback.policy.backoff import BackoffWaits, delay

@@ -202,8 +202,8 @@ def _stores(kept: Journal) -> dict[str, Any]:
 
 def _print_key(name: str, role: str) -> int:
     """A new key on stdout; what to write into the settings file, too: the hash, never the key."""
+    from hopback.ops.contract.roles import Grant, Role
     from hopback.ops.http.keys import new_key
-    from hopback.ops.http.roles import Grant, Role
     from hopback.text import one_line as safe
 
     secret, key = new_key(name, Grant(Role(role)), expires=None, made_by="", now=0.0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         problem_body as problem_body,
         refusal_of as refusal_of,
     )
-    from hopback.ops.http.roles import Role as Role
+    from hopback.ops.contract.roles import Role as Role
     from hopback.ops.http.server import refuse_public as refuse_public, serve as serve
     from hopback.ops.http.settings import (
         AdminSettings as AdminSettings,
@@ -53,7 +53,7 @@ __getattr__, __dir__ = front_door(
             "BadToken TokenReader forbidden is_same_origin token_reader unauthorized"
         ),
         "hopback.ops.http.problems": "Refused problem_body refusal_of",
-        "hopback.ops.http.roles": "Role",
+        "hopback.ops.contract.roles": "Role",
         "hopback.ops.http.server": "refuse_public serve",
         "hopback.ops.http.settings": "AdminSettings JwtSettings read_settings",
     },

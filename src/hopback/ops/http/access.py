@@ -13,14 +13,14 @@ from starlette.routing import Route
 
 from hopback import __version__
 from hopback.errors import HopbackError
+from hopback.ops.contract.queue_rules import EVERY_QUEUE, NO_QUEUE
 from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.contract.roles import EVERYTHING, Role
 from hopback.ops.contract.values import AuditList, Moment
 from hopback.ops.http.api import ApiAnswer, ApiTable, Call, Empty
 from hopback.ops.http.auth import CALLBACK, address_of, cookie_name
 from hopback.ops.http.keys import ApiKey, new_key
 from hopback.ops.http.problems import Refused, trouble_title
-from hopback.ops.http.queue_rules import EVERY_QUEUE, NO_QUEUE
-from hopback.ops.http.roles import EVERYTHING, Role
 from hopback.ops.page.pages import (
     NOTICE_READ,
     Pages,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from starlette.requests import Request
 
+    from hopback.ops.contract.roles import Principal
     from hopback.ops.http.auth import Gate
-    from hopback.ops.http.roles import Principal
     from hopback.ops.http.services import Services
     from hopback.ops.page.pages import Visit
 

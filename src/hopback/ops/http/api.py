@@ -23,8 +23,8 @@ from hopback.ops.contract.codec import convert, decode, encode
 from hopback.ops.contract.codec import schemas as schemas_of
 from hopback.ops.http.auth import address_of, forbidden, unauthorized
 from hopback.ops.http.events import AT_ONCE_S, EVENTS, LongWork
+from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
-from hopback.ops.http.queue_rules import may_begin, require
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Scope
 
+    from hopback.ops.contract.queue_rules import QueueRule
+    from hopback.ops.contract.roles import Principal, Role
     from hopback.ops.contract.values import OnProgress
-    from hopback.ops.http.queue_rules import QueueRule
-    from hopback.ops.http.roles import Principal, Role
     from hopback.ops.http.services import Services
     from hopback.ops.operations import Operations
 

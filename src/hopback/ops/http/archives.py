@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
 from hopback.errors import BadLine
+from hopback.ops.contract.queue_rules import JOB_QUEUE, PATH_QUEUE, SESSION_QUEUE
 from hopback.ops.contract.requests import WHOLE_QUEUE, Selection
+from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Imported
 from hopback.ops.http.api import ApiTable, Call, Empty
 from hopback.ops.http.events import StreamedResponse
 from hopback.ops.http.problems import Refused
-from hopback.ops.http.queue_rules import JOB_QUEUE, PATH_QUEUE, SESSION_QUEUE
-from hopback.ops.http.roles import Role
 from hopback.ops.page.pages import Pages, release_look
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 import jwt
 
+from hopback.ops.contract.roles import EVERYTHING, Grant, Principal, Role
 from hopback.ops.http.keys import PREFIX
 from hopback.ops.http.problems import Refused
-from hopback.ops.http.roles import EVERYTHING, Grant, Principal, Role
 from hopback.text import clipped, printable
 
 if TYPE_CHECKING:

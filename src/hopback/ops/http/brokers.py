@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct, field
 from starlette.responses import Response
 
+from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
+from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Moment, QueueSummary
 from hopback.ops.http.access import metrics_of
 from hopback.ops.http.api import ApiTable, Call, Empty
 from hopback.ops.http.overview import read_all
-from hopback.ops.http.queue_rules import VISIBLE_QUEUES
-from hopback.ops.http.roles import Role
 from hopback.ops.http.services import Services, placed
 
 if TYPE_CHECKING:
+    from hopback.ops.contract.roles import Principal
     from hopback.ops.http.overview import Swept
-    from hopback.ops.http.roles import Principal
 
 BROKERS = ApiTable()
 """The rows of this part, each above what answers it."""

@@ -12,6 +12,17 @@ from starlette.responses import Response
 
 from hopback.errors import HopbackError
 from hopback.ops.brokers.discovery import CandidateList, QueueAnswer
+from hopback.ops.contract.queue_rules import (
+    EVERY_QUEUE,
+    JOB_QUEUE,
+    JOB_TARGETS,
+    PATH_QUEUE,
+    SESSION_QUEUE,
+    VISIBLE_QUEUES,
+    QueueRule,
+    queues_of_answer,
+    targets_of,
+)
 from hopback.ops.contract.requests import (
     EditRequest,
     GroupBy,
@@ -24,6 +35,7 @@ from hopback.ops.contract.requests import (
     SessionRequest,
     Submission,
 )
+from hopback.ops.contract.roles import Role
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
 from hopback.ops.contract.values import (
@@ -45,18 +57,6 @@ from hopback.ops.http.api import ApiAnswer, ApiTable, Call, Empty, answer_event
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, EVENTS, job_events, search_events
 from hopback.ops.http.problems import Refused
-from hopback.ops.http.queue_rules import (
-    EVERY_QUEUE,
-    JOB_QUEUE,
-    JOB_TARGETS,
-    PATH_QUEUE,
-    SESSION_QUEUE,
-    VISIBLE_QUEUES,
-    QueueRule,
-    queues_of_answer,
-    targets_of,
-)
-from hopback.ops.http.roles import Role
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable

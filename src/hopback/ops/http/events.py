@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
+    from hopback.ops.contract.roles import Principal
     from hopback.ops.contract.values import Job, LookProgress, OnProgress
     from hopback.ops.http.overview import Sweep
-    from hopback.ops.http.roles import Principal
     from hopback.ops.http.settings import RequestLimits
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import msgspec
 
 from hopback.errors import HopbackError
-from hopback.ops.http.roles import Grant, Principal
+from hopback.ops.contract.roles import Grant, Principal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,6 +13,7 @@ from hopback.broker.apply import live_plan
 from hopback.errors import ManagementNotFound
 from hopback.ops.brokers.snapshot import BrokerSnapshot
 from hopback.ops.contract.requests import Who
+from hopback.ops.contract.roles import Grant, Principal, Role
 from hopback.ops.contract.values import (
     Job,
     JobList,
@@ -24,7 +25,6 @@ from hopback.ops.contract.values import (
 from hopback.ops.http.auth import address_of
 from hopback.ops.http.overview import Insights, JobSpeeds, RecentReading
 from hopback.ops.http.problems import Refused, refusal_of
-from hopback.ops.http.roles import Grant, Principal, Role
 from hopback.ops.page.topology_drawing import draw_topology
 from hopback.topology.check import check
 from hopback.topology.model import joined

@@ -22,8 +22,8 @@ from hopback.broker.named_brokers import BrokerSettings, broker_names
 from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, InvalidTopology
 from hopback.ops.alerts.rules import AlertManners, AlertRule, parse_quiet
+from hopback.ops.contract.roles import EVERYTHING, Grant, Role
 from hopback.ops.http.keys import is_key_name
-from hopback.ops.http.roles import EVERYTHING, Grant, Role
 from hopback.ops.jobs.journal import AUDIT_DAYS, JOB_DAYS
 from hopback.runtime.push import PushTarget
 

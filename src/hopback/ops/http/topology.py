@@ -14,11 +14,11 @@ from msgspec import Meta, Struct
 from starlette.responses import JSONResponse, Response
 
 from hopback.errors import InvalidTopology
+from hopback.ops.contract.queue_rules import BROKER_MAP, QueueRule
+from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Moment
 from hopback.ops.http.api import ApiTable, Call, Empty
 from hopback.ops.http.problems import Refused
-from hopback.ops.http.queue_rules import BROKER_MAP, QueueRule
-from hopback.ops.http.roles import Role
 from hopback.ops.page.pages import Pages
 from hopback.ops.page.topology_drawing import delayed_messages, graph, role_of
 from hopback.topology.asyncapi import write_asyncapi

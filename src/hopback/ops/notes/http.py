@@ -8,11 +8,11 @@ from urllib.parse import quote
 from msgspec import Meta, Struct
 
 from hopback.ops.contract.codec import convert
+from hopback.ops.contract.queue_rules import PATH_QUEUE
+from hopback.ops.contract.roles import Principal, Role
 from hopback.ops.contract.values import AuditList
 from hopback.ops.http.api import ApiTable, Call, Empty
 from hopback.ops.http.auth import forbidden
-from hopback.ops.http.queue_rules import PATH_QUEUE
-from hopback.ops.http.roles import Principal, Role
 from hopback.ops.notes.values import (
     FilterList,
     GroupNote,

@@ -16,21 +16,7 @@ from starlette.responses import JSONResponse
 from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed, StoreDamaged
 from hopback.fields import Timestamp
 from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
-from hopback.ops.contract.requests import (
-    SMALL_WINDOW,
-    Edit,
-    EditRequest,
-    GroupBy,
-    SessionRequest,
-)
-from hopback.ops.contract.search import SearchRequest
-from hopback.ops.contract.surveys import SurveyProgress
-from hopback.ops.contract.values import Page
-from hopback.ops.http.auth import forbidden
-from hopback.ops.http.events import AT_ONCE_S, changes_of_board, page_search_events
-from hopback.ops.http.overview import Insight, read_all
-from hopback.ops.http.problems import Refused, refusal_of, trouble_title
-from hopback.ops.http.queue_rules import (
+from hopback.ops.contract.queue_rules import (
     EVERY_QUEUE,
     NO_QUEUE,
     PATH_QUEUE,
@@ -40,7 +26,21 @@ from hopback.ops.http.queue_rules import (
     queues_of_answer,
     targets_of,
 )
-from hopback.ops.http.roles import Role
+from hopback.ops.contract.requests import (
+    SMALL_WINDOW,
+    Edit,
+    EditRequest,
+    GroupBy,
+    SessionRequest,
+)
+from hopback.ops.contract.roles import Role
+from hopback.ops.contract.search import SearchRequest
+from hopback.ops.contract.surveys import SurveyProgress
+from hopback.ops.contract.values import Page
+from hopback.ops.http.auth import forbidden
+from hopback.ops.http.events import AT_ONCE_S, changes_of_board, page_search_events
+from hopback.ops.http.overview import Insight, read_all
+from hopback.ops.http.problems import Refused, refusal_of, trouble_title
 from hopback.ops.messages.diff import diff_lines
 from hopback.ops.messages.filters import parse_filter
 from hopback.ops.messages.plain import (

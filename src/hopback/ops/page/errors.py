@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
+from hopback.ops.contract.roles import Role
 from hopback.ops.http.problems import Refused
-from hopback.ops.http.queue_rules import VISIBLE_QUEUES
-from hopback.ops.http.roles import Role
 from hopback.ops.page.pages import Pages
 
 if TYPE_CHECKING:

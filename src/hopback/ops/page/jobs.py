@@ -14,6 +14,14 @@ from msgspec import structs
 
 from hopback.errors import BadRequest, CountMismatch, HopbackError, NoSuch
 from hopback.ops.contract.codec import encode, from_json, read_patch
+from hopback.ops.contract.queue_rules import (
+    JOB_QUEUE,
+    PATH_QUEUE,
+    VISIBLE_QUEUES,
+    QueueRule,
+    targets_of,
+    targets_of_job,
+)
 from hopback.ops.contract.requests import (
     LONGEST_FOUND_WATCH_S,
     LONGEST_WATCH_S,
@@ -26,20 +34,12 @@ from hopback.ops.contract.requests import (
     Submission,
     Window,
 )
+from hopback.ops.contract.roles import Role
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import JobState, Price
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import changes_of_job, page_search_events
 from hopback.ops.http.problems import Refused, refusal_of
-from hopback.ops.http.queue_rules import (
-    JOB_QUEUE,
-    PATH_QUEUE,
-    VISIBLE_QUEUES,
-    QueueRule,
-    targets_of,
-    targets_of_job,
-)
-from hopback.ops.http.roles import Role
 from hopback.ops.jobs.return_watch import MEASURE_S
 from hopback.ops.page.pages import Pages, form_target, in_time, release_look, see_other
 from hopback.ops.page.rendering import visible

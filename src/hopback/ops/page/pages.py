@@ -12,12 +12,13 @@ from urllib.parse import parse_qsl, quote
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from hopback.ops.contract.queue_rules import NO_QUEUE
 from hopback.ops.contract.requests import HIGHEST_RATE, Target, TargetKind
 from hopback.ops.http.api import PathRoute
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, LongWork, page_work_events
+from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import Refused, refusal_of
-from hopback.ops.http.queue_rules import NO_QUEUE, may_begin, require
 from hopback.ops.page.rendering import visible
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from starlette.routing import Route
     from starlette.types import ASGIApp
 
+    from hopback.ops.contract.queue_rules import QueueRule
+    from hopback.ops.contract.roles import Principal, Role
     from hopback.ops.contract.values import OnProgress
-    from hopback.ops.http.queue_rules import QueueRule
-    from hopback.ops.http.roles import Principal, Role
     from hopback.ops.http.services import Services
     from hopback.ops.operations import Operations
 

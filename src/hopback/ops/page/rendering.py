@@ -22,8 +22,8 @@ from markupsafe import Markup
 
 from hopback.headers import timestamp
 from hopback.ops.alerts.rules import AlertKind
+from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import HELD_BACK
-from hopback.ops.http.roles import Role
 from hopback.ops.messages.body import is_msgpack, packing, unpacked
 from hopback.ops.messages.plain import plain_payload, plain_text, pretty_json
 from hopback.text import visible as spelled_out

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import jwt
 import pytest
 
+from hopback.ops.contract.roles import Role
 from hopback.ops.http.app import ENDPOINTS, PAGES
 from hopback.ops.http.brokers import BROKERS
-from hopback.ops.http.roles import Role
 from hopback.ops.http.settings import parse_settings
 from hopback.topology.model import Queue
 from tests.unit.ops.admin_service import DLQ, MAIN, SECRET, admin, dead_letter

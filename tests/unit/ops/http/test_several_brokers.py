@@ -18,9 +18,9 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.broker.named_brokers import BadBrokers, name_brokers
 from hopback.clock import ManualClock
 from hopback.errors import ConnectionFailed, NoSuch
+from hopback.ops.contract.roles import Grant, Role
 from hopback.ops.http.app import AdminBroker, create_app
 from hopback.ops.http.keys import new_key
-from hopback.ops.http.roles import Grant, Role
 from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations, journal_name

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.ops.contract.roles import Grant, Role
 from hopback.ops.http.keys import new_key
-from hopback.ops.http.roles import Grant, Role
 from hopback.ops.messages.archive import read_line
 from tests.unit.ops.admin_service import DLQ, MAIN, NOW, Admin, admin, dead_letter, settings
 

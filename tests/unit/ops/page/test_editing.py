@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.broker.embedded import run_virtual
+from hopback.ops.contract.roles import Grant, Role
 from hopback.ops.http.keys import new_key
-from hopback.ops.http.roles import Grant, Role
 from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.ops.messages.diff import diff_lines
 from hopback.topology.model import Queue, QueueType

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hopback.ops.contract.requests import BY_DESIGN, JobKind
-from hopback.ops.http.auth import forbidden
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from hopback.ops.brokers.discovery import QueueAnswer
     from hopback.ops.contract.requests import Target
+    from hopback.ops.contract.roles import Principal
     from hopback.ops.contract.values import Job
-    from hopback.ops.http.roles import Principal, Role
     from hopback.ops.operations import Operations
 
 
@@ -44,40 +43,6 @@ class QueueRule:
     """The role must hold for all queues."""
     hides_others: bool = False
     """The answer contains only queues that the caller may see."""
-
-
-async def require(role: Role | None, rules: Iterable[QueueRule], asked: TouchingRequest) -> None:
-    """Refuse the request unless its caller has the role for every queue that the rules return."""
-    if role is None:
-        return
-    for rule in rules:
-        if rule.find is None:
-            continue
-        queues = await rule.find(asked)
-        if queues is None:
-            if not asked.principal.allows_everywhere(role):
-                raise forbidden(
-                    f"The queues that this request reaches are unknown: expected the role {role}"
-                    " for all queues, or a target queue."
-                )
-            continue
-        for queue in sorted(set(queues)):
-            if not asked.principal.allows(role, queue):
-                raise forbidden(f"Expected the role {role} for queue {queue!r}.")
-
-
-def may_begin(
-    role: Role | None, rules: Iterable[QueueRule], principal: Principal, path: Mapping[str, str]
-) -> bool:
-    """Return whether the request may be read at all, before its body and its queues are known."""
-    if role is None:
-        return True
-    rules = tuple(rules)
-    if any(rule.is_everywhere for rule in rules):
-        return principal.allows_everywhere(role)
-    if PATH_QUEUE in rules:
-        return principal.allows(role, path["queue"])
-    return principal.allows_somewhere(role)
 
 
 async def _path_queue(asked: TouchingRequest) -> Iterable[str]:

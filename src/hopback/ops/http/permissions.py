@@ -1,0 +1,48 @@
+"""Compare a caller's roles with the queues that a request touches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.ops.contract.queue_rules import PATH_QUEUE
+from hopback.ops.http.auth import forbidden
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hopback.ops.contract.queue_rules import QueueRule, TouchingRequest
+    from hopback.ops.contract.roles import Principal, Role
+
+
+async def require(role: Role | None, rules: Iterable[QueueRule], asked: TouchingRequest) -> None:
+    """Refuse the request unless its caller has the role for every queue that the rules return."""
+    if role is None:
+        return
+    for rule in rules:
+        if rule.find is None:
+            continue
+        queues = await rule.find(asked)
+        if queues is None:
+            if not asked.principal.allows_everywhere(role):
+                raise forbidden(
+                    f"The queues that this request reaches are unknown: expected the role {role}"
+                    " for all queues, or a target queue."
+                )
+            continue
+        for queue in sorted(set(queues)):
+            if not asked.principal.allows(role, queue):
+                raise forbidden(f"Expected the role {role} for queue {queue!r}.")
+
+
+def may_begin(
+    role: Role | None, rules: Iterable[QueueRule], principal: Principal, path: Mapping[str, str]
+) -> bool:
+    """Return whether the request may be read at all, before its body and its queues are known."""
+    if role is None:
+        return True
+    rules = tuple(rules)
+    if any(rule.is_everywhere for rule in rules):
+        return principal.allows_everywhere(role)
+    if PATH_QUEUE in rules:
+        return principal.allows(role, path["queue"])
+    return principal.allows_somewhere(role)
