@@ -20,13 +20,14 @@ from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 from hopback.ops.alerts.book import MemoryAlertBook, list_alerts
 from hopback.ops.brokers.discovery import Recognition
 from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.brokers.queue_views import describe_queue, summarize_queue
 from hopback.ops.brokers.snapshot import queues_that_hold_back
 from hopback.ops.brokers.targets import queues_reached
+from hopback.ops.browse.export import export_queue, export_session
+from hopback.ops.browse.message_view import view_message
 from hopback.ops.browse.search import Search
-from hopback.ops.browse.session import view_of
 from hopback.ops.browse.sessions import Sessions
 from hopback.ops.browse.surveys import Surveys
-from hopback.ops.browse.views import Views, summary_of
 from hopback.ops.contract.requests import (
     BY_CALLER,
     BY_DESIGN,
@@ -150,14 +151,13 @@ class Operations:
             self._live, self._sessions, self.settings, self.clock, self.journal.store_id
         )
         self._runner = JobRunner(broker, self.journal, self.settings, self.clock, self._planner)
-        self._views = Views(self._live, self._sessions, self.clock)
         self.surveys: Surveys = Surveys(
             self._live,
             self.journal,
             self._name,
             self.clock,
             self.queues,
-            self._held_of,
+            self._sessions.count_held,
             self.settings.exports,
         )
         self._share = JournalShare(self._name, frozenset(beside) - {self._name}, is_first)
@@ -195,10 +195,10 @@ class Operations:
         names = [found.name for found in snapshot.dead_letter_queues]
         readings = await self._live.readings()
         depths = await self._live.depths(names, readings)
-        active = {job.queue: job for job in await self._records(active=True)}
+        active = {job.queue: job.view for job in await self._records(active=True)}
         holding, now = queues_that_hold_back(readings or {}), self.clock.now()
         return tuple(
-            summary_of(
+            summarize_queue(
                 found, depths.get(found.name), active.get(found.name), now, readings, holding
             )
             for found in snapshot.dead_letter_queues
@@ -208,19 +208,16 @@ class Operations:
         """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
         snapshot = await self._live.recent_snapshot()
         found = snapshot.one(name)
-        active = next(iter(await self._records(queue=name, active=True)), None)
+        active = next((job.view for job in await self._records(queue=name, active=True)), None)
         (depth, reading), readings = await self._live.depth(name), await self._live.readings()
-        counted = structs.replace(depth, held_here=self._held_of(name)), reading
+        counted = structs.replace(depth, held_here=self._sessions.count_held(name)), reading
         holding = queues_that_hold_back(readings or {})
-        summary = summary_of(found, counted, active, self.clock.now(), readings, holding)
-        return await self._views.detail(snapshot, found, summary)
+        summary = summarize_queue(found, counted, active, self.clock.now(), readings, holding)
+        return await describe_queue(self._live, snapshot, found, summary)
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """What discovery knows of one queue, with its plans; NoSuch if it is none."""
         return (await self._live.snapshot()).one(name)
-
-    def _held_of(self, queue: str) -> int:
-        return sum(each.taken for each in self._sessions.opened() if each.source.name == queue)
 
     async def candidates(self) -> CandidateList:
         """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
@@ -281,26 +278,26 @@ class Operations:
         session = await self._sessions.open(
             found, window, cost, by=by or self._who, forced=forced, on_progress=on_progress
         )
-        details = {"session": session.id, "held": session.held}
+        details = {"session": session.id, "held": session.view.held}
         details |= {"forced": True} if forced else {}
         try:
             await self.note("session.open", by=by, queue=queue, details=details)
         except BaseException:  # nobody is told its id, so nobody could release it
             await session.release("it was not opened")
             raise
-        return view_of(session)
+        return session.view
 
     def sessions(self) -> tuple[SessionView, ...]:
         """Every session that holds something now."""
-        return tuple(map(view_of, self._sessions.opened()))
+        return tuple(session.view for session in self._sessions.active())
 
     def session(self, session_id: str) -> SessionView:
         """One session; SessionOver (a NoSuch) if it has ended."""
-        return view_of(self._sessions.one(session_id))
+        return self._sessions.one(session_id).view
 
     async def renew(self, session_id: str, seconds: float | None = None) -> SessionView:
         """Hold on for as long again from now, or for so many seconds."""
-        return view_of(self._sessions.renewed(session_id, seconds))
+        return self._sessions.renew(session_id, seconds).view
 
     async def release(self, session_id: str) -> None:
         """Give everything back, in order; a session that has ended already is no error."""
@@ -324,7 +321,7 @@ class Operations:
     async def message(self, session: str, message: str, *, by: Who | None = None) -> MessageView:
         """One message with everything about it, and where it would go; audited as shown."""
         held = self._sessions.one(session)
-        view = await self._views.message(held, message)
+        view = await view_message(self._live, held, message)
         await self._audit_shown(held, message, by)
         return view
 
@@ -611,9 +608,9 @@ class Operations:
         """Messages as lines of JSON; nothing is removed."""
         details: dict[str, object] = {"session": selection.session, "filter": selection.filter}
         if selection.session:
-            lines = self._views.lines_of_session(queue, selection)
+            lines = export_session(self._sessions, queue, selection)
         else:
-            lines = self._views.lines_of_queue(queue, selection, forced=forced)
+            lines = export_queue(self._live, queue, selection, self.clock.now(), forced=forced)
         return self._export_lines(lines, queue, by, details)
 
     async def _export_lines(

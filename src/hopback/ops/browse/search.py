@@ -81,10 +81,10 @@ class Search:
         found, skipped = await self._may_look(snapshot, sources)
         own = [
             each
-            for each in self._sessions.opened()
+            for each in self._sessions.active()
             if each.source.name in names and each.is_held_here
         ]
-        self._total = sum(found.values()) + sum(each.held for each in own)
+        self._total = sum(found.values()) + sum(each.view.held for each in own)
         for session in own:
             self._see_session(session)
         for source in sources:
@@ -115,9 +115,9 @@ class Search:
         readings, found = await self._live.readings() or {}, []
         depths = await self._live.depths(names, None)
         for name in names:
-            own = [each for each in self._sessions.opened() if each.source.name == name]
+            own = self._sessions.active(name)
             unacked = (readings[name].counts.unacked or 0) if name in readings else 0
-            count = unacked - sum(each.taken for each in own)
+            count = unacked - self._sessions.count_held(name)
             consumers = (depths[name][0].consumers or 0) if name in depths else 0
             if count > 0 or consumers > len(own):
                 found.append(HeldMessages(name, max(count, 0) or None, await self._holders(name)))

@@ -1,13 +1,16 @@
-"""Open, find and release browse sessions."""
+"""Open, find and release the browse sessions of a process, within its limits."""
 
 from __future__ import annotations
 
+import asyncio
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest, NoSuch, SessionOver
 from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.session import BrowseSession
+from hopback.ops.browse.session_reader import SessionReader
+from hopback.ops.contract.values import Moment, SessionView
 
 if TYPE_CHECKING:
     from hopback.broker.port import Broker
@@ -16,12 +19,13 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Settings, Who, Window
     from hopback.ops.contract.values import Cost, OnProgress
 
-
-_REMEMBERED = 1000  # sessions of which it can still be told why they ended
+_REMEMBERED = 1000
+"""Number of sessions that are remembered, so that a caller learns why a session has ended. The oldest
+ended ones are forgotten first."""
 
 
 class Sessions:
-    """Opens, keeps and closes browse sessions."""
+    """The browse sessions of this process."""
 
     def __init__(self, broker: Broker, settings: Settings, clock: Clock) -> None:
         self._broker = broker
@@ -39,34 +43,42 @@ class Sessions:
         forced: bool,
         on_progress: OnProgress | None = None,
     ) -> BrowseSession:
-        """Hold messages of a queue; what was held is given back if anything goes wrong."""
+        """Hold messages of a queue. If that fails, they are requeued.
+
+        The session ends `session_s` after its opening at the latest: the broker's timeout starts with the
+        first message.
+        """
         check_cost(cost, forced=forced)
         self._check(window)
         connection = await self._broker.connect(f"hopback browse {source.name}")
-        session: BrowseSession | None = None
+        opened_at, reader = self._clock.now(), None
         try:
-            session = BrowseSession(
-                f"s-{token_hex(8)}",
-                source,
-                connection,
-                await connection.open_channel(),
-                window,
-                self._clock,
-                cost,
-                by=by,
-                forced=forced,
-            )
-            others = [each for each in self.opened() if each.source.name == source.name]
-            session.held_by_others = sum(each.taken for each in others)
-            await session.fill(self._settings.session_s, on_progress)
+            reader = await SessionReader.open(connection, source, cost, window)
+            held_by_others = self.count_held(source.name)
+            messages = await reader.read(forced=forced, on_progress=on_progress)
         except BaseException:
-            await (connection.close() if session is None else session.release("it was not filled"))
+            await (connection.close() if reader is None else asyncio.shield(reader.release()))
             raise
+        expires_at = min(self._clock.now() + window.seconds, opened_at + self._settings.session_s)
+        view = SessionView(
+            id=f"s-{token_hex(8)}",
+            queue=source.name,
+            held=len(messages.dead_letters),
+            held_bytes=messages.held_bytes,
+            opened_at=Moment(opened_at),
+            expires_at=Moment(expires_at),
+            complete=messages.complete,
+            cost=cost,
+            by=by.name,
+            by_id=by.id,
+            order_kept=messages.order_kept,
+            skipped=messages.skipped,
+            ready=messages.ready,
+            held_by_others=held_by_others,
+        )
+        session = BrowseSession(view, messages, reader, self._clock)
         self._sessions[session.id] = session
-        # The oldest of those that are over go; why the others ended can still be told.
-        over = [known for known, each in self._sessions.items() if not each.is_open]
-        for known in over[: max(len(self._sessions) - _REMEMBERED, 0)]:
-            del self._sessions[known]
+        self._forget_oldest()
         return session
 
     def _check(self, window: Window) -> None:
@@ -77,43 +89,58 @@ class Sessions:
             raise BadRequest("maxBytes", f"1 to {limits.session_bytes}, got {window.max_bytes}")
         if not 0 < window.seconds <= limits.session_s:
             raise BadRequest("ttlSeconds", f"up to {limits.session_s:g}, got {window.seconds:g}")
-        if len(self.opened()) >= limits.sessions:
+        if len(self.active()) >= limits.sessions:
             raise BadRequest("session", f"at most {limits.sessions} at once; release one first")
 
-    def opened(self) -> tuple[BrowseSession, ...]:
-        """Every session that holds something now."""
-        return tuple(session for session in self._sessions.values() if session.is_open)
+    def _forget_oldest(self) -> None:
+        ended = [known for known, each in self._sessions.items() if not each.is_open]
+        for known in ended[: max(len(self._sessions) - _REMEMBERED, 0)]:
+            del self._sessions[known]
 
-    def one(self, session_id: str) -> BrowseSession:
-        """The session of that id; NoSuch, or SessionOver if it was there."""
+    def active(self, queue: str = "") -> tuple[BrowseSession, ...]:
+        """Return the open sessions, of one queue or of all."""
+        return tuple(
+            session
+            for session in self._sessions.values()
+            if session.is_open and queue in ("", session.source.name)
+        )
+
+    def count_held(self, queue: str) -> int:
+        """Return the number of messages of a queue that other consumers cannot get."""
+        return sum(session.taken for session in self.active(queue))
+
+    def one(self, session_id: str, queue: str = "") -> BrowseSession:
+        """Return an open session. Raise NoSuch if it is unknown, SessionOver if it has ended.
+
+        With `queue` a session of another queue is unknown, so that a caller without access to that queue
+        learns nothing about it.
+        """
         session = self._sessions.get(session_id)
-        if session is None:
+        if session is None or queue not in ("", session.source.name):
             raise NoSuch("session", session_id)
         if not session.is_open:
             raise SessionOver(session_id, session.why_closed)
         return session
 
-    def renewed(self, session_id: str, seconds: float | None) -> BrowseSession:
-        """The session, held on for longer."""
-        session = self.one(session_id)
+    def renew(self, session_id: str, seconds: float | None) -> BrowseSession:
+        """Extend a session from now, by default by its original time."""
+        session, longest = self.one(session_id), self._settings.session_s
         wanted = session.window.seconds if seconds is None else seconds
-        if not 0 < wanted <= self._settings.session_s:
-            raise BadRequest("seconds", f"up to {self._settings.session_s:g}, got {wanted:g}")
-        if self._clock.now() + wanted - session.opened_at > self._settings.session_s:
-            raise BadRequest(
-                "seconds", f"at most {self._settings.session_s:g} since it was opened; open another"
-            )
+        if not 0 < wanted <= longest:
+            raise BadRequest("seconds", f"up to {longest:g}, got {wanted:g}")
+        if self._clock.now() + wanted - session.view.opened_at > longest:
+            raise BadRequest("seconds", f"at most {longest:g} since it was opened; open another")
         session.renew(wanted)
         return session
 
     async def release(self, session_id: str) -> None:
-        """Give everything back; a session that has ended already is no error."""
+        """Release a session. Releasing an ended session has no effect."""
         session = self._sessions.get(session_id)
         if session is None:
             raise NoSuch("session", session_id)
         await session.release()
 
     async def close(self) -> None:
-        """Give everything of every session back."""
-        for session in self.opened():
+        """Release every session."""
+        for session in self.active():
             await session.release("the operations were closed")

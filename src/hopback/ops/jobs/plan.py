@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from hopback.errors import BadRequest, CountMismatch, NoSuch, NotAllowed, UnsafeOperation
+from hopback.errors import BadRequest, CountMismatch, NotAllowed, UnsafeOperation
 from hopback.headers import unread_headers
 from hopback.headers.names import UNREAD
 from hopback.ops.brokers.consumers import describe_consumer, jobs_on
 from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw, target_text
 from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.memory import measure_memory
-from hopback.ops.browse.session import ChosenMessages
 from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.codec import check
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.browse.session import BrowseSession
+    from hopback.ops.browse.session import BrowseSession, ChosenMessages
     from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.requests import Pace, Settings, Submission, Who
     from hopback.ops.contract.values import Cost, DeadLetter, Group, OnProgress
@@ -89,24 +88,12 @@ def check_request(request: JobRequest) -> None:
     parse_filter(selection.filter)
 
 
-async def chosen_messages(session: BrowseSession, selection: Selection) -> ChosenMessages:
-    """The dead letters that are meant, in the order of the queue; NoSuch for an id that is not held."""
-    found = await session.sift(parse_filter(selection.filter))
-    if not selection.ids:
-        return found
-    wanted = set(selection.ids)
-    for message in wanted - {dead_letter.id for dead_letter in found.dead_letters}:
-        session.dead_letter(message)
-    chosen = tuple(dead_letter for dead_letter in found.dead_letters if dead_letter.id in wanted)
-    return ChosenMessages(session, chosen, found.not_looked_into)
-
-
 def frozen_messages(
     session: BrowseSession, dead_letters: tuple[DeadLetter, ...], text: str
 ) -> SelectionSnapshot:
     """Exactly these messages of a session."""
     return SelectionSnapshot(
-        session.skipped + session.held,
+        session.view.skipped + session.view.held,
         text,
         tuple(dead_letter.digest for dead_letter in dead_letters),
     )
@@ -391,11 +378,8 @@ class Planner:
         selection = request.selection
         if not selection.session:
             return frozen_head(ready, selection), None
-        session = self._sessions.one(selection.session)
-        if session.source.name != request.queue:
-            # Whose session it is, is nobody's business who asks about another queue.
-            raise NoSuch("session", selection.session)
-        held = await chosen_messages(session, selection)
+        session = self._sessions.one(selection.session, request.queue)
+        held = await session.choose(selection)
         return frozen_messages(session, held.dead_letters, selection.filter), held
 
     async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
@@ -447,7 +431,7 @@ class Planner:
             if others:
                 return [*found, *(f"job {job} of another store" for job in others)][:_NAMED]
         # A quorum queue counts the ended consumers of a session that holds messages.
-        held_here = any(each.source.name == queue for each in self._sessions.opened())
+        held_here = bool(self._sessions.active(queue))
         if active is None and (snapshot.is_classic(queue) or not held_here):
             unnamed = snapshot.consumers - len(found)
             why = "that management does not name yet" if self._live.is_managed else "without a name"

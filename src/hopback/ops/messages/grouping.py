@@ -17,19 +17,9 @@ from hopback.ops.messages.filters import value_in
 from hopback.ops.messages.plain import plain_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.contract.values import DeadLetter
-
-
-def groups_of(dead_letters: Iterable[DeadLetter], by: GroupBy | str) -> tuple[Group, ...]:
-    """Group dead letters in one pass, keeping one sample of each group."""
-    grouping = Grouping(by)
-    for dead_letter in dead_letters:
-        grouping.add(dead_letter)
-    return grouping.groups()
 
 
 _KEY_BYTES = 255  # of a value to group by: longer ones are told apart by their beginning

@@ -1,0 +1,117 @@
+"""A dead-letter queue as lists and pages show it. No message is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.ops.brokers.snapshot import held_back_for
+from hopback.ops.brokers.targets import known_ways, target_flaw, target_text
+from hopback.ops.contract.requests import Target, TargetKind
+from hopback.ops.contract.values import (
+    Depth,
+    HeldBack,
+    Moment,
+    QueueDetail,
+    QueueSummary,
+    TargetChoice,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hopback.broker.management.readings import QueueReading
+    from hopback.broker.port import Connection
+    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.contract.values import Job
+    from hopback.topology.routing import RoutingTable
+
+_CHOICES = (
+    TargetKind.DESIGN,
+    TargetKind.FAILED_QUEUE,
+    TargetKind.RETRY_EXCHANGE,
+    TargetKind.ORIGIN_EXCHANGE,
+)
+
+
+def summarize_queue(
+    found: DeadLetterQueue,
+    counted: tuple[Depth, QueueReading | None] | None,
+    active: Job | None,
+    now: float,
+    readings: Mapping[str, QueueReading] | None,
+    holding: Iterable[QueueReading],
+) -> QueueSummary:
+    """Return a row of the list. `counted` is None if the queue does not exist on the broker."""
+    depth, reading = counted or (Depth(None, None, None, "nobody", Moment(now)), None)
+    return QueueSummary(
+        queue=found.name,
+        main_queue=found.main_queue,
+        origins=found.origins,
+        retry_exchange=found.retry_exchange,
+        label=found.label,
+        known_by=found.known_by,
+        depth=depth.shown_at(now),
+        exists=counted is not None,
+        active_job=active,
+        state=None if reading is None else reading.state,
+        idle_since=None if reading is None else reading.idle_since,
+        held_back=tuple(HeldBack(queue, count) for queue, count in held_back_for(found, holding)),
+        consumed=_origins(found, readings, consumed=True),
+        unconsumed=_origins(found, readings, consumed=False),
+    )
+
+
+def _origins(
+    found: DeadLetterQueue, readings: Mapping[str, QueueReading] | None, *, consumed: bool
+) -> tuple[str, ...] | None:
+    """Return the queues of origin with or without a consumer, None if that is unknown."""
+    if readings is None:
+        return None
+    counts = {name: readings[name].counts.consumers for name in found.origins if name in readings}
+    return tuple(
+        name for name, count in counts.items() if count is not None and bool(count) == consumed
+    )
+
+
+async def describe_queue(
+    live: ManagedBroker, snapshot: BrokerSnapshot, found: DeadLetterQueue, summary: QueueSummary
+) -> QueueDetail:
+    """Return the summary with type, limit, cost of reading and possible targets of a re-drive."""
+    cost, queue, table = snapshot.cost(found.name), snapshot.effective(found.name), snapshot.table()
+    async with live.connected() as connection:
+        choices = [await _choice(connection, Target(kind), found, table) for kind in _CHOICES]
+    return QueueDetail(
+        **{name: getattr(summary, name) for name in summary.__struct_fields__},
+        type=None if queue is None else queue.type,
+        limit=cost.limit,
+        cost=cost,
+        job_cost=snapshot.cost(found.name, killed=True),
+        targets=tuple(choice for choice in choices if choice is not None),
+        broker_version=str(snapshot.version),
+        limit_lifted=live.is_lifted(snapshot, found.name),
+        can_lift=not isinstance(snapshot.lifting_policy(found.name), str),
+    )
+
+
+async def _choice(
+    connection: Connection, target: Target, found: DeadLetterQueue, table: RoutingTable | None
+) -> TargetChoice | None:
+    """Return a target as a choice, None if this queue does not have it."""
+    ways = known_ways(target, found)
+    if target.kind is TargetKind.FAILED_QUEUE and not found.has_plan:
+        return None  # the default target is the same
+    if not ways and target.kind is not TargetKind.ORIGIN_EXCHANGE:
+        return None
+    flaws = [await target_flaw(connection, way, table) for way in ways]
+    way = ways[0] if len(ways) == 1 else None
+    return TargetChoice(
+        kind=target.kind,
+        text=target_text(target, found),
+        exchange=None if way is None else way.exchange,
+        routing_key=None if way is None else way.routing_key,
+        warning=target.warning,
+        flaw=flaws[0] if flaws and all(flaws) else None,
+        is_default=target.kind is TargetKind.DESIGN,
+    )

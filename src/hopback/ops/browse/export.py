@@ -1,0 +1,52 @@
+"""Export messages as lines of an archive, without removing them."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from hopback.ops.browse.cost import check_cost
+from hopback.ops.browse.memory import measure_memory
+from hopback.ops.browse.turns import Turns
+from hopback.ops.browse.walk import walk
+from hopback.ops.messages.archive import write_line
+from hopback.ops.messages.dead_letter import read_dead_letter
+from hopback.ops.messages.filters import parse_filter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.browse.sessions import Sessions
+    from hopback.ops.contract.requests import Selection
+
+
+async def export_queue(
+    live: ManagedBroker, queue: str, selection: Selection, now: float, *, forced: bool
+) -> AsyncGenerator[bytes, None]:
+    """Return the matching messages of a queue as lines. They are requeued at the end."""
+    wanted, limit = parse_filter(selection.filter), selection.limit
+    snapshot = await live.snapshot()
+    source, cost = snapshot.one(queue), snapshot.cost(queue)
+    check_cost(cost, forced=forced)
+    depth, _ = await live.depth(queue)
+    ready = depth.ready or 0
+    count = ready if limit is None else min(limit, ready)
+    place = 0
+    async with aclosing(walk(live.broker, queue, count, cost)) as messages:
+        async for delivery in messages:
+            place += 1
+            dead_letter = read_dead_letter(delivery, place, source)
+            if wanted.matches(dead_letter, delivery, now):
+                yield write_line(delivery, dead_letter)
+
+
+async def export_session(
+    sessions: Sessions, queue: str, selection: Selection
+) -> AsyncGenerator[bytes, None]:
+    """Return the selected messages of a session as lines. Raise NoSuch if it is of another queue."""
+    session, turns = sessions.one(selection.session, queue), Turns()
+    for dead_letter in (await session.choose(selection)).dead_letters:
+        delivery = session.delivery(dead_letter.id)
+        yield write_line(delivery, dead_letter)
+        await turns.after(measure_memory(delivery))

@@ -1,0 +1,66 @@
+"""One message with its history, its failure and its re-drive target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
+from hopback.ops.contract.requests import BY_DESIGN
+from hopback.ops.contract.values import FailureRecord, HeaderView, MessageView, WayCheck
+from hopback.ops.messages.dead_letter import recorded_failure
+from hopback.ops.messages.plain import (
+    amqp_type,
+    plain_headers,
+    plain_payload,
+    plain_properties,
+    plain_text,
+    plain_value,
+)
+from hopback.ops.messages.story import timeline, what_happened
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.browse.session import BrowseSession
+
+
+async def view_message(live: ManagedBroker, session: BrowseSession, message: str) -> MessageView:
+    """Return a message of a session, and check its re-drive target on the broker."""
+    dead_letter, delivery = session.dead_letter(message), session.delivery(message)
+    aim = aim_at(BY_DESIGN, delivery, dead_letter.origin, session.source)
+    way, no_way = None, ""
+    if isinstance(aim, Aim):
+        snapshot = await live.snapshot()
+        async with live.connected() as connection:
+            flaw = await target_flaw(connection, aim.redrive, snapshot.table())
+        way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
+    else:
+        no_way = aim
+    payload, encoding = plain_payload(delivery)
+    headers, more_headers = plain_headers(delivery.properties.headers)
+    return MessageView(
+        dead_letter=dead_letter,
+        sentence=what_happened(dead_letter, delivery),
+        timeline=timeline(delivery, dead_letter),
+        failure=_failure(delivery),
+        way=way,
+        no_way=no_way,
+        properties=plain_properties(delivery.properties),
+        headers=tuple(
+            HeaderView(plain_text(name), amqp_type(value), plain_value(value))
+            for name, value in headers
+        ),
+        more_headers=more_headers,
+        payload=payload,
+        payload_encoding=encoding,
+        payload_bytes=len(delivery.body),
+        body_url=f"/admin/dlq/sessions/{session.id}/messages/{dead_letter.id}/body",
+    )
+
+
+def _failure(delivery: Delivery) -> FailureRecord | None:
+    failure = recorded_failure(delivery)
+    if failure is None or not (failure.type or failure.message or failure.stack):
+        return None
+    texts = (failure.type, failure.message, failure.frame, failure.stack, failure.host)
+    return FailureRecord(*map(plain_text, texts))
