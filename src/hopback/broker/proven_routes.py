@@ -76,21 +76,32 @@ class ProvenRoutes:
         self._remember(self.route(message))
         self.largest = max(self.largest, len(message.body))
 
+    def begin(self, message: Message) -> Route | None:
+        """Publish for the first time on this route; None if another such publish is under way."""
+        route = self.route(message)
+        if route in self._first:
+            return None
+        self._first[route] = asyncio.get_running_loop().create_future()
+        return route
+
+    def end(self, route: Route) -> None:
+        """The first publish on this route has its outcome."""
+        self._first.pop(route).set_result(None)
+
     @asynccontextmanager
     async def turn(self, message: Message) -> AsyncIterator[bool]:
         """Let the first publish on a new route go ahead; whether this one still has to be proven."""
-        route = self.route(message)
-        first = self._first.get(route)
+        first = self._first.get(self.route(message))
         if first is not None:
             await asyncio.wait({first}, timeout=_FIRST_PROOF_S)
             yield not self.cover(message)
             return
-        first = self._first[route] = asyncio.get_running_loop().create_future()
+        route = self.begin(message)
         try:
             yield True
         finally:
-            del self._first[route]
-            first.set_result(None)
+            if route is not None:
+                self.end(route)
 
     def _remember(self, route: Route) -> None:
         if len(self._recent) >= _REMEMBERED:

@@ -87,16 +87,12 @@ class _OpenChannel:
     nacks: int = 0
     retired: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def enter(self) -> None:
-        """A publish was handed over."""
-        self.in_flight += 1
-        self.idle.clear()
+    """Set when a retired channel has no publish in flight any more."""
 
     def leave(self) -> None:
         """A publish has its fate."""
         self.in_flight -= 1
-        if not self.in_flight:
+        if not self.in_flight and self.retired.is_set():
             self.idle.set()
 
 
@@ -149,6 +145,8 @@ class Publisher:
         )
         self._task: asyncio.Task[None] | None = None
         self._current: asyncio.Future[_OpenChannel] = asyncio.get_running_loop().create_future()
+        self._shared: _OpenChannel | None = None
+        """The result of `_current` while it is usable."""
         self._winding_down: set[asyncio.Task[None]] = set()
         self._reopened_at = float("-inf")
 
@@ -263,11 +261,9 @@ class Publisher:
         self, message: Message, mandatory: bool
     ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
         """Send on the shared channel if nothing has to be waited for, which is nearly always."""
-        if not self._current.done() or self._current.exception() is not None:
-            return None
-        current = self._current.result()
+        current = self._shared
         if (
-            current.retired.is_set()
+            current is None
             or not current.session.proven.cover(message)
             or not current.channel.has_room
         ):
@@ -276,7 +272,7 @@ class Publisher:
             fate = current.channel.publish(message, mandatory=mandatory)
         except (ChannelClosed, ConnectionLost):
             return None
-        current.enter()
+        current.in_flight += 1
         return current, fate
 
     async def _hand_over(
@@ -286,6 +282,8 @@ class Publisher:
 
         A channel that proves closed has sent nothing: take the next.
         """
+        if await self._apart_at_once(message, mandatory, ended):
+            return None
         try:
             async with asyncio.timeout(self._timeout) as limit:
                 while True:
@@ -306,7 +304,7 @@ class Publisher:
                             raise DeliveryLost(_LOST)
                         if not current.retired.is_set() and session.proven.cover(message):
                             fate = current.channel.publish(message, mandatory=mandatory)
-                            current.enter()
+                            current.in_flight += 1
                             return current, fate
                     except (ChannelClosed, ConnectionLost):
                         self._retire(current)
@@ -315,13 +313,42 @@ class Publisher:
                 raise
             raise ConnectionFailed(self._nothing_sent()) from None
 
+    async def _apart_at_once(
+        self, message: Message, mandatory: bool, ended: asyncio.Event | None
+    ) -> bool:
+        """Publish apart if nothing has to be waited for; False if nothing was sent.
+
+        Most publishes with a routing key that is never used again go this way.
+        """
+        if self._shared is None:
+            return False
+        session = self._shared.session
+        proven = session.proven
+        if (
+            not session.idle
+            or not session.idle[-1][1].has_room
+            or session.slots.locked()
+            or proven.cover(message)
+        ):
+            return False
+        route = proven.begin(message)
+        if route is None:
+            return False
+        try:
+            await self._apart(session, message, mandatory, ended)
+        except (ChannelClosed, ConnectionLost):
+            return False
+        finally:
+            proven.end(route)
+        return True
+
     async def _apart(
         self,
         session: _PublishSession,
         message: Message,
         mandatory: bool,
         ended: asyncio.Event | None,
-        limit: asyncio.Timeout,
+        limit: asyncio.Timeout | None = None,
     ) -> None:
         """Publish on a scratch channel. `limit` ends when it is sent: the confirm has its own time."""
         async with session.slots:
@@ -333,7 +360,8 @@ class Publisher:
                     used = session.take_back(channel)
                     raise DeliveryLost(_LOST)
                 fate = channel.publish(message, mandatory=mandatory)
-                limit.reschedule(None)
+                if limit is not None:
+                    limit.reschedule(None)
                 await fate
                 session.proven.add(message)
                 used = session.take_back(channel)
@@ -355,11 +383,8 @@ class Publisher:
     def _retire(self, current: _OpenChannel) -> None:
         """No new publishes on this channel."""
         current.retired.set()
-        if (
-            self._current.done()
-            and not self._current.exception()
-            and self._current.result() is current
-        ):
+        if self._shared is current:
+            self._shared = None
             self._current = asyncio.get_running_loop().create_future()
 
     def _wind_down(self, closing: asyncio.Task[None]) -> None:
@@ -372,14 +397,15 @@ class Publisher:
         try:
             while True:
                 current = _OpenChannel(await connection.open_channel(), session)
+                self._shared = current
                 self._current.set_result(current)
                 await first_of(current.channel.wait_closed(), current.retired.wait())
                 self._retire(current)
                 # The channel is closed once everything on it has its fate.
                 self._wind_down(asyncio.create_task(_close_when_idle(current)))
         finally:
-            if self._current.done():
-                self._retire(self._current.result())
+            if self._shared is not None:
+                self._retire(self._shared)
             for task in self._winding_down:
                 task.cancel()
 

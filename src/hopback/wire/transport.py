@@ -82,6 +82,8 @@ class Wire(asyncio.BufferedProtocol):
     def __init__(self, connection: WireConnection, owner: Owner) -> None:
         self.connection = connection
         self.writable: bool = True
+        self.last_publisher: object = None
+        """The channel that published last, None before the first publish."""
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None

@@ -74,6 +74,20 @@ async def test_a_lone_publish_leaves_at_once_and_further_ones_at_the_end_of_the_
     await asyncio.gather(*fates)
 
 
+async def test_publishes_on_several_channels_share_a_write() -> None:
+    server, connection = await connect()
+    channels = [await connection.open_channel() for _ in range(10)]
+    for _ in range(3):
+        before = server.writes
+        fates = [channel.publish(Message("", "q", b"1")) for channel in channels]
+        await _turn()
+        assert server.writes <= before + 2
+        for number in range(1, 11):
+            server.send(number, "basic.ack", delivery_tag=0, multiple=True)
+        await asyncio.gather(*fates)
+    assert len(server.published()) == 30
+
+
 async def test_the_first_publish_after_many_waits_for_others_of_its_turn() -> None:
     """It may be the first of many again; the one after it, alone as well, leaves at once."""
     server, channel = await _channel()
