@@ -37,8 +37,8 @@ _POSTGRES = "postgresql://nobody@localhost/none"
             "psycopg",
             "postgres",
         ),
-        ("import hopback.ops.http", "starlette", "admin"),
-        ("import hopback.ops.http", "jwt", "admin"),
+        ("import hopback.ops.http", "starlette", "ops"),
+        ("import hopback.ops.http", "jwt", "ops"),
         ("import hopback.observe.metrics", "prometheus_client", "metrics"),
         ("import hopback.runtime.tracing", "opentelemetry", "tracing"),
         (_MANAGEMENT, "httpx", "management"),
@@ -72,11 +72,11 @@ def test_the_library_names_the_extra(program: str, library: str, extra: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "library", "extra"),
     [
-        (["serve", "--broker", "amqp://h"], "msgspec", "admin"),
+        (["serve", "--broker", "amqp://h"], "msgspec", "ops"),
         (["demo", "raffle"], "starlette", "systems"),
         (["store", "status", "--database", "sqlite:///x.db"], "sqlalchemy", "store"),
         (["store", "status", "--database", _POSTGRES], "psycopg", "postgres"),
-        (["dlq", "ls", "--server", "http://h"], "httpx", "management"),
+        (["dlq", "ls", "--server", "http://h"], "httpx", "ops"),
         (["run", "hopback.systems.file_pipeline.thumbnail:app", *_EMBEDDED], "PIL", "systems"),
         (["run", "traced:app", *_EMBEDDED, "--otel"], "opentelemetry", "tracing"),
         # The application's own module is not to blame.

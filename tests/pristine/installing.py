@@ -31,12 +31,12 @@ async def main():
         assert (await shop.drain()).done == 1
 main()
 """,
-    "admin": "import hopback.ops.http",
     "management": """
 from hopback.broker.management import Management, ManagementAddress
 Management(ManagementAddress.derive("amqp://h"))
 """,
     "metrics": "from hopback.observe.metrics import Metrics; Metrics()",
+    "ops": "import hopback.ops.http; hopback.ops.http.create_app",
     "postgres": """
 from hopback.store import open_database
 open_database("postgresql://nobody@localhost/none")

@@ -37,7 +37,7 @@ _LEAST_COMPLETE = (
     99.0  # percent of the names whose types pyright is sure of: front doors, and all modules
 )
 _VENDORED = "hopback/ops/page/static/vendor"
-_EXTRAS = {"all", "admin", "management", "store"}
+_EXTRAS = {"all", "management", "ops", "store"}
 
 
 class Failed(Exception):

@@ -150,7 +150,7 @@ class RemoteDeadLetters:
         broker: str | None = None,
         silence_s: float = _SILENCE_S,
     ) -> None:
-        with needs("management", "--server"):
+        with needs("ops", "--server"):
             import httpx
         if not url.startswith(("http://", "https://")) or "@" in url.partition("://")[2]:
             raise BadRequest("server", "http(s)://host[:port] without user or password")

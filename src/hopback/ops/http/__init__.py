@@ -1,6 +1,6 @@
 """The HTTP service of the operator tools: dead letters, jobs, topology, checks and audit as API and page.
 
-`create_app` returns the ASGI application and `serve` runs it. The package needs the extra `admin`.
+`create_app` returns the ASGI application and `serve` runs it. The package needs the extra `ops`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         read_settings as read_settings,
     )
 
-with needs("admin", "hopback.ops.http"):
+with needs("ops", "hopback.ops.http"):
     import h11  # noqa: F401
     import jinja2  # noqa: F401
     import jwt  # noqa: F401
