@@ -1,36 +1,33 @@
 """The pattern of a policy against the name of a queue or exchange, in bounded time.
 
-RabbitMQ gives the pattern to Erlang's `re`, which tries one way after another and gives up after
-millions of tries. Patterns come from outside, and `^(a+)+$` has more ways than anyone can wait
-for; so nothing is tried here. All places of the name are taken at once, as the bits of one number:
-bit i is the place before byte i. Each part of a pattern turns the places where it may begin into
-the places where it may have ended; the pattern matches if any are left at its end. As at the
-broker, bytes are compared and letters are those of Latin-1.
+RabbitMQ gives the pattern to Erlang's `re`. As there, bytes are compared and letters are those of
+Latin-1. A pattern is read here and translated byte by byte to Python's `re`.
 
-Most patterns have few ways in all, and `re` is faster by far: those are written anew for it, from
-what was read here, byte by byte, so that they mean the same.
-
-What has no meaning for sets of places (references back, atomic groups, possessive repetition) is
-not evaluated, and neither is what still takes too many steps: then the answer is None.
+Both engines backtrack, and patterns come from outside: `^(a+)+$` has more ways through a name than an
+engine can try. So the reader counts the ways of each part. Repetitions of parts that have several ways
+themselves, references, atomic groups and possessive repetition are not evaluated, and neither is a name
+for which a pattern has too many ways. Then the answer is None.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Protocol
 
-_LONGEST = 4096  # far beyond any pattern that people write
-_DEEPEST = 40  # each group costs a level of Python's own stack
-_MOST_STEPS = 5000
-"""Patterns that people write take some tens; this many take a few milliseconds."""
-_MOST_WAYS = 1024
-"""One repetition without end has as many ways as a name has bytes; two have the square of that."""
-_LONGEST_NAME = 255  # no queue or exchange has a longer name, in bytes
-_ENDLESS = 1 << 64  # stands for any larger number: counting further would only cost time
-_MOST_REPETITIONS = 65_535  # PCRE's own limit
+_LONGEST = (
+    4096  # characters of a pattern: a longer one is not evaluated, and policies have some tens
+)
+_DEEPEST = 40  # nested groups, each a level of Python's stack: a deeper pattern is not evaluated
+_MOST_CHOICES = 4096
+"""Ways of a pattern beside its open repetitions. A pattern with more, like `(a|b){13}`, is not evaluated."""
+_MOST_LOOPS = 4  # a pattern with more open repetitions, like `^a*b*c*d*e*f`, is not evaluated
+_MOST_WAYS = 1 << 18
+"""Ways that are tried for one name: some milliseconds. A name for which there are more gets no answer."""
+_FEW_TIMES = 16  # a repetition with a wider range counts as an open one
+_LONGEST_NAME = 255  # bytes of a queue's or exchange's name: a longer look behind is not evaluated
+_MOST_REPETITIONS = 65_535  # PCRE's own limit: brokers refuse more
 
 _ALL = (1 << 256) - 1  # a bit for each value of a byte
 
@@ -45,283 +42,114 @@ class PatternFlaw(ValueError):
 
 @lru_cache(maxsize=4096)
 def pattern_matches(pattern: str, name: str) -> bool | None:
-    """Whether the pattern is found anywhere in the name; None if that is not evaluated."""
+    """Return whether the pattern is found anywhere in the name, or None if that is not evaluated."""
     read = _read(pattern)
     if isinstance(read, PatternFlaw):
         return None
+    part, compiled = read
     raw = name.encode("utf-8", "surrogatepass")
-    if read.quick is not None and len(raw) <= _LONGEST_NAME:
-        return read.quick.search(raw) is not None
-    return read.slowly(raw)
+    return None if part.ways(len(raw)) > _MOST_WAYS else compiled.search(raw) is not None
 
 
 def pattern_flaw(pattern: str) -> PatternFlaw | None:
-    """Why the pattern is not evaluated, whatever the name; None if it is."""
+    """Return why the pattern is not evaluated for any name, or None if it is."""
     read = _read(pattern)
     return read if isinstance(read, PatternFlaw) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _CompiledPattern:
-    part: _PatternPart
-    quick: re.Pattern[bytes] | None
-    """The same for `re`, where that cannot take long."""
-
-    def slowly(self, raw: bytes) -> bool | None:
-        """Whether it is found, without trying one way after another."""
-        name = _Name(raw)
-        try:
-            return self.part.ends(name.every, name) != 0
-        except _TooManySteps:
-            return None
-
-
 @lru_cache(maxsize=512)
-def _read(pattern: str) -> _CompiledPattern | PatternFlaw:
+def _read(pattern: str) -> tuple[_PatternPart, re.Pattern[bytes]] | PatternFlaw:
     if len(pattern) > _LONGEST:
         return PatternFlaw(f"it is longer than {_LONGEST} characters", refused=False)
     try:
         part = _PatternReader(pattern.encode("utf-8", "surrogatepass").decode("latin-1")).whole()
     except PatternFlaw as flaw:
         return flaw
-    # Without what may be absent at either end: a name that holds the rest holds the whole.
-    parts = list(part.parts) if isinstance(part, _Series) else [part]
-    while parts and _may_be_absent(parts[-1]):
-        parts.pop()
-    while parts and _may_be_absent(parts[0]):
-        parts.pop(0)
-    part = _Series(tuple(parts))
-    return _CompiledPattern(part, re.compile(part.written()) if part.ways() <= _MOST_WAYS else None)
-
-
-def _may_be_absent(part: _PatternPart) -> bool:
-    return isinstance(part, _Repeat) and part.least == 0
-
-
-class _TooManySteps(Exception):
-    pass
-
-
-class _Name:
-    """The name that is looked at, and how much has been done."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-        self.every = (1 << (len(raw) + 1)) - 1
-        self.end = 1 << len(raw)
-        self._left = _MOST_STEPS
-        self._places: dict[int, int] = {}
-        by_byte: dict[int, int] = {}
-        for place, byte in enumerate(raw):
-            by_byte[byte] = by_byte.get(byte, 0) | 1 << place
-        self._by_byte = tuple(by_byte.items())
-
-    def step(self) -> None:
-        """Count one more."""
-        self._left -= 1
-        if self._left < 0:
-            raise _TooManySteps
-
-    def before(self, accepted: int) -> int:
-        """The places before a byte that is accepted, given as a set of bytes."""
-        known = self._places.get(accepted)
-        if known is None:
-            known = 0
-            for byte, places in self._by_byte:
-                if accepted >> byte & 1:
-                    known |= places
-            self._places[accepted] = known
-        return known
-
-
-class _PatternPart(Protocol):
-    """A part of a pattern."""
-
-    def ends(self, starts: int, name: _Name) -> int:
-        """Where it may have ended, if it may begin at these places."""
-
-    def ways(self) -> int:
-        """How many ways `re` would have to try from one place, at most."""
-
-    def written(self) -> bytes:
-        """The same for `re`."""
+    return part, re.compile(part.written)
 
 
 @dataclass(frozen=True, slots=True)
-class _Byte:
-    """One byte of a set."""
+class _PatternPart:
+    """A part of a pattern, written for `re`, with the number of ways that backtracking may try."""
 
-    accepted: int
+    written: bytes
+    width: int | None = 0
+    """The number of bytes that it matches, or None if that varies."""
+    choices: int = 1
+    loops: int = 0
+    """Repetitions within reach of each other: each multiplies the ways by the length of the name."""
+    is_byte: bool = False
+    is_anchor: bool = False
+    is_anchored: bool = False
+    """Whether it matches only at the start of the name."""
+    is_optional: bool = False
 
-    def ends(self, starts: int, name: _Name) -> int:
-        name.step()
-        return (starts & name.before(self.accepted)) << 1
+    def __post_init__(self) -> None:
+        if self.choices > _MOST_CHOICES or self.loops > _MOST_LOOPS:
+            raise PatternFlaw("it has too many ways through a name", refused=False)
 
-    def ways(self) -> int:
-        return 1
-
-    def written(self) -> bytes:
-        members = [byte for byte in range(256) if self.accepted >> byte & 1]
-        if len(members) == 256:
-            return b"[\\x00-\\xff]"
-        return b"[%s]" % b"".join(b"\\x%02x" % byte for byte in members) if members else b"(?!)"
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    parts: tuple[_PatternPart, ...]
-
-    def ends(self, starts: int, name: _Name) -> int:
-        for part in self.parts:
-            if not starts:
-                break
-            starts = part.ends(starts, name)
-        return starts
-
-    def ways(self) -> int:
-        return min(prod(part.ways() for part in self.parts), _ENDLESS)
-
-    def written(self) -> bytes:
-        return b"(?:%s)" % b"".join(part.written() for part in self.parts)
+    def ways(self, length: int) -> int:
+        """Return the most ways that a search in a name of that many bytes tries."""
+        loops = self.loops if self.is_anchored else self.loops + 1
+        return self.choices * int((length + 1) ** loops)
 
 
-@dataclass(frozen=True, slots=True)
-class _Either:
-    parts: tuple[_PatternPart, ...]
-
-    def ends(self, starts: int, name: _Name) -> int:
-        found = 0
-        for part in self.parts:
-            found |= part.ends(starts, name)
-        return found
-
-    def ways(self) -> int:
-        return min(sum(part.ways() for part in self.parts), _ENDLESS)
-
-    def written(self) -> bytes:
-        return b"(?:%s)" % b"|".join(part.written() for part in self.parts)
+def _byte(accepted: int) -> _PatternPart:
+    members = b"".join(b"\\x%02x" % byte for byte in range(256) if accepted >> byte & 1)
+    return _PatternPart(b"[%s]" % members if members else b"(?!)", 1, is_byte=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Repeat:
-    """From `least` to `most` times; without end if `most` is None."""
-
-    part: _PatternPart
-    least: int
-    most: int | None
-
-    def ends(self, starts: int, name: _Name) -> int:
-        for _ in range(self.least):
-            name.step()
-            starts = self.part.ends(starts, name)
-            if not starts:
-                return 0
-        if self.most is None and isinstance(self.part, _Byte):
-            # Adding carries each start to the end of the run of accepted bytes it stands in.
-            run = name.before(self.part.accepted)
-            name.step()
-            return (((starts & run) + run) ^ run) | starts
-        found, fresh, times = starts, starts, self.least
-        while fresh and (self.most is None or times < self.most):
-            name.step()
-            fresh = self.part.ends(fresh, name) & ~found
-            found |= fresh
-            times += 1
-        return found
-
-    def ways(self) -> int:
-        if not isinstance(self.part, _Byte):
-            return _ENDLESS
-        return 1 if self.least == self.most else _LONGEST_NAME + 1
-
-    def written(self) -> bytes:
-        most = b"" if self.most is None else b"%d" % self.most
-        return b"(?:%s){%d,%s}" % (self.part.written(), self.least, most)
+def _series(parts: list[_PatternPart]) -> _PatternPart:
+    widths = [part.width for part in parts]
+    return _PatternPart(
+        b"".join(part.written for part in parts),
+        None if None in widths else sum(width or 0 for width in widths),
+        prod(part.choices for part in parts),
+        sum(part.loops for part in parts),
+        is_anchored=bool(parts) and parts[0].is_anchored,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ahead:
-    """Looks at what follows, and stays."""
-
-    part: _PatternPart
-    wanted: bool
-
-    def ends(self, starts: int, name: _Name) -> int:
-        found = 0
-        while starts:
-            name.step()
-            place = starts & -starts
-            starts ^= place
-            if bool(self.part.ends(place, name)) is self.wanted:
-                found |= place
-        return found
-
-    def ways(self) -> int:
-        return self.part.ways()
-
-    def written(self) -> bytes:
-        return b"(?%s%s)" % (b"=" if self.wanted else b"!", self.part.written())
+def _either(parts: list[_PatternPart]) -> _PatternPart:
+    return _PatternPart(
+        b"(?:%s)" % b"|".join(part.written for part in parts),
+        parts[0].width if len({part.width for part in parts}) == 1 else None,
+        sum(part.choices for part in parts),
+        max(part.loops for part in parts),
+        is_anchored=all(part.is_anchored for part in parts),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Behind:
-    """Looks at what comes before, and stays."""
+def _repeat(part: _PatternPart, least: int, most: int | None) -> _PatternPart:
+    """Repeat a part from `least` to `most` times, without end if `most` is None."""
+    if part.choices > 1 or part.loops:
+        if most is None or most > _FEW_TIMES:
+            raise PatternFlaw("repetition within repetition is not evaluated", refused=False)
+        choices, loops = (most - least + 1) * part.choices**most, part.loops * most
+    else:
+        # The rounds of a group may match nothing, so each of them counts.
+        rounds = _LONGEST_NAME if most is None else most - least * part.is_byte + 1
+        if rounds > _LONGEST_NAME and not part.is_byte:
+            raise PatternFlaw("a group is repeated too often to be evaluated", refused=False)
+        choices, loops = (rounds, 0) if rounds <= _FEW_TIMES else (1, 1)
+    return _PatternPart(
+        b"(?:%s){%d,%s}" % (part.written, least, b"" if most is None else b"%d" % most),
+        None if part.width is None or least != most else part.width * least,
+        choices,
+        loops,
+        is_optional=least == 0,
+    )
 
-    part: _PatternPart
-    wanted: bool
 
-    def ends(self, starts: int, name: _Name) -> int:
-        reached = self.part.ends(name.every, name)
-        return starts & (reached if self.wanted else ~reached)
-
-    def ways(self) -> int:
-        return _ENDLESS
-
-    def written(self) -> bytes:
-        raise NotImplementedError  # pragma: no cover - what has endless ways is never written
-
-
-@dataclass(frozen=True, slots=True)
-class _Anchor:
-    """`^`, `$`, `\\A`, `\\z`, `\\Z`, `\\b` or `\\B`; `lines` if `^` and `$` stand at every line."""
-
-    kind: str
-    lines: bool = False
-
-    def ends(self, starts: int, name: _Name) -> int:
-        name.step()
-        return starts & self._places(name)
-
-    def ways(self) -> int:
-        return 1 if self._written() else _ENDLESS
-
-    def written(self) -> bytes:
-        return self._written() or b"(?!)"
-
-    def _written(self) -> bytes:
-        """The usual ones; `re` means something else by the borders of words and by lines."""
-        if self.lines:
-            return b""
-        return {"^": rb"\A", "A": rb"\A", "z": rb"\Z"}.get(self.kind) or (
-            rb"(?=\n?\Z)" if self.kind in "$Z" else b""
+def _look(part: _PatternPart, *, ahead: bool, wanted: bool) -> _PatternPart:
+    """Look at the bytes that follow or precede, and stay."""
+    if not ahead and (part.width is None or part.width > _LONGEST_NAME):
+        raise PatternFlaw(
+            "looking behind for texts of several lengths is not evaluated", refused=False
         )
-
-    def _places(self, name: _Name) -> int:
-        newlines = name.before(_NEWLINE)
-        match self.kind:
-            case "^" if self.lines:
-                return 1 | (newlines << 1 & ~name.end)
-            case "^" | "A":
-                return 1
-            case "$" if self.lines:
-                return name.end | newlines
-            case "$" | "Z":
-                return name.end | (newlines & name.end >> 1)
-            case "z":
-                return name.end
-        words = name.before(_WORD)
-        borders = words ^ words << 1
-        return borders if self.kind == "b" else name.every & ~borders
+    sign = b"=" if wanted else b"!"
+    written = b"(?%s%s%s)" % (b"" if ahead else b"<", sign, part.written)
+    return _PatternPart(written, 0, part.choices, part.loops)
 
 
 def _bytes_of(text: str) -> int:
@@ -337,7 +165,6 @@ def _those(kind: str) -> int:
     return _bytes_of("".join(one for one in map(chr, range(256)) if getattr(one, f"is{kind}")()))
 
 
-_NEWLINE = _bytes_of("\n")
 _DIGIT = _span(0x30, 0x39)
 _SPACE = _bytes_of("\t\n\v\f\r ")
 _ALPHA = _those("alpha")
@@ -347,7 +174,7 @@ _WORD = _ALPHA | _DIGIT | _bytes_of("_")
 _GRAPH = _span(0x21, 0x7E) | _span(0xA0, 0xFF)
 _SHORT = {
     "d": _DIGIT, "w": _WORD, "s": _SPACE, "h": _bytes_of("\t \xa0"), "v": _bytes_of("\n\v\f\r\x85"),
-    "N": _ALL ^ _NEWLINE, "D": _ALL ^ _DIGIT, "W": _ALL ^ _WORD, "S": _ALL ^ _SPACE,
+    "N": _ALL ^ _bytes_of("\n"), "D": _ALL ^ _DIGIT, "W": _ALL ^ _WORD, "S": _ALL ^ _SPACE,
 }  # fmt: skip
 _NAMED = {
     "alpha": _ALPHA, "digit": _DIGIT, "alnum": _ALPHA | _DIGIT, "upper": _those("upper"),
@@ -370,6 +197,16 @@ def _either_case(accepted: int) -> int:
     return found
 
 
+def _anchor(kind: str) -> _PatternPart:
+    word = _byte(_WORD).written
+    border = b"(?:(?<=%s)(?!%s)|(?<!%s)(?=%s))" % (word, word, word, word)
+    written = {
+        "^": rb"\A", "A": rb"\A", "z": rb"\Z", "$": rb"(?=\n?\Z)", "Z": rb"(?=\n?\Z)",
+        "b": border, "B": b"(?!%s)" % border,
+    }[kind]  # fmt: skip
+    return _PatternPart(written, is_anchor=True, is_anchored=kind in "^A")
+
+
 class _PatternReader:
     """Reads a pattern, given as one character for each byte."""
 
@@ -378,8 +215,6 @@ class _PatternReader:
         self._at = 0
         self._depth = 0
         self._ignores_case = False
-        self._dot_is_all = False
-        self._lines = False
 
     def whole(self) -> _PatternPart:
         """The pattern; PatternFlaw if it is none, or none that is evaluated."""
@@ -393,13 +228,13 @@ class _PatternReader:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise PatternFlaw(f"groups are nested deeper than {_DEEPEST}", refused=False)
-        options = self._ignores_case, self._dot_is_all, self._lines
+        kept = self._ignores_case
         ways = [self._sequence()]
         while self._take("|"):
             ways.append(self._sequence())
-        self._ignores_case, self._dot_is_all, self._lines = options
+        self._ignores_case = kept
         self._depth -= 1
-        return ways[0] if len(ways) == 1 else _Either(tuple(ways))
+        return ways[0] if len(ways) == 1 else _either(ways)
 
     def _sequence(self) -> _PatternPart:
         parts: list[_PatternPart] = []
@@ -415,7 +250,13 @@ class _PatternReader:
                 part = self._one()
                 if part is not None:
                     parts.append(self._repeated(part))
-        return parts[0] if len(parts) == 1 else _Series(tuple(parts))
+        if self._depth == 1:
+            # A name that contains the rest contains the whole.
+            while parts and parts[-1].is_optional:
+                parts.pop()
+            while parts and parts[0].is_optional:
+                parts.pop(0)
+        return parts[0] if len(parts) == 1 else _series(parts)
 
     def _one(self) -> _PatternPart | None:
         one = self._next()
@@ -425,13 +266,13 @@ class _PatternReader:
             case "[":
                 return self._byte(self._set())
             case ".":
-                return _Byte(_ALL if self._dot_is_all else _ALL ^ _NEWLINE)
+                return _byte(_SHORT["N"])
             case "^" | "$":
-                return _Anchor(one, self._lines)
+                return _anchor(one)
             case "\\":
                 escaped = self._next()
                 if escaped in "AzZbB":
-                    return _Anchor(escaped)
+                    return _anchor(escaped)
                 return self._byte(self._escaped(escaped))
             case "*" | "+" | "?":
                 raise PatternFlaw(f"there is nothing before {one!r} to repeat", refused=True)
@@ -439,8 +280,8 @@ class _PatternReader:
                 raise PatternFlaw("there is nothing before '{' to repeat", refused=True)
         return self._byte(1 << ord(one))
 
-    def _byte(self, accepted: int) -> _Byte:
-        return _Byte(_either_case(accepted) if self._ignores_case else accepted)
+    def _byte(self, accepted: int) -> _PatternPart:
+        return _byte(_either_case(accepted) if self._ignores_case else accepted)
 
     def _repeated(self, part: _PatternPart) -> _PatternPart:
         """The part with the repetition that follows it, if one does."""
@@ -454,12 +295,12 @@ class _PatternReader:
             least, most, self._at = count
         else:
             return part
-        if isinstance(part, _Anchor):
+        if part.is_anchor:
             raise PatternFlaw("an anchor cannot be repeated", refused=True)
-        # As few as possible or as many: the places that can be reached are the same.
+        # As few as possible or as many: the pattern is found in the same names.
         if not self._take("?") and self._take("+"):
             raise PatternFlaw("possessive repetition is not evaluated", refused=False)
-        return _Repeat(part, least, most)
+        return _repeat(part, least, most)
 
     def _count(self, place: int) -> tuple[int, int | None, int] | None:
         """`{2}`, `{2,}` or `{2,5}` at a place, and where it ends; anything else is text."""
@@ -483,9 +324,9 @@ class _PatternReader:
             return self._closed(self._choice())
         for sign, wanted in (("=", True), ("!", False)):
             if self._take(sign):
-                return _Ahead(self._closed(self._choice()), wanted)
+                return _look(self._closed(self._choice()), ahead=True, wanted=wanted)
             if self._take(f"<{sign}"):
-                return _Behind(self._closed(self._choice()), wanted)
+                return _look(self._closed(self._choice()), ahead=False, wanted=wanted)
         for opening, closing in (("P<", ">"), ("<", ">"), ("'", "'")):
             if self._take(opening):
                 self._until(closing)
@@ -494,7 +335,7 @@ class _PatternReader:
 
     def _options(self) -> _PatternPart | None:
         """`(?i)` for the rest of the group, `(?i:…)` for a group of its own, or `(?:…)`."""
-        kept = self._ignores_case, self._dot_is_all, self._lines
+        kept = self._ignores_case
         on = True
         while (one := self._next()) not in ":)":
             match one:
@@ -502,22 +343,18 @@ class _PatternReader:
                     on = False
                 case "i":
                     self._ignores_case = on
-                case "s":
-                    self._dot_is_all = on
-                case "m":
-                    self._lines = on
                 case _:
                     raise PatternFlaw(f"groups that begin (?{one} are not evaluated", refused=False)
         if one == ")":
             return None
         inner = self._closed(self._choice())
-        self._ignores_case, self._dot_is_all, self._lines = kept
+        self._ignores_case = kept
         return inner
 
     def _closed(self, part: _PatternPart) -> _PatternPart:
         if not self._take(")"):
             raise PatternFlaw("a parenthesis is not closed", refused=True)
-        return _Series((part,))
+        return replace(part, is_anchor=False)
 
     def _escaped(self, one: str) -> int:
         """The bytes that an escape stands for, in a set or outside."""
@@ -525,22 +362,9 @@ class _PatternReader:
             return _SHORT[one]
         if one in _CONTROLS:
             return 1 << ord(_CONTROLS[one])
-        if one == "x":
-            return 1 << self._hexadecimal()
         if one.isascii() and one.isalnum():
             raise PatternFlaw(f"the escape \\{one} is not evaluated", refused=False)
         return 1 << ord(one)
-
-    def _hexadecimal(self) -> int:
-        if self._take("{"):
-            digits = self._until("}")
-        else:
-            digits = self._text[self._at : self._at + 2]
-            digits = digits[: next((n for n, one in enumerate(digits) if one not in _HEX), 2)]
-            self._at += len(digits)
-        if not set(digits) <= _HEX or int(digits or "0", 16) > 255:
-            raise PatternFlaw(f"\\x{digits} is no byte", refused=True)
-        return int(digits or "0", 16)
 
     def _set(self) -> int:
         """What stands in brackets."""
@@ -601,9 +425,6 @@ class _PatternReader:
             raise PatternFlaw(f"{closing!r} is missing", refused=True)
         self._at += len(inner) + len(closing)
         return inner
-
-
-_HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def _is_number(text: str) -> bool:

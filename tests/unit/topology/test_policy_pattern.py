@@ -1,6 +1,8 @@
-"""Patterns of policies: what matches at the broker matches here, and none takes long."""
+"""Patterns of policies match the names that they match at the broker, and take bounded time."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
@@ -25,8 +27,6 @@ ERLANG = [
     (r"^(?!amq\.).*", "orders", True),
     (r"(?<!\.dlq)$", "orders.dlq", False),
     (r"(?<=\.)dlq$", "orders.dlq", True),
-    ("^(a|b|ab)*c$", "ababbac", True),
-    ("^(a|b|ab)*c$", "ababbad", False),
     ("^[a-c]{2,3}$", "abca", False),
     ("^[a-c]{2,3}$", "abc", True),
     ("^a{2}$", "aa", True),
@@ -46,14 +46,11 @@ ERLANG = [
     ("^(?i)a(?-i:b)$", "Ab", True),
     ("^(?i)a(?-i:b)$", "AB", False),
     ("^a.b$", "a\nb", False),
-    ("(?s)^a.b$", "a\nb", True),
-    ("(?m)^b$", "a\nb", True),
     ("^a$", "a\n", True),
     (r"^a\z", "a\n", False),
     (r"^\Qa.b\E$", "a.b", True),
     (r"^\Qa.b\E$", "axb", False),
     (r"^a.*?b$", "aXXb", True),
-    (r"^\x61\x{62}$", "ab", True),
     (r"^\Q\Ea$", "a", True),
     (r"^\E\Qab\E+$", "abb", True),
     ("^(?P<x>a)(?<y>b)(?'z'c)$", "abc", True),
@@ -61,31 +58,29 @@ ERLANG = [
     (r"^[\b]$", "\b", True),
     ("^[[:alpha:x]+$", "x", True),
     ("^[[:x]$", ":", True),
-    (r"^(?i)[\xff\xdf]$", "a", False),
     ("^b{2}$", "ab", False),
-    ("(?m)a$", "a\nb", True),
-    ("^(?=a)((a*)*)*$", "a" * 30, True),
-    ("^(?!b)((a*)*)*$", "a" * 30, True),
-    ("^(?=b)((a*)*)*$", "a" * 30, False),
-    ("^b{2}((a*)*)*$", "bxa", False),
     ("a?b?c$", "xc", True),
+    (r"\Bdlq", "orders_dlq", True),
+    (r"\Bdlq", "orders-dlq", False),
+    (r"(?i)^[\W_]$", "a", False),
+    ("(?i)^\u07c0$", "\u07c0", True),  # its first byte is ß in Latin-1, without another case
+    (r"^[^\s\S]$", "a", False),
+    ("^(?=a)(aa)*$", "a" * 30, True),
+    ("^(?!b)(aa)*$", "a" * 31, False),
+    (r"^orders\..*\.retry\..*$", "orders.eu.retry.5m", True),
+    (r"orders.*retry.*\d", "my.orders.retry.5m", True),
+    ("^a{2,200}$", "a" * 199, True),
+    ("^(a|b){2,3}(.*)$", "abXX", True),
+    ("^(.*-){2}x$", "a-b-x", True),
     ("^(orders|mails)$", "mails", True),
     ("^(orders|mails)?.dlq$", "mails.dlq", True),
     ("^x(orders|mails){2}$", "xordersmails", True),
     ("^a{2,3}b$", "aaab", True),
-    (r"^((a*)*)*\z", "a" * 255 + "!", False),
-    ("^((a|b)(?<=b))+$", "b" * 30 + "a", False),
-    ("^(a+)+$", HOSTILE, False),
-    ("^(a|aa)+$", HOSTILE, False),
-    ("^(a|a?)+$", HOSTILE, False),
-    ("(x+x+)+y", "x" * 255, False),
-    ("^((a*)*)*b", "a" * 255, False),
 ]
 
 
 @pytest.mark.parametrize(("pattern", "name", "matches"), ERLANG)
 def test_it_answers_as_the_broker_does(pattern: str, name: str, *, matches: bool) -> None:
-    """Also where one way after another would take longer than anybody waits."""
     assert pattern_matches(pattern, name) is matches
 
 
@@ -93,7 +88,7 @@ def test_it_answers_as_the_broker_does(pattern: str, name: str, *, matches: bool
     "pattern",
     [
         "(a", "a)", "*a", "a**", "[z-a]", "[a", "a{2,1}", "a{65536}", "\\", "^*", "[[:x:]]",
-        "{2}a", r"\x{100}", r"[a-\d]", "(?<x",
+        "{2}a", r"[a-\d]", "(?<x",
     ],
 )  # fmt: skip
 def test_what_the_broker_refuses_is_refused(pattern: str) -> None:
@@ -114,6 +109,21 @@ def test_what_the_broker_refuses_is_refused(pattern: str) -> None:
         r"[\Qa\E]",
         "(?R)",
         "(?x)a",
+        "(?m)a",
+        "(?s)a",
+        r"\x61",
+        "(?<=a+)b",
+        "(?<=a{300})b",
+        "^(a+)+$",
+        "^(a|aa)+$",
+        "^(a|a?)+$",
+        "(x+x+)+y",
+        "^((a*)*)*b",
+        "^(a|b|ab)*c$",
+        "^(a|b){13}$",
+        "^((){200}){200}$",
+        "^(){65535}$",
+        "^a*b*c*d*e*f$",
         "(" * 50 + "a" + ")" * 50,
         "a" * 5000,
     ],
@@ -126,27 +136,43 @@ def test_what_is_not_evaluated_is_neither_true_nor_false(pattern: str) -> None:
     assert pattern_matches(pattern, "a") is None
 
 
-def test_too_many_steps_are_not_taken() -> None:
-    """Counted repetition within counted repetition is given up, and reported."""
-    endless = "^(((a?){200}){200}){200}$"
-    assert pattern_flaw(endless) is None
-    assert pattern_matches(endless, "a" * 255 + "!") is None
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("^(a|a){12}b", "a" * 255),
+        ("^.*.*a{100}b", "a" * 255),
+        ("a*?a+b", "a" * 255),
+        ("(a|a){8}b", "a" * 255),
+        ("^(a|b|c|d){4}.*(?=.*x)y", "a" * 255),
+        ("^(){200}a*(?:a?){16}b", "a" * 12),
+    ],
+)
+def test_evaluated_pattern_answers_within_a_second(pattern: str, name: str) -> None:
+    before = time.process_time()
+    assert pattern_matches(pattern, name) is not True
+    assert time.process_time() - before < 1
+
+
+def test_pattern_with_too_many_ways_for_a_name_is_reported() -> None:
+    pattern = "^.*a.*a.*a.*!$"
+    assert pattern_flaw(pattern) is None
+    assert pattern_matches(pattern, "aaa!") is True
+    assert pattern_matches(pattern, "a" * 255) is None
     topology = Topology(
-        "t", queues=(Queue("a" * 255),), policies=(Policy("p", endless, {"message-ttl": 1}),)
+        "t", queues=(Queue("a" * 255),), policies=(Policy("p", pattern, {"message-ttl": 1}),)
     )
     assert "policy-pattern-not-evaluated" in {each.rule for each in check(topology)}
 
 
-def test_a_hostile_pattern_does_not_hold_up_the_effective_topology() -> None:
-    """The queue has no policy, as at the broker."""
-    assert applied_policy(Queue(HOSTILE), (Policy("p", "^(a+)+$", {"expires": 1}),)) is None
+def test_hostile_pattern_applies_to_no_queue_and_is_reported() -> None:
+    policy = Policy("p", "^(a+)+$", {"expires": 1})
+    assert applied_policy(Queue(HOSTILE), (policy,)) is None
+    found = check(Topology("t", queues=(Queue("aaa"),), policies=(policy,)))
+    assert "policy-pattern-not-evaluated" in {each.rule for each in found}
 
 
-def test_the_embedded_broker_applies_it_too() -> None:
-    """Setting it and asking for a queue's settings answers at once."""
+@pytest.mark.parametrize(("pattern", "flaw"), [("^(a+)+$", "repetition"), ("a++", "possessive")])
+def test_embedded_broker_refuses_a_pattern_that_is_not_evaluated(pattern: str, flaw: str) -> None:
     policies = Policies(PROFILES[-1], lambda: None)
-    policies.put(Policy("p", "^(a+)+$", {"max-length": 7}))
-    assert policies.settings(HOSTILE, {}).max_length is None
-    assert policies.settings("aaa", {}).max_length == 7
-    with pytest.raises(ValueError, match="possessive"):
-        policies.put(Policy("q", "a++", {"max-length": 7}))
+    with pytest.raises(ValueError, match=flaw):
+        policies.put(Policy("q", pattern, {"max-length": 7}))

@@ -322,7 +322,7 @@ DECLARING = (
     Case(
         "policy-pattern-not-evaluated",
         policed(Policy("p", "^a++", {"message-ttl": 5})),
-        policed(Policy("p", "^(a+)+", {"message-ttl": 5})),
+        policed(Policy("p", "^a+", {"message-ttl": 5})),
         "warning",
         "policy `p`",
         "possessive repetition is not evaluated",

@@ -90,12 +90,12 @@ def _not_evaluated(analysis: Analysis) -> Iterator[Hit]:
         unknown = [name for name in names if pattern_matches(policy.pattern, name) is None]
         if flaw is None and not unknown:
             continue
-        why = flaw or f"it takes too many steps for {listed(unknown)}"
+        why = flaw or f"it has too many ways through {listed(unknown)}"
         yield Hit(
             policy_place(policy.name),
             f"The pattern {named(policy.pattern)} is not evaluated here: {why}. The policy is"
             " taken to apply to nothing, so what it sets is unknown to every other check.",
-            "Write a plainer pattern: text, classes, groups, alternatives and repetition.",
+            "Write a plainer pattern: text, classes, groups, alternatives, and repetition without nesting.",
         )
 
 
