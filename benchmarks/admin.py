@@ -64,6 +64,7 @@ async def _serve(queues: int, dead_letters: int, parent: Connection) -> None:
     from hopback.broker.declare import declare
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.broker.embedded.management import EmbeddedManagement
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.http import create_app, serve
     from hopback.ops.operations import Operations
     from hopback.runtime.app import App
@@ -77,8 +78,10 @@ async def _serve(queues: int, dead_letters: int, parent: Connection) -> None:
     await _fill(connection, queues, dead_letters)
     await connection.close()
     view = EmbeddedManagement(broker)
-    async with Operations(broker, management=view, topologies=declared) as operations:
-        asgi = create_app(operations, broker, view=view, topologies=declared)
+    async with Operations(
+        ManagedBroker(broker, management=view, topologies=declared)
+    ) as operations:
+        asgi = create_app(operations)
         await serve(asgi, port=0, on_ready=lambda _host, port: parent.send(port))
 
 

@@ -291,6 +291,7 @@ def _service(folder: Path) -> Any:
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.broker.embedded.management import EmbeddedManagement
     from hopback.clock import SystemClock
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.http import create_app
     from hopback.topology.expand import hardened_queues, recommended_plan
     from hopback.topology.model import Topology
@@ -310,11 +311,11 @@ def _service(folder: Path) -> Any:
         async with (
             _open_journal(f"sqlite:///{folder}/jobs.db", clock) as journal,
             _dead_letters()(
-                broker, management=view, topologies=(topology,), journal=journal, clock=clock
+                ManagedBroker(broker, management=view, topologies=(topology,), clock=clock),
+                journal=journal,
             ) as operations,
         ):
-            app = create_app(operations, broker, view=view, topologies=(topology,), clock=clock)
-            yield app, operations
+            yield create_app(operations), operations
 
     return opened()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.clients.measuring import Stopwatch, resident_kib, run_async
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.ops.brokers.discovery import Override
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.operations import Operations
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 async def group(job: Job, watch: Stopwatch) -> None:
     """Samples: memory before, and the longest time in ms that the loop was held up."""
     overrides = [Override(job.queue, main_queue=job.target)]
-    async with Operations(RabbitMQ(job.url), overrides=overrides) as operations:
+    async with Operations(ManagedBroker(RabbitMQ(job.url), overrides=overrides)) as operations:
         stalls: list[float] = []
         pulse = asyncio.create_task(_pulse(stalls))
         watch.samples.append((0, resident_kib()))

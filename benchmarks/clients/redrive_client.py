@@ -19,6 +19,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli import tune_memory
 from hopback.clock import SystemClock
 from hopback.ops.brokers.discovery import Override
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Pace, RedriveRequest, Selection
 from hopback.ops.jobs.journal_sql import open_journal
 from hopback.ops.operations import Operations
@@ -34,7 +35,9 @@ async def move(job: Job, watch: Stopwatch) -> None:
         url = f"sqlite:///{Path(folder) / 'journal.db'}"
         async with (
             open_journal(url, SystemClock()) as journal,
-            Operations(RabbitMQ(job.url), overrides=overrides, journal=journal) as operations,
+            Operations(
+                ManagedBroker(RabbitMQ(job.url), overrides=overrides), journal=journal
+            ) as operations,
         ):
             await _redrive(operations, job, watch)
 

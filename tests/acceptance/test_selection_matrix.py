@@ -23,6 +23,7 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Settings
 from hopback.ops.http import create_app
 from hopback.ops.operations import Operations
@@ -115,14 +116,12 @@ class _Service:
         async with (
             Management(ManagementAddress.derive(None, self._node.management_url)) as view,
             Operations(
-                self.broker,
-                management=view,
-                vhost=self._vhost,
+                ManagedBroker(self.broker, management=view, vhost=self._vhost),
                 settings=Settings(exports=self._exports, editing=True),
             ) as operations,
         ):
             self.operations = operations
-            app = create_app(operations, self.broker, view=view, vhost=self._vhost)
+            app = create_app(operations)
             self._server = uvicorn.Server(
                 uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1)
             )

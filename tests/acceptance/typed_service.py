@@ -25,7 +25,7 @@ from hopback import (
     compose,
 )
 from hopback.broker import EmbeddedBroker
-from hopback.ops import Operations, RedriveRequest, Selection
+from hopback.ops import ManagedBroker, Operations, RedriveRequest, Selection
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import read_toml
 from hopback.topology.check import check
@@ -101,7 +101,7 @@ def publish_from_a_view(url: str) -> None:
 
 async def operate(broker: EmbeddedBroker) -> int:
     """Look at dead letters and send them back."""
-    async with Operations(broker, topologies=[app.topology]) as operations:
+    async with Operations(ManagedBroker(broker, topologies=[app.topology])) as operations:
         found = await operations.queues()
         for queue in found:
             await operations.plan(

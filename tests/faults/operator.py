@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback import RabbitMQ
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection, Submission
 from hopback.ops.operations import Operations
 from tests.faults.credentials import password_in
@@ -39,7 +40,7 @@ async def _run(options: argparse.Namespace) -> None:
         scope=OPERATOR,
     )
     topology = TOPOLOGIES[options.design]()
-    async with Operations(wire, topologies=[topology]) as operations:
+    async with Operations(ManagedBroker(wire, topologies=[topology])) as operations:
         for queue in sorted({plan.parking.queue for plan in topology.plans}):
             export = folder / f"{options.name}-{queue}.ndjson"
             request = _request(queue, discard=options.discard)

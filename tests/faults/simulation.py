@@ -21,6 +21,7 @@ from hopback.broker.embedded import Fault, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import RedriveRequest, Selection
 from hopback.ops.operations import Operations
 from tests.faults.ledger.application import EXCHANGE, two_queues
@@ -308,7 +309,9 @@ class _World:
     async def _operate(self, socket: Socket) -> None:
         topology = self.setting.topology
         async with Operations(
-            socket, topologies=[topology], clock=LoopClock(asyncio.get_running_loop().time)
+            ManagedBroker(
+                socket, topologies=[topology], clock=LoopClock(asyncio.get_running_loop().time)
+            )
         ) as operations:
             for queue in sorted({plan.parking.queue for plan in topology.plans}):
                 request = RedriveRequest(

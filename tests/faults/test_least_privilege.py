@@ -16,6 +16,7 @@ from hopback.broker.declare import declare
 from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError
 from hopback.observe.events import Bus
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import RedriveRequest, Selection, Window
 from hopback.ops.operations import Operations
 from tests.docs.pages import ROOT
@@ -157,14 +158,14 @@ async def _as_guest(amqp_url: str) -> None:
 
 async def _as_inspector(url: str, amqp_url: str) -> None:
     await _prepared(amqp_url, dead_letters=3)
-    async with Operations(RabbitMQ(url), topologies=[_app().topology]) as operations:
+    async with Operations(ManagedBroker(RabbitMQ(url), topologies=[_app().topology])) as operations:
         session = await operations.open_session("orders.dlq", Window(10), forced=True)
         assert session.held == 3
 
 
 async def _as_operator(url: str, amqp_url: str) -> None:
     await _prepared(amqp_url, dead_letters=3)
-    async with Operations(RabbitMQ(url), topologies=[_app().topology]) as operations:
+    async with Operations(ManagedBroker(RabbitMQ(url), topologies=[_app().topology])) as operations:
         request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="t", forced=True)
         job = await operations.wait((await operations.start(request)).id)
     if job.counts.done != 3:

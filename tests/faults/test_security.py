@@ -23,6 +23,7 @@ from hopback.message import Message, Properties
 from hopback.observe.events import Bus
 from hopback.observe.logs import JsonLog, TextLog
 from hopback.ops.brokers.discovery import Override
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import DiscardRequest, Selection, Settings
 from hopback.ops.operations import Operations
 from hopback.runtime.payload import Undecodable, decoder_for
@@ -160,7 +161,7 @@ async def test_no_name_leads_an_export_out_of_its_folder(tmp_path: Path) -> None
     broker = EmbeddedBroker()
     await _fill(broker, queue)
     async with Operations(
-        broker, overrides=[Override(queue)], settings=Settings(exports=folder)
+        ManagedBroker(broker, overrides=[Override(queue)]), settings=Settings(exports=folder)
     ) as operations:
         request = DiscardRequest(
             queue=queue, selection=Selection(), reason="t", confirm=queue, forced=True
@@ -192,7 +193,7 @@ async def test_no_line_of_an_import_reaches_a_file() -> None:
     """Names in lines are names of queues: one that does not exist is refused, and nothing is written."""
     broker = EmbeddedBroker()
     await _fill(broker, "shop.dlq")
-    async with Operations(broker) as operations:
+    async with Operations(ManagedBroker(broker)) as operations:
         hostile = json.dumps(
             {"v": 1, "queue": "../../etc/passwd", "exchange": "file:///etc", "routing_key": "x",
              "body": "x", "properties": {}}

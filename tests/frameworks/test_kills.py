@@ -13,7 +13,7 @@ import pytest
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import ClockKind, ServerSettings
-from hopback.ops import Operations
+from hopback.ops import ManagedBroker, Operations
 from hopback.ops.http import create_app
 from hopback.testing import BrokerThread
 from tests.frameworks.consumer import KINDS
@@ -75,9 +75,9 @@ async def _shown(url: str, management_url: str, stands: list[Stand]) -> None:
     broker = RabbitMQ(url)
     async with (
         Management(ManagementAddress.derive(None, management_url)) as view,
-        Operations(broker, management=view) as operations,
+        Operations(ManagedBroker(broker, management=view)) as operations,
     ):
-        app = create_app(operations, broker, view=view)
+        app = create_app(operations)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             page = (await client.get("/")).text
@@ -95,9 +95,9 @@ async def _shown(url: str, management_url: str, stands: list[Stand]) -> None:
 async def _redriven(url: str, management_url: str, stands: list[Stand]) -> None:
     async with (
         Management(ManagementAddress.derive(None, management_url)) as view,
-        Operations(RabbitMQ(url), management=view) as operations,
+        Operations(ManagedBroker(RabbitMQ(url), management=view)) as operations,
     ):
-        transport = httpx.ASGITransport(create_app(operations, RabbitMQ(url), view=view))
+        transport = httpx.ASGITransport(create_app(operations))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             for stand in stands:
                 order = {

@@ -14,7 +14,7 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.port import count_now
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import ClockKind, ServerSettings
-from hopback.ops import Operations, RedriveRequest, Selection, Who
+from hopback.ops import ManagedBroker, Operations, RedriveRequest, Selection, Who
 from hopback.runtime.context import compose
 from hopback.testing import BrokerThread
 from hopback.topology.model import Queue
@@ -117,7 +117,7 @@ async def _operations(place: tuple[str, str]) -> AsyncIterator[Operations]:
     vhost = vhost if vhost.startswith("test-") else "/"
     async with (
         Management(ManagementAddress.derive(None, place[1])) as view,
-        Operations(broker, management=view, vhost=vhost) as operations,
+        Operations(ManagedBroker(broker, management=view, vhost=vhost)) as operations,
     ):
         yield operations
 

@@ -17,6 +17,7 @@ from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Settings
 from hopback.ops.http import create_app
 from hopback.ops.operations import Operations
@@ -106,10 +107,10 @@ async def seeded(
     view = EmbeddedManagement(broker)
     settings = Settings(exports=exports, editing=True)
     async with Operations(
-        broker, management=view, topologies=declared, settings=settings
+        ManagedBroker(broker, management=view, topologies=declared), settings=settings
     ) as operations:
         await _settled(operations)
-        asgi = create_app(operations, broker, view=view, topologies=declared, **admin)
+        asgi = create_app(operations, **admin)
         yield SeededService(broker, operations, shop, asgi)
     service.stop()
     await running

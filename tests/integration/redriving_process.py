@@ -13,6 +13,7 @@ from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.ops.brokers.discovery import Override
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Settings
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.journal_sql import open_journal
@@ -34,9 +35,9 @@ async def main(
             address = ManagementAddress.derive(None, management)
             view = await stack.enter_async_context(Management(address))
         operations = Operations(
-            RabbitMQ(url),
-            management=view,
-            overrides=[Override(source, main_queue=target)],
+            ManagedBroker(
+                RabbitMQ(url), management=view, overrides=[Override(source, main_queue=target)]
+            ),
             journal=journal,
             settings=Settings(lease_s=LEASE_S),
         )

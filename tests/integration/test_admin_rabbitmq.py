@@ -12,6 +12,7 @@ import pytest
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.http import create_app
 from hopback.ops.operations import Operations
 from tests.unit.ops.admin_service import DLQ, MAIN, dead_letter, topology
@@ -29,9 +30,11 @@ async def _served(url: str, management_url: str, vhost: str) -> AsyncIterator[ht
     broker, declared = RabbitMQ(url), (topology(),)
     async with (
         Management(ManagementAddress.derive(None, management_url)) as view,
-        Operations(broker, management=view, vhost=vhost, topologies=declared) as operations,
+        Operations(
+            ManagedBroker(broker, management=view, vhost=vhost, topologies=declared)
+        ) as operations,
     ):
-        app = create_app(operations, broker, view=view, vhost=vhost, topologies=declared)
+        app = create_app(operations)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield client

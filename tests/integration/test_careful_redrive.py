@@ -13,6 +13,7 @@ from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
     RAMP,
     Pace,
@@ -84,7 +85,9 @@ async def test_a_careful_job_sends_one_message_into_trouble(
         await filling.publish(Message("", "slow", body, Properties(delivery_mode=2)))
     async with (
         Management(ManagementAddress.derive(None, rabbitmq.management_url)) as management,
-        Operations(RabbitMQ(amqp_url), management=management, vhost=vhost) as operations,
+        Operations(
+            ManagedBroker(RabbitMQ(amqp_url), management=management, vhost=vhost)
+        ) as operations,
     ):
         async with asyncio.timeout(60):
             # A depth only shows by looking.
@@ -137,7 +140,9 @@ async def test_redrive_of_3000_stops_when_aio_pika_consumer_fails_40_percent_aga
     await (await consuming.get_queue("slow")).consume(handle)
     async with (
         Management(ManagementAddress.derive(None, rabbitmq.management_url)) as management,
-        Operations(RabbitMQ(amqp_url), management=management, vhost=vhost) as operations,
+        Operations(
+            ManagedBroker(RabbitMQ(amqp_url), management=management, vhost=vhost)
+        ) as operations,
     ):
         pace = Pace(ramp=RAMP, watch_s=1.0)
         request = RedriveRequest(

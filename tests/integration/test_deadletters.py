@@ -15,6 +15,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import BrokerError, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.brokers.discovery import Override
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
@@ -88,7 +89,7 @@ async def _open_shop(
     address = ManagementAddress.derive(None, management_url)
     async with Management(address) as management:
         operations = Operations(
-            RabbitMQ(through or url), management=management, vhost=vhost, **options
+            ManagedBroker(RabbitMQ(through or url), management=management, vhost=vhost), **options
         )
         async with operations:
             yield _Shop(connection, operations)
@@ -141,7 +142,7 @@ async def test_discovery_and_redrive_need_no_management(amqp_url: str) -> None:
     """Declared topologies are enough: depths by AMQP, targets by passive declares."""
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, DESIGN)
-    async with Operations(RabbitMQ(amqp_url), topologies=(DESIGN,)) as operations:
+    async with Operations(ManagedBroker(RabbitMQ(amqp_url), topologies=(DESIGN,))) as operations:
         shop = _Shop(connection, operations)
         await shop.park(3)
         (row,) = await operations.queues()
@@ -263,7 +264,7 @@ async def test_a_missing_permission_is_told(
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, DESIGN)
     broker = RabbitMQ(amqp_url.replace("guest:guest@", "reader:r@"))
-    async with Operations(broker, topologies=(DESIGN,)) as operations:
+    async with Operations(ManagedBroker(broker, topologies=(DESIGN,))) as operations:
         shop = _Shop(connection, operations)
         await shop.park(5)
         job = await operations.start(_redrive(pace=Pace(tries=2, pause_s=0.01)))
@@ -318,7 +319,9 @@ async def test_names_given_by_an_operator_are_enough(amqp_url: str) -> None:
     for name in ("graveyard", "garden"):
         await channel.declare_queue(Queue(name))
     broker = RabbitMQ(amqp_url)
-    async with Operations(broker, overrides=[Override("graveyard", "garden")]) as operations:
+    async with Operations(
+        ManagedBroker(broker, overrides=[Override("graveyard", "garden")])
+    ) as operations:
         shop = _Shop(connection, operations)
         await shop.park(3, "graveyard")
         job = await operations.start(_redrive(queue="graveyard"))

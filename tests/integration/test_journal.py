@@ -19,6 +19,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import JobConflict, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
     AuditQuery,
     Pace,
@@ -338,7 +339,11 @@ async def test_a_job_is_paused_from_another_process(sql_database: SqlDatabase) -
     topology = DESIGNS["raffle"].build()
     journals = [SqlJournal(sql_database, SystemClock()) for _ in range(2)]
     here, there = (
-        Operations(broker, topologies=(topology,), journal=journal, settings=Settings(lease_s=0.3))
+        Operations(
+            ManagedBroker(broker, topologies=(topology,)),
+            journal=journal,
+            settings=Settings(lease_s=0.3),
+        )
         for journal in journals
     )
     await _fill(broker, 30)

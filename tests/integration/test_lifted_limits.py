@@ -15,6 +15,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Window
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Price
@@ -86,7 +87,7 @@ async def test_looking_under_a_limit_counts_nothing_where_a_nack_is_not_counted(
     await asyncio.gather(*map(channel.publish, sent))
     async with (
         Management(ManagementAddress.derive(None, node.management_url)) as management,
-        Operations(broker, management=management) as operations,
+        Operations(ManagedBroker(broker, management=management)) as operations,
     ):
         detail = await operations.queue("q.dlq")
         assert (detail.cost.price, detail.job_cost.price) == (Price.FREE, Price.REFUSED)

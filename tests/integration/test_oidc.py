@@ -14,8 +14,10 @@ import pytest
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import SystemClock
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.http import create_app
+from hopback.ops.http.app import AdminStores
 from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.ops.operations import Operations
 from hopback.store.admin import OidcSessionTable
@@ -62,10 +64,10 @@ async def _service(
     )
     broker = EmbeddedBroker()
     environment = {"OIDC_SECRET": SECRET}
-    async with Operations(broker, management=EmbeddedManagement(broker)) as operations:
-        app = create_app(
-            operations, broker, settings=settings, environment=environment, clock=clock, **more
-        )
+    async with Operations(
+        ManagedBroker(broker, management=EmbeddedManagement(broker))
+    ) as operations:
+        app = create_app(operations, settings=settings, environment=environment, **more)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(
             mounts={_PAGE: transport}, base_url=_PAGE, follow_redirects=False, timeout=20
@@ -182,7 +184,7 @@ async def test_roles_are_those_of_today_and_who_is_locked_out_is_out(
 ) -> None:
     """When its token ends the provider is asked again, by whichever service; nothing readable is stored."""
     clock, store, ann = _LaterClock(), OidcSessionTable(engine), f"ann-{engine.dialect.name}"
-    async with _service(provider, clock, oidc=store) as (browser, _):
+    async with _service(provider, clock, stores=AdminStores(oidc=store)) as (browser, _):
         provider.give(ann, "viewer")
         await _sign_in(browser, ann)
         assert (await browser.get("/admin/me")).json()["role"] == "viewer"

@@ -16,7 +16,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.app import run
 from hopback.designs import DESIGNS
 from hopback.message import Message
-from hopback.ops import Operations
+from hopback.ops import ManagedBroker, Operations
 from hopback.ops.http import create_app
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ async def test_present_rates_come_from_the_statistics(
             while not (await view.queue(vhost, "orders")).publish_rate:  # noqa: ASYNC110  gathered every few seconds
                 await asyncio.sleep(0.2)
         async with Operations(
-            broker, management=view, vhost=vhost, topologies=declared
+            ManagedBroker(broker, management=view, vhost=vhost, topologies=declared)
         ) as dead_letters:
-            app = create_app(dead_letters, broker, view=view, vhost=vhost, topologies=declared)
+            app = create_app(dead_letters)
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://127.0.0.1"

@@ -15,6 +15,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Price
@@ -88,7 +89,7 @@ async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Pa
         Management(ManagementAddress.derive(None, management_url)) as management,
         open_journal(f"sqlite:///{tmp_path}/jobs.db", SystemClock()) as journal,
         Operations(
-            RabbitMQ(amqp_url), management=management, vhost=vhost, journal=journal
+            ManagedBroker(RabbitMQ(amqp_url), management=management, vhost=vhost), journal=journal
         ) as operations,
     ):
         await _counted(operations, 300)
@@ -149,9 +150,9 @@ async def test_the_pages_of_a_stream_offer_only_what_is_possible(
     broker = RabbitMQ(amqp_url)
     async with (
         Management(ManagementAddress.derive(None, rabbitmq.management_url)) as view,
-        Operations(broker, management=view, vhost=vhost) as operations,
+        Operations(ManagedBroker(broker, management=view, vhost=vhost)) as operations,
     ):
-        app = create_app(operations, broker, view=view, vhost=vhost)
+        app = create_app(operations)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             session = await operations.open_session("events.dlq")

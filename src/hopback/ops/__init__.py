@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         SurveyedQueue as SurveyedQueue,
         TrendSample as TrendSample,
     )
+    from hopback.ops.brokers.managed_broker import ManagedBroker as ManagedBroker
     from hopback.ops.client import RemoteDeadLetters as RemoteDeadLetters
     from hopback.ops.contract.interface import DeadLetters as DeadLetters
     from hopback.ops.contract.requests import (
@@ -135,6 +136,7 @@ _HOMES = {
     "hopback.ops.jobs.journal_sql": "SqlJournal open_journal",
     "hopback.ops.messages.patch": "ChangeSample PatchOperation",
     "hopback.ops.notes.values": "GroupNote NewFilter NewNote SavedFilter",
+    "hopback.ops.brokers.managed_broker": "ManagedBroker",
     "hopback.ops.operations": "Operations",
 }
 

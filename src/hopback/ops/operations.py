@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import structs
 
-from hopback.clock import SystemClock
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 from hopback.ops.alerts.book import MemoryAlertBook, list_alerts
 from hopback.ops.brokers.discovery import Recognition
-from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.brokers.queue_views import describe_queue, summarize_queue
 from hopback.ops.brokers.snapshot import queues_that_hold_back
 from hopback.ops.brokers.targets import queues_reached
@@ -54,13 +52,12 @@ from hopback.ops.notes.values import JournalNotes
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 
-    from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.alerts.book import AlertBook
     from hopback.ops.alerts.rules import AlertList, AlertTestResult
-    from hopback.ops.brokers.discovery import CandidateList, DeadLetterQueue, Override, QueueAnswer
-    from hopback.ops.brokers.managed_broker import LiveView
+    from hopback.ops.brokers.discovery import CandidateList, DeadLetterQueue, QueueAnswer
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.requests import (
         AuditQuery,
@@ -87,12 +84,6 @@ if TYPE_CHECKING:
         Survey,
     )
     from hopback.ops.jobs.journal import JobRecord, Journal
-    from hopback.topology.model import Topology
-
-
-def journal_name(broker: Broker, vhost: str) -> str:
-    """By what the jobs and entries of a broker's virtual host are told apart in a journal."""
-    return f"{broker.address} {vhost}"
 
 
 _CONSUMED = "consumed"
@@ -102,11 +93,10 @@ _CONSUMED = "consumed"
 class Operations:
     """The operations on dead letters; use it as an async context manager.
 
-    `management` is a `broker.management.Management`, or `EmbeddedManagement` for the embedded broker.
-    `overrides` correct or add what discovery finds. Where brokers share a journal, `beside` are the
-    `journal_name`s of the others: their jobs and entries of the audit are not shown and not steered here.
-    `is_first` takes what belongs to none of them. Leaving it releases every browse session and
-    interrupts the jobs that run in this process: they can be resumed, here or elsewhere.
+    Where brokers share a journal, `beside` are the `journal_name`s of the others: their jobs and entries of
+    the audit are not shown and not steered here. `is_first` takes the entries that belong to none of them.
+    Leaving it releases every browse session, interrupts the jobs that run in this process and closes the
+    query connection. Interrupted jobs can be resumed, here or elsewhere.
 
     Every method raises `NoSuch` for a name it does not know, `BadRequest` or `BadFilter` for what
     cannot be carried out as asked, `UnsafeOperation` for what could lose something, `JobConflict`
@@ -117,42 +107,31 @@ class Operations:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: ManagedBroker,
         *,
-        management: LiveView | None = None,
-        vhost: str = "/",
-        topologies: Iterable[Topology] = (),
-        overrides: Iterable[Override] = (),
         journal: Journal | None = None,
         alerts: AlertBook | None = None,
         settings: Settings | None = None,
-        clock: Clock | None = None,
         beside: Iterable[str] = (),
         is_first: bool = True,
     ) -> None:
         self.broker = broker
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = broker.clock
         self.settings: Settings = settings or Settings()
         self.journal: Journal = journal or MemoryJournal()
         self.alert_book: AlertBook = alerts or MemoryAlertBook()
-        self._name = journal_name(broker, vhost)
+        self._name = broker.journal_name
         self._recognition = Recognition(self.journal, self._name, self.clock)
-        self._live = ManagedBroker(
-            broker,
-            management,
-            vhost,
-            topologies,
-            overrides,
-            self.clock,
-            self._recognition.overrides,
-        )
-        self._sessions = Sessions(broker, self.settings, self.clock)
+        broker.recorded_overrides = self._recognition.overrides
+        self._sessions = Sessions(broker.broker, self.settings, self.clock)
         self._planner = Planner(
-            self._live, self._sessions, self.settings, self.clock, self.journal.store_id
+            broker, self._sessions, self.settings, self.clock, self.journal.store_id
         )
-        self._runner = JobRunner(broker, self.journal, self.settings, self.clock, self._planner)
+        self._runner = JobRunner(
+            broker.broker, self.journal, self.settings, self.clock, self._planner
+        )
         self.surveys: Surveys = Surveys(
-            self._live,
+            broker,
             self.journal,
             self._name,
             self.clock,
@@ -188,13 +167,13 @@ class Operations:
         """Release every session and interrupt every job of this process. Safe to repeat."""
         await self._runner.close()
         await self._sessions.close()
+        await self.broker.close()
 
     async def queues(self) -> tuple[QueueSummary, ...]:
         """Every dead-letter queue by name, with its depth; never looks into one."""
-        snapshot = await self._live.snapshot()
-        names = [found.name for found in snapshot.dead_letter_queues]
-        readings = await self._live.readings()
-        depths = await self._live.depths(names, readings)
+        snapshot = await self.broker.snapshot()
+        names, readings = [each.name for each in snapshot.dead_letter_queues], snapshot.readings
+        depths = await self.broker.depths(names, readings)
         active = {job.queue: job.view for job in await self._records(active=True)}
         holding, now = queues_that_hold_back(readings or {}), self.clock.now()
         return tuple(
@@ -206,28 +185,28 @@ class Operations:
 
     async def queue(self, name: str) -> QueueDetail:
         """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
-        snapshot = await self._live.recent_snapshot()
+        snapshot = await self.broker.recent_snapshot()
         found = snapshot.one(name)
         active = next((job.view for job in await self._records(queue=name, active=True)), None)
-        (depth, reading), readings = await self._live.depth(name), await self._live.readings()
+        (depth, reading), readings = await self.broker.depth(name), snapshot.readings
         counted = structs.replace(depth, held_here=self._sessions.count_held(name)), reading
         holding = queues_that_hold_back(readings or {})
         summary = summarize_queue(found, counted, active, self.clock.now(), readings, holding)
-        return await describe_queue(self._live, snapshot, found, summary)
+        return await describe_queue(self.broker, snapshot, found, summary)
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """What discovery knows of one queue, with its plans; NoSuch if it is none."""
-        return (await self._live.snapshot()).one(name)
+        return (await self.broker.snapshot()).one(name)
 
     async def candidates(self) -> CandidateList:
         """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
-        return await self._recognition.candidates(self._live)
+        return await self._recognition.candidates(self.broker)
 
     async def answer_candidate(self, said: QueueAnswer, *, by: Who | None = None) -> None:
         """Add a queue to the dead-letter queues, or ignore it; kept, and audited."""
         person = by or self._who
         kept = structs.replace(said, by=person.name or person.id)
-        await self._recognition.answer(kept, self._live)
+        await self._recognition.answer(kept, self.broker)
         details = {"mainQueue": said.main_queue} if said.main_queue else {}
         action = f"queue.{said.answer.value}"
         await self.note(action, by=by, queue=said.queue, reason=said.reason, details=details)
@@ -237,9 +216,9 @@ class Operations:
 
         UnsafeOperation where it cannot be lifted: no management, an operator policy, an argument.
         """
-        snapshot = await self._live.snapshot()
+        snapshot = await self.broker.snapshot()
         snapshot.one(queue)
-        policy = await self._live.lift(snapshot, queue)
+        policy = await self.broker.lift(snapshot, queue)
         await self.note("limit.lift", by=by, queue=queue, reason=reason, details={"policy": policy})
         return policy
 
@@ -248,10 +227,10 @@ class Operations:
 
         UnsafeOperation if a message came back so often that the limit would soon remove it.
         """
-        snapshot = await self._live.snapshot()
-        if not self._live.is_lifted(snapshot, queue):  # a policy of ours outlives its queue
+        snapshot = await self.broker.snapshot()
+        if not self.broker.is_lifted(snapshot, queue):  # a policy of ours outlives its queue
             snapshot.one(queue)
-        await self._live.restore(queue)
+        await self.broker.restore(queue)
         await self.note("limit.restore", by=by, queue=queue, reason=reason)
 
     async def open_session(
@@ -269,11 +248,11 @@ class Operations:
         UnsafeOperation if looking could lose something, unless `forced`; with `lift` the limit is
         lifted first. The session ends by itself when its time is over.
         """
-        snapshot = await self._live.snapshot()
+        snapshot = await self.broker.snapshot()
         found = snapshot.one(queue)
         if lift and snapshot.cost(queue).price is Price.REFUSED:
             await self.lift_limit(queue, by=by, reason="to look at it")
-            snapshot = await self._live.snapshot()
+            snapshot = await self.broker.snapshot()
         cost = snapshot.cost(queue)
         session = await self._sessions.open(
             found, window, cost, by=by or self._who, forced=forced, on_progress=on_progress
@@ -307,9 +286,9 @@ class Operations:
         """Release a session and wait until its messages are ready again; NoSuch if it has ended."""
         held = self._sessions.one(session_id)
         queue, taken = held.source.name, held.taken
-        before = (await self._live.depth(queue))[0].ready or 0
+        before = (await self.broker.depth(queue))[0].ready or 0
         await self.release(session_id)
-        await self._live.wait_until_ready(queue, before + taken)
+        await self.broker.wait_until_ready(queue, before + taken)
 
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
@@ -321,7 +300,7 @@ class Operations:
     async def message(self, session: str, message: str, *, by: Who | None = None) -> MessageView:
         """One message with everything about it, and where it would go; audited as shown."""
         held = self._sessions.one(session)
-        view = await view_message(self._live, held, message)
+        view = await view_message(self.broker, held, message)
         await self._audit_shown(held, message, by)
         return view
 
@@ -359,7 +338,7 @@ class Operations:
         """Group a whole queue in one pass, keeping no message; costs what one session costs."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
         found = await survey_of(
-            request, Search(self._live, request, self.clock, self._sessions).progress()
+            request, Search(self.broker, request, self.clock, self._sessions).progress()
         )
         await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
         return found
@@ -376,7 +355,7 @@ class Operations:
 
     async def trend(self, queue: str) -> QueueTrend:
         """How the depth of a queue went, as far as it was kept."""
-        (await self._live.snapshot()).one(queue)
+        (await self.broker.snapshot()).one(queue)
         return await self.surveys.trend(queue)
 
     async def search(
@@ -390,7 +369,7 @@ class Operations:
         if job is not None:
             self._check_broker(job)
         asked = request if job is None else request.of_job(job.queue)
-        progress = Search(self._live, asked, self.clock, self._sessions).progress()
+        progress = Search(self.broker, asked, self.clock, self._sessions).progress()
         last = SearchProgress()
         try:
             async with aclosing(progress):
@@ -439,7 +418,7 @@ class Operations:
         for active in await self._records(queue=request.queue, active=True):
             raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
         check_request(request)
-        snapshot = await self._live.snapshot(count=request.queue)
+        snapshot = await self.broker.snapshot(count=request.queue)
         job_id = new_job_id()
         others = await self._planner.other_consumers(request.queue, snapshot)
         spec, held = await self._planner.spec(
@@ -610,7 +589,7 @@ class Operations:
         if selection.session:
             lines = export_session(self._sessions, queue, selection)
         else:
-            lines = export_queue(self._live, queue, selection, self.clock.now(), forced=forced)
+            lines = export_queue(self.broker, queue, selection, self.clock.now(), forced=forced)
         return self._export_lines(lines, queue, by, details)
 
     async def _export_lines(
@@ -657,7 +636,7 @@ class Operations:
         await write("started")
         work = Import(queue, pace)
         try:
-            imported = await work.run(self.broker, lines)
+            imported = await work.run(self.broker.broker, lines)
         except BaseException as error:
             ending = asyncio.ensure_future(write("failed", work.published, repr(error)))
             await asyncio.shield(ending)
@@ -683,7 +662,7 @@ class Operations:
             raise NotAllowed("editing messages is switched off here")
         held = self._sessions.one(session)
         person, now = by or self._who, self.clock.now()
-        sent = await send_copy(self._live, held, message, edit, target, person, now)
+        sent = await send_copy(self.broker, held, message, edit, target, person, now)
         details = {"message": message, "copy": sent, "session": session}
         await self.note(
             "message.edit", by=by, queue=held.source.name, reason=reason, details=details
@@ -695,7 +674,7 @@ class Operations:
 
         None if the routes are unknown because they were not read from the broker.
         """
-        snapshot = await self._live.snapshot()
+        snapshot = await self.broker.snapshot()
         return queues_reached(target, snapshot.one(queue), snapshot.table())
 
     @property

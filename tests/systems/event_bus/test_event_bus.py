@@ -13,6 +13,7 @@ import pytest
 from hopback import Publisher
 from hopback.broker import EmbeddedBroker
 from hopback.observe.metrics import Metrics
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
 from hopback.ops.operations import Operations
 from hopback.systems.event_bus.api import api
@@ -201,7 +202,7 @@ async def test_each_http_status_is_a_group_and_an_error_label_of_its_own() -> No
         assert isinstance(bus.test.broker, EmbeddedBroker)
         topologies = [bus.test.service.topology]
         async with Operations(
-            bus.test.broker, topologies=topologies, clock=_LoopTime()
+            ManagedBroker(bus.test.broker, topologies=topologies, clock=_LoopTime())
         ) as operations:
             session = await operations.open_session(_DLQ)
             groups = (await operations.groups(session.id, GroupBy.FINGERPRINT)).items
@@ -232,7 +233,9 @@ async def _retry_by_hand(test: AppTest) -> None:
     """What `hopback dlq redrive` does."""
     assert isinstance(test.broker, EmbeddedBroker)
     topologies = [test.service.topology]
-    async with Operations(test.broker, topologies=topologies, clock=_LoopTime()) as operations:
+    async with Operations(
+        ManagedBroker(test.broker, topologies=topologies, clock=_LoopTime())
+    ) as operations:
         request = RedriveRequest(queue=_DLQ, selection=Selection(), reason="repaired")
         job = await operations.wait((await operations.start(request)).id)
         assert job.counts.done == 1

@@ -18,6 +18,7 @@ from hopback.broker.port import count_now
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.expand import SHADOW
@@ -117,7 +118,7 @@ async def test_a_browse_session_keeps_its_queue_from_being_migrated() -> None:
     on = await site()
     await declare(on.connection, FAITHFUL)
     await on.fill(DLQ, 300)
-    async with Operations(on.broker, management=on.management) as operations:
+    async with Operations(ManagedBroker(on.broker, management=on.management)) as operations:
         session = await operations.open_session(DLQ)
         assert session.held == 100
         with pytest.raises(UnsafeOperation, match="100 messages of 'raffle_dlq' are held unacked"):

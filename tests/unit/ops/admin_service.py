@@ -16,6 +16,7 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Settings
 from hopback.ops.http import AdminSettings, create_app
 from hopback.ops.http.settings import parse_settings
@@ -114,6 +115,7 @@ async def admin(
     raising: bool = True,
     journal: Journal | None = None,
     scan: int = 1000,
+    name: str = "",
     **options: Any,
 ) -> AsyncIterator[Admin]:
     """The service over these dead letters; `options` are for `create_app`."""
@@ -128,21 +130,11 @@ async def admin(
     await publish(broker, *dead_letters)
     view = EmbeddedManagement(broker)
     async with Operations(
-        broker,
-        management=view,
-        topologies=(declared,),
+        ManagedBroker(broker, name=name, management=view, topologies=(declared,), clock=clock),
         settings=Settings(exports=exports, editing=editing, scan=scan),
-        clock=clock,
         journal=journal,
     ) as operations:
-        app = create_app(
-            operations,
-            broker,
-            view=view,
-            topologies=(declared,),
-            clock=clock,
-            **{"environment": {"JWT_SECRET": SECRET}, **options},
-        )
+        app = create_app(operations, **{"environment": {"JWT_SECRET": SECRET}, **options})
         transport = httpx.ASGITransport(watch_requests(app), raise_app_exceptions=raising)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield Admin(client, operations, broker, clock)

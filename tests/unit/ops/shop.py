@@ -11,6 +11,7 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection, Who
 from hopback.ops.operations import Operations
 from hopback.version import BrokerVersion
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hopback.broker.embedded import EmbeddedConnection, QueueSnapshot
+    from hopback.ops.brokers.discovery import Override
     from hopback.topology.model import Topology
 
 __all__ = [
@@ -98,6 +100,7 @@ async def open_shop(
     version: BrokerVersion = BrokerVersion(3, 10),  # noqa: B008  a frozen value
     live: bool = True,
     declared: bool = True,
+    overrides: Iterable[Override] = (),
     **options: Any,
 ) -> AsyncIterator[Shop]:
     """The design on a broker of its own; `live` reads it, `declared` tells the plans."""
@@ -108,10 +111,13 @@ async def open_shop(
     await declare(connection, topology)
     await connection.close()
     operations = Operations(
-        broker,
-        management=EmbeddedManagement(broker) if live else None,
-        topologies=(topology,) if declared else (),
-        clock=LoopClock(time.time),
+        ManagedBroker(
+            broker,
+            management=EmbeddedManagement(broker) if live else None,
+            topologies=(topology,) if declared else (),
+            overrides=overrides,
+            clock=LoopClock(time.time),
+        ),
         **options,
     )
     async with operations:

@@ -11,6 +11,7 @@ from hopback import App, Context, Outcome, Retry
 from hopback.broker import EmbeddedBroker
 from hopback.headers.names import ATTEMPTS, LINEAGE, QUEUE
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import RedriveRequest, Selection
 from hopback.ops.operations import Operations
 from hopback.testing import AppTest, Fault, in_virtual_time
@@ -180,7 +181,9 @@ async def test_a_message_re_driven_right_after_parking_runs_with_all_its_attempt
         for _ in range(2):
             (parked,) = test.broker.snapshot().queue("orders.dlq").messages
             assert LINEAGE not in parked.properties.headers
-            async with Operations(test.broker, topologies=[test.app.topology]) as operations:
+            async with Operations(
+                ManagedBroker(test.broker, topologies=[test.app.topology])
+            ) as operations:
                 request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="again")
                 await operations.wait((await operations.start(request)).id)
             await test.drain()

@@ -15,7 +15,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology, Returned
 from hopback.message import Message
 from hopback.observe.metrics import Metrics
-from hopback.ops import Operations, RedriveRequest, Selection
+from hopback.ops import ManagedBroker, Operations, RedriveRequest, Selection
 from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.topology.delays import DUE, longest_delay_ms
 from hopback.topology.durations import parse_wait_ms
@@ -176,7 +176,7 @@ async def test_what_rests_because_it_could_not_be_delivered_is_seen_counted_and_
             metrics.render()
         )
         await channel.declare_queue(Queue("elsewhere"))
-        async with Operations(test.broker, topologies=[app.topology]) as operations:
+        async with Operations(ManagedBroker(test.broker, topologies=[app.topology])) as operations:
             (listed,) = [one for one in await operations.queues() if one.messages]
             assert (listed.queue, listed.messages) == (f"{DUE}.dlq", 1)
             session = await operations.open_session(f"{DUE}.dlq")

@@ -12,6 +12,8 @@ from hopback.topology.effective import applied_policy
 from hopback.topology.model import Queue, QueueType, Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hopback.broker.embedded.broker import EmbeddedBroker
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.topology.model import Policy
@@ -79,7 +81,9 @@ class EmbeddedManagement:
         """What the open connections call themselves."""
         return frozenset(session.name for session in self._broker.node.sessions)
 
-    async def live_topology(self, vhost: str = "/") -> Topology:
+    async def live_topology(
+        self, vhost: str = "/", _queues: Iterable[QueueReading] | None = None
+    ) -> Topology:
         """What is on the broker now, with its policies, as a topology without plans."""
         node = self._broker.node
         known = node.routing.exchanges.values()

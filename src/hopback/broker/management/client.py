@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
@@ -457,9 +457,14 @@ class Management:
         """
         await self._http.call("POST", _definitions(vhost), body=dict(document))
 
-    async def live_topology(self, vhost: str) -> Topology:
-        """What is on the broker now, with its policies, as a topology without plans."""
-        found = await self.queues(vhost)
+    async def live_topology(
+        self, vhost: str, queues: Iterable[QueueReading] | None = None
+    ) -> Topology:
+        """What is on the broker now, with its policies, as a topology without plans.
+
+        `queues` are its queues if they were read just now.
+        """
+        found = await self.queues(vhost) if queues is None else tuple(queues)
         exchanges, bindings = await self.exchanges(vhost), await self.bindings(vhost)
         try:
             policies = await self.policies(vhost)
@@ -470,9 +475,12 @@ class Management:
                 for reading in found
                 if reading.policy and reading.effective_policy
             )
-        queues = tuple(reading.queue for reading in found)
         return Topology(
-            vhost, exchanges=exchanges, queues=queues, bindings=bindings, policies=policies
+            vhost,
+            exchanges=exchanges,
+            queues=tuple(reading.queue for reading in found),
+            bindings=bindings,
+            policies=policies,
         )
 
     async def _object(self, place: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -496,23 +496,23 @@ class Recognition:
         """The same as discovery takes it."""
         return tuple(map(override_of, await self.answers()))
 
-    async def candidates(self, live: ManagedBroker) -> CandidateList:
+    async def candidates(self, broker: ManagedBroker) -> CandidateList:
         """The queues that are to be asked about; BadRequest without a management API, which tells."""
-        readings = await live.readings()
-        if readings is None:
+        snapshot = await broker.snapshot()
+        if snapshot.readings is None:
             raise BadRequest(
                 "management", "its address: without it nothing tells which queues there are"
             )
         answers = await self.answers()
-        found = candidates_of(await live.snapshot(), readings, answers)
+        found = candidates_of(snapshot, snapshot.readings, answers)
         return CandidateList(found, len(found), sum(one.messages for one in found), answers)
 
-    async def answer(self, said: QueueAnswer, live: ManagedBroker) -> None:
+    async def answer(self, said: QueueAnswer, broker: ManagedBroker) -> None:
         """Keep an answer; NoSuch for a queue that is not on the broker."""
         if said.answer is CandidateAnswer.FORGET:
             await self._journal.unlearn(self._broker, _KIND, said.queue)
         else:
-            topology = (await live.snapshot()).topology
+            topology = (await broker.snapshot()).topology
             for name in filter(None, (said.queue, said.main_queue)):
                 if topology.queue(name) is None:
                     raise NoSuch("queue", name)

@@ -1,28 +1,21 @@
-"""What stands on the broker: dead-letter queues with their depth, type, limit and cost of looking.
-
-With a management client the live topology is read; without one the declared topologies have to do,
-and counts come over AMQP alone. Nothing here takes a message.
-"""
+"""A broker under operation: its query connection, its management API, its snapshot."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
-from hopback.broker.limits import (
-    PolicyLedger,
-    exactly,
-    lifted_limits,
-    restore_limits,
-)
+from hopback.broker.limits import PolicyLedger, exactly, lifted_limits, restore_limits
 from hopback.broker.port import count
+from hopback.clock import SystemClock
 from hopback.errors import (
     AccessRefused,
+    BrokerError,
     ManagementError,
     ManagementNotFound,
     ManagementRefused,
@@ -31,122 +24,144 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.ops.brokers.discovery import dead_letter_queues
+from hopback.ops.brokers.recent import Recent
 from hopback.ops.brokers.snapshot import BrokerSnapshot
 from hopback.ops.contract.values import Depth, Moment
 from hopback.topology.model import Policy, joined
-from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from hopback.broker.management.readings import ConsumerReading, QueueReading
-    from hopback.broker.port import Broker, Connection
+    from hopback.broker.port import Broker, Channel, Connection
     from hopback.clock import Clock
     from hopback.ops.brokers.discovery import DeadLetterQueue, Override
     from hopback.topology.model import Topology
+    from hopback.version import BrokerVersion
 
 
-_CONNECTION_NAME = "hopback dead letters"
-_RECENT_S = 2.0  # seconds for which summaries of many queues share a snapshot
+_QUERY_CONNECTION = "hopback dead letters"
+_FRESH_S = 2.0  # seconds for which pages and summaries share a snapshot
 _MANY_QUEUES = 500  # finding the dead-letter queues among more of them takes over 50 ms
 _RETURNED_S = 2.0  # longest wait for returned messages; RabbitMQ needed some milliseconds
 _LOOK_AGAIN_S = 0.02  # seconds between two counts of them
-_MINUS_ONE_SINCE = BrokerVersion(4, 0)
 
 
-class LiveView(PolicyLedger, Protocol):
-    """What a management client tells and does; the embedded broker has one, too."""
+class ManagementApi(PolicyLedger, Protocol):
+    """The management API of RabbitMQ, or that of the embedded broker."""
 
     async def queues(self, vhost: str) -> tuple[QueueReading, ...]:
-        """Every queue with its numbers."""
+        """Return every queue with its numbers."""
+
+    async def live_topology(
+        self, vhost: str, queues: Iterable[QueueReading] | None = None
+    ) -> Topology:
+        """Return the topology of the broker. `queues` are its queues if they were read just now."""
 
     async def operator_policies(self, vhost: str) -> tuple[Policy, ...]:
-        """The operator policies."""
+        """Return the operator policies."""
 
     async def connection_names(self, vhost: str) -> frozenset[str]:
-        """What the open connections call themselves."""
+        """Return the names that clients gave to the open connections."""
 
     async def consumers(self, vhost: str, queue: str) -> tuple[ConsumerReading, ...]:
-        """The consumers of a queue with their tags and connections."""
+        """Return the consumers of a queue with their tags and connections."""
 
 
 class ManagedBroker:
-    """Finds dead-letter queues and tells of them."""
+    """One virtual host of a broker, with everything that operators ask about it.
+
+    `name` is its name in the settings, empty if there is only one broker. Without `management` only the
+    queues of the declared `topologies` are known, and counts come over AMQP alone. `overrides` correct or
+    add dead-letter queues.
+
+    All questions share one connection. It is opened with the first question, and again after it was lost.
+    """
 
     def __init__(
         self,
         broker: Broker,
-        management: LiveView | None,
-        vhost: str,
-        topologies: Iterable[Topology],
-        overrides: Iterable[Override],
-        clock: Clock,
-        answered: Callable[[], Awaitable[Iterable[Override]]] | None = None,
+        *,
+        name: str = "",
+        management: ManagementApi | None = None,
+        vhost: str = "/",
+        topologies: Iterable[Topology] = (),
+        overrides: Iterable[Override] = (),
+        clock: Clock | None = None,
     ) -> None:
-        """`answered` gives what people said of queues meanwhile; `overrides` hold over it."""
         self.broker = broker
-        self._management = management
-        self._vhost = vhost
+        self.name = name
+        self.management = management
+        self.vhost = vhost
+        self.clock: Clock = clock or SystemClock()
+        self.recorded_overrides: Callable[[], Awaitable[tuple[Override, ...]]] = _no_overrides
+        """Reads the overrides that operators recorded. `overrides` take precedence."""
         self._declared = tuple(topologies)
         self._overrides = tuple(overrides)
-        self._answered = answered
-        self._clock = clock
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
         self._version: BrokerVersion | None = None
-        self._recent: BrokerSnapshot | None = None
-        self._changes = 0
-        """Policies changed by this object: a snapshot that was begun before such a change is not recent."""
+        self._snapshots = Recent(self._read, _FRESH_S, self.clock)
         self._discovered: (
             tuple[tuple[Topology, BrokerVersion, tuple[Override, ...]], tuple[DeadLetterQueue, ...]]
             | None
         ) = None
 
-    @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Connection]:
-        """A connection for a few questions."""
-        connection = await self.broker.connect(_CONNECTION_NAME)
-        self._version = connection.version
-        try:
-            yield connection
-        finally:
+    @property
+    def address(self) -> str:
+        """The address of the broker without a password."""
+        return self.broker.address
+
+    @property
+    def journal_name(self) -> str:
+        """The name under which the journal keeps jobs and entries of this virtual host."""
+        return f"{self.address} {self.vhost}"
+
+    async def close(self) -> None:
+        """Close the query connection. Safe to repeat: the next question opens it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
             await connection.close()
 
-    async def snapshot(self, *, count: str = "") -> BrokerSnapshot:
-        """What stands where, now; with `count`, also how many messages that dead-letter queue has.
+    @asynccontextmanager
+    async def query(self) -> AsyncIterator[Connection]:
+        """Share the query connection. The channels that the caller leaves open are closed."""
+        connection = self._connection or await self._connect_again(None)
+        shared = _SharedConnection(connection, self._open_channel)
+        try:
+            yield shared
+        finally:
+            await shared.close()
 
-        NoSuch if there is no such queue, UnsafeOperation if it is not known how many it has.
+    async def _open_channel(self) -> Channel:
+        connection = self._connection
+        if connection is not None:
+            with suppress(BrokerError):
+                return await connection.open_channel()
+        # The first question, or the connection was lost.
+        return await (await self._connect_again(connection)).open_channel()
+
+    async def _connect_again(self, lost: Connection | None) -> Connection:
+        async with self._connecting:
+            if self._connection is None or self._connection is lost:
+                if lost is not None:
+                    await lost.close()
+                self._connection = await self.broker.connect(_QUERY_CONNECTION)
+                self._version = self._connection.version
+            return self._connection
+
+    async def version(self) -> BrokerVersion:
+        """Return the version of the broker, as it was at the last connect."""
+        if self._version is None:
+            self._version = (await self._connect_again(None)).version
+        return self._version
+
+    async def snapshot(self, *, count: str = "") -> BrokerSnapshot:
+        """Read the broker now. With `count`, also count the messages and consumers of that dead-letter queue.
+
+        NoSuch if there is no such queue, UnsafeOperation if its messages cannot be counted.
         """
-        version, changes = self._version, self._changes
-        if version is None:
-            async with self.connected() as connection:
-                version = connection.version
-        live, operators = None, tuple[Policy, ...]()
-        topology = joined(self._declared)
-        if self._management is not None:
-            live = await self._management.live_topology(self._vhost)
-            topology = replace(joined((live, *self._declared)), policies=live.policies)
-            operators = await self._operators(self._management)
-        answered = () if self._answered is None else await self._answered()
-        overrides = (*answered, *self._overrides)
-        known = self._discovered
-        if known is not None and known[0] == (topology, version, overrides):
-            found = known[1]
-        else:
-            find = partial(dead_letter_queues, topology, version=version, overrides=overrides)
-            # Many queues take a second of CPU: other requests get their turns meanwhile.
-            is_large = len(topology.queues) > _MANY_QUEUES
-            found = await asyncio.to_thread(find) if is_large else find()
-            self._discovered = (topology, version, overrides), found
-        snapshot = BrokerSnapshot(
-            topology,
-            version,
-            self._clock.now(),
-            live,
-            self._declared,
-            operators,
-            found,
-        )
-        if changes == self._changes:
-            self._recent = snapshot
+        snapshot = await self._snapshots.compute()
         if not count:
             return snapshot
         snapshot.one(count)
@@ -159,57 +174,83 @@ class ManagedBroker:
         return replace(snapshot, ready=depth.ready, consumers=depth.consumers or 0)
 
     async def recent_snapshot(self) -> BrokerSnapshot:
-        """Return the last snapshot if it is at most two seconds old, else a new one."""
-        recent = self._recent
-        if recent is not None and 0 <= self._clock.now() - recent.at < _RECENT_S:
-            return recent
-        return await self.snapshot()
+        """Return the last snapshot. Read the broker again if it is older than two seconds.
 
-    async def connection_names(self) -> frozenset[str] | None:
-        """What the open connections call themselves; None where nobody tells."""
-        if self._management is None:
-            return None
+        Waits for the first snapshot, and for a newer one for a moment: a large broker takes seconds. Raises
+        BrokerError if the broker is away.
+        """
+        return await self._snapshots.get()
+
+    async def _read(self) -> BrokerSnapshot:
+        version, at = await self.version(), self.clock.now()
+        live, operators, readings = None, tuple[Policy, ...](), None
+        topology = joined(self._declared)
+        if self.management is not None:
+            queues = await self.management.queues(self.vhost)
+            readings = {each.queue.name: each for each in queues}
+            live = await self.management.live_topology(self.vhost, queues)
+            topology = replace(joined((live, *self._declared)), policies=live.policies)
+            operators = await self._operator_policies(self.management, queues)
+        overrides = (*await self.recorded_overrides(), *self._overrides)
+        found = await self._discover(topology, version, overrides)
+        return BrokerSnapshot(
+            topology, version, at, live, self._declared, operators, found, readings=readings
+        )
+
+    async def _discover(
+        self, topology: Topology, version: BrokerVersion, overrides: tuple[Override, ...]
+    ) -> tuple[DeadLetterQueue, ...]:
+        known = self._discovered
+        if known is not None and known[0] == (topology, version, overrides):
+            return known[1]
+        find = partial(dead_letter_queues, topology, version=version, overrides=overrides)
+        # Many queues take a second of CPU: other requests get their turns meanwhile.
+        is_large = len(topology.queues) > _MANY_QUEUES
+        found = await asyncio.to_thread(find) if is_large else find()
+        self._discovered = (topology, version, overrides), found
+        return found
+
+    async def _operator_policies(
+        self, management: ManagementApi, queues: Iterable[QueueReading]
+    ) -> tuple[Policy, ...]:
+        """Return the operator policies. If the user may not list them, each queue shows its own."""
         try:
-            return await self._management.connection_names(self._vhost)
+            return await management.operator_policies(self.vhost)
         except ManagementRefused:
-            return None
-
-    @property
-    def is_managed(self) -> bool:
-        """Whether there is a management API to ask."""
-        return self._management is not None
-
-    async def consumers_of(self, queue: str) -> tuple[ConsumerReading, ...]:
-        """The consumers of a queue as management names them; none where it cannot."""
-        if self._management is None:
-            return ()
-        try:
-            return await self._management.consumers(self._vhost, queue)
-        except ManagementError:
-            return ()
-
-    async def _operators(self, management: LiveView) -> tuple[Policy, ...]:
-        """Operator policies; who may not list them learns from each queue what holds for it."""
-        try:
-            return await management.operator_policies(self._vhost)
-        except ManagementRefused:
-            readings = await management.queues(self._vhost)
             return tuple(
                 Policy(each.operator_policy, exactly(each.queue.name), each.effective_policy)
-                for each in readings
+                for each in queues
                 if each.operator_policy and each.effective_policy
             )
 
-    async def readings(self) -> dict[str, QueueReading] | None:
-        """Every queue as the management API tells of it; None where there is none."""
-        if self._management is None:
+    async def connection_names(self) -> frozenset[str] | None:
+        """Return the names that clients gave to the open connections. None if they are unknown."""
+        if self.management is None:
             return None
-        return {each.queue.name: each for each in await self._management.queues(self._vhost)}
+        try:
+            return await self.management.connection_names(self.vhost)
+        except ManagementRefused:
+            return None
+
+    async def consumers_of(self, queue: str) -> tuple[ConsumerReading, ...]:
+        """Return the consumers of a queue that management lists."""
+        if self.management is None:
+            return ()
+        try:
+            return await self.management.consumers(self.vhost, queue)
+        except ManagementError:
+            return ()
+
+    async def readings(self) -> dict[str, QueueReading] | None:
+        """Return every queue by name. None without management."""
+        if self.management is None:
+            return None
+        return {each.queue.name: each for each in await self.management.queues(self.vhost)}
 
     async def depths(
-        self, names: Iterable[str], readings: dict[str, QueueReading] | None
+        self, names: Iterable[str], readings: Mapping[str, QueueReading] | None
     ) -> dict[str, tuple[Depth, QueueReading | None]]:
-        """The depth of each, by these readings where there are any; what is missing is left out."""
+        """Return the depths of the queues that exist, from these readings or counted over AMQP."""
         wanted = tuple(names)
         if readings is not None:
             return {
@@ -218,11 +259,10 @@ class ManagedBroker:
                 if name in readings
             }
         found: dict[str, tuple[Depth, QueueReading | None]] = {}
-        async with self.connected() as connection:
-            for name in wanted:
-                counted = await self.counted(connection, name)
-                if counted is not None:
-                    found[name] = counted, None
+        for name in wanted:
+            counted = await self.count_now(name)
+            if counted is not None:
+                found[name] = counted, None
         return found
 
     async def wait_until_ready(self, queue: str, least: int) -> None:
@@ -233,24 +273,19 @@ class ManagedBroker:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _RETURNED_S
-        async with self.connected() as connection:
-            while loop.time() < until:
-                found = await self.counted(connection, queue)
-                if found is None or found.ready is None or found.ready >= least:
-                    return
-                await asyncio.sleep(_LOOK_AGAIN_S)
+        while loop.time() < until:
+            found = await self.count_now(queue)
+            if found is None or found.ready is None or found.ready >= least:
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def depth(self, name: str) -> tuple[Depth, QueueReading | None]:
-        """The exact depth of one queue; what only management tells beside it. NoSuch if it is gone."""
-        async with self.connected() as connection:
-            counted = await self.counted(connection, name)
+        """Return the exact depth of one queue and its reading, if any. NoSuch if the queue is gone."""
+        counted = await self.count_now(name)
         if counted is None:
             raise NoSuch("queue", name, "it is known, but it is not on the broker")
-        if self._management is None:
-            return counted, None
-        try:
-            reading = await self._management.queue(self._vhost, name)
-        except ManagementNotFound:
+        reading = await self.reading(name)
+        if reading is None:
             return counted, None
         if counted.ready is None:
             return _depth_of(reading), reading
@@ -258,50 +293,85 @@ class ManagedBroker:
         complete = structs.replace(counted, unacked=counts.unacked, held_back=counts.held_back)
         return complete, reading
 
-    async def counted(self, connection: Connection, name: str) -> Depth | None:
-        """What AMQP tells of a queue: exact, and None if there is none of that name."""
-        channel = await connection.open_channel()
-        now = self._clock.now()
-        try:
-            state = await count(channel, name)
-        except NotFound:
-            return None
-        except AccessRefused:
-            return Depth(None, None, None, "refused", Moment(now))
-        await channel.close()
+    async def count_now(self, name: str) -> Depth | None:
+        """Count a queue over AMQP. None if there is no queue of that name."""
+        async with self.query() as connection:
+            channel, now = await connection.open_channel(), self.clock.now()
+            try:
+                state = await count(channel, name)
+            except NotFound:
+                return None
+            except AccessRefused:
+                return Depth(None, None, None, "refused", Moment(now))
         return Depth(state.messages, None, state.consumers, "amqp", Moment(now))
+
+    async def reading(self, name: str) -> QueueReading | None:
+        """Return one queue with its present rate. None without management, or if the queue is gone."""
+        if self.management is None:
+            return None
+        try:
+            return await self.management.queue(self.vhost, name)
+        except ManagementNotFound:
+            return None
 
     def is_lifted(self, snapshot: BrokerSnapshot, name: str) -> bool:
         """Whether a policy of ours lifts the queue's limit."""
         return any(limit.queue == name for limit in lifted_limits(snapshot.topology.policies))
 
     async def lift(self, snapshot: BrokerSnapshot, name: str) -> str:
-        """Set that policy; its name. UnsafeOperation if there is none that helps."""
+        """Lift the delivery limit and return the name of the policy. UnsafeOperation if no policy can."""
         policy = snapshot.lifting_policy(name)
-        if isinstance(policy, str) or self._management is None:
+        if isinstance(policy, str) or self.management is None:
             raise UnsafeOperation(f"the delivery limit of {name!r} cannot be lifted: {policy}")
-        await self._management.put_policy(self._vhost, policy)
-        self._forget_recent()
+        await self.management.put_policy(self.vhost, policy)
+        self._snapshots.drop()
         return policy.name
 
     async def restore(self, name: str) -> None:
-        """Take that policy away; none there is no error.
+        """Delete the policy that lifts the limit. A missing policy is not an error.
 
-        UnsafeOperation if a message came back so often that the limit would soon remove it, or if
-        there is no management API to take it away by.
+        UnsafeOperation without management, or if a message was redelivered so often that the limit would
+        soon remove it.
         """
-        if self._management is None:
+        if self.management is None:
             raise UnsafeOperation(
                 f"the delivery limit of {name!r} cannot be restored: policies are changed by the"
                 " management API, and no address of it is known"
             )
-        async with self.connected() as connection:
-            await restore_limits(connection, self._management, self._vhost, [name])
-        self._forget_recent()
+        async with self.query() as connection:
+            await restore_limits(connection, self.management, self.vhost, [name])
+        self._snapshots.drop()
 
-    def _forget_recent(self) -> None:
-        self._recent = None
-        self._changes += 1
+
+class _SharedConnection:
+    """The query connection as one caller sees it: `close` closes only the caller's channels."""
+
+    def __init__(
+        self, connection: Connection, open_channel: Callable[[], Awaitable[Channel]]
+    ) -> None:
+        self._connection = connection
+        self._open_channel = open_channel
+        self._channels: list[Channel] = []
+
+    @property
+    def version(self) -> BrokerVersion:
+        return self._connection.version
+
+    async def open_channel(self) -> Channel:
+        channel = await self._open_channel()
+        self._channels.append(channel)
+        return channel
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+    async def wait_closed(self) -> BrokerError | None:
+        return await self._connection.wait_closed()
+
+
+async def _no_overrides() -> tuple[Override, ...]:
+    return ()
 
 
 def _depth_of(reading: QueueReading) -> Depth:

@@ -80,7 +80,7 @@ async def describe_queue(
 ) -> QueueDetail:
     """Return the summary with type, limit, cost of reading and possible targets of a re-drive."""
     cost, queue, table = snapshot.cost(found.name), snapshot.effective(found.name), snapshot.table()
-    async with live.connected() as connection:
+    async with live.query() as connection:
         choices = [await _choice(connection, Target(kind), found, table) for kind in _CHOICES]
     return QueueDetail(
         **{name: getattr(summary, name) for name in summary.__struct_fields__},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hopback.broker.management.readings import QueueReading
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.contract.values import Cost
-    from hopback.topology.hazards.rule import Finding
     from hopback.topology.model import Topology
 
 _MINUS_ONE_SINCE = BrokerVersion(4, 0)
@@ -29,11 +28,10 @@ _MINUS_ONE_SINCE = BrokerVersion(4, 0)
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """What is known of the broker at one moment, of which each reader asks for a part.
+    """The broker as it was read at the time `at`.
 
-    `live` is what was read from it, None where only declarations are known. `ready` is how many messages
-    the queue has that was to be counted, 0 if none was, and `consumers` how many consumers. `readings`
-    and `findings` are there where the whole broker is shown.
+    `topology` contains the live and the declared objects. `live` and `readings` are None without management.
+    `ready` and `consumers` are the counts of the queue that the caller asked to count, else 0.
     """
 
     topology: Topology
@@ -45,8 +43,7 @@ class BrokerSnapshot:
     dead_letter_queues: tuple[DeadLetterQueue, ...] = ()
     ready: int = 0
     consumers: int = 0
-    readings: Mapping[str, QueueReading] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    readings: Mapping[str, QueueReading] | None = None
 
     def one(self, name: str) -> DeadLetterQueue:
         """The dead-letter queue of that name; NoSuch if there is none."""
@@ -108,6 +105,16 @@ class BrokerSnapshot:
                 return DESIGNS.get(topology.name)
         return None
 
+    @property
+    def shown_topology(self) -> Topology:
+        """The live objects with the plans that are declared for them, or all declared objects."""
+        if self.live is None:
+            return self.topology
+        names = {queue.name for queue in self.live.queues}
+        plans = (plan for each in self.declared for plan in each.plans if plan.queue in names)
+        unconsumed = frozenset(name for each in self.declared for name in each.unconsumed)
+        return replace(self.live, plans=tuple(plans), unconsumed=unconsumed)
+
     def table(self) -> RoutingTable | None:
         """The routes, where they were read from the broker; declared ones may not be all."""
         if self.live is None:
@@ -116,9 +123,10 @@ class BrokerSnapshot:
 
     def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
         """The queues a publish reaches; KeyError for a missing exchange."""
-        names = (queue.name for queue in self.topology.queues)
-        exchanges = (*PREDECLARED, *self.topology.exchanges)
-        return RoutingTable(exchanges, names, self.topology.bindings).route(exchange, routing_key)
+        topology = self.live or self.topology
+        names = (queue.name for queue in topology.queues)
+        exchanges = (*PREDECLARED, *topology.exchanges)
+        return RoutingTable(exchanges, names, topology.bindings).route(exchange, routing_key)
 
     def routes(self) -> RoutingTable:
         """The routes that are known at all, read from the broker or declared."""

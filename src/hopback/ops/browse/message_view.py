@@ -31,7 +31,7 @@ async def view_message(live: ManagedBroker, session: BrowseSession, message: str
     way, no_way = None, ""
     if isinstance(aim, Aim):
         snapshot = await live.snapshot()
-        async with live.connected() as connection:
+        async with live.query() as connection:
             flaw = await target_flaw(connection, aim.redrive, snapshot.table())
         way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
     else:

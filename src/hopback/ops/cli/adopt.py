@@ -168,7 +168,7 @@ async def _show(access: Access, asked: _AdoptRequest, form: str) -> int:
 async def _look(access: Access, found: Adoption) -> dict[str, Survey | str]:
     """What the dead letters of each of its dead-letter queues look like, or why nobody looked."""
     from hopback.errors import HopbackError
-    from hopback.ops.cli.where import Where, open_in_process
+    from hopback.ops.cli.where import Where, open_operations
     from hopback.ops.contract.requests import GroupBy
 
     looked: dict[str, Survey | str] = {}
@@ -182,7 +182,7 @@ async def _look(access: Access, found: Adoption) -> dict[str, Survey | str]:
         )
         if not found.dead_letter_queues:
             return looked
-        operations = (await open_in_process(where, stack)).operations
+        operations = await open_operations(where, stack)
         for name in found.dead_letter_queues:
             try:
                 looked[name] = await operations.survey(name, GroupBy.FINGERPRINT, limit=_LOOKED_AT)

@@ -20,18 +20,19 @@ from hopback.clock import SystemClock
 from hopback.ops.cli.where import (
     broker_where_options,
     file_brokers,
-    journal_names,
-    open_in_process,
+    make_operations,
+    open_broker,
     open_operations,
-    operating,
+    operation_settings,
     said_of,
 )
 
 if TYPE_CHECKING:
     from hopback.ops.cli.where import Where
-    from hopback.ops.http.app import AdminBroker
+    from hopback.ops.http.app import AdminStores
     from hopback.ops.http.settings import AdminSettings
     from hopback.ops.jobs.journal import Journal
+    from hopback.ops.operations import Operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +116,9 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
 
     link = new_secret() if choices.dev else None
     async with AsyncExitStack() as stack:
-        served = await _open_brokers(where, stack, choices.config, settings)
-        first, others = served[0], served[1:]
-        app = create_app(
-            first.operations,
-            first.broker,
-            view=first.view,
-            vhost=first.vhost,
-            topologies=first.topologies,
-            settings=settings,
-            clock=first.operations.clock,
-            link=link,
-            name=first.name,
-            others=others,
-            **_stores(first.operations.journal),
-        )
+        operations = await _open_brokers(where, stack, choices.config, settings)
+        stores = _stores(operations[0].journal)
+        app = create_app(*operations, settings=settings, link=link, stores=stores)
 
         def tell(host: str, port: int) -> None:
             scheme = "https" if choices.tls_cert else "http"
@@ -157,47 +146,37 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
 
 async def _open_brokers(
     where: Where, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
-) -> list[AdminBroker]:
-    """The brokers of the settings on one journal, or the one of the options; none is asked yet."""
-    from hopback.ops.http.app import AdminBroker
-
+) -> list[Operations]:
+    """Open the brokers of the settings on one journal, or the one of the options. None is asked yet."""
     editing, lease = settings.deadletters.editing, settings.jobs.lease_seconds
     if not settings.brokers:
-        opened = {"": await open_in_process(where, stack, editing=editing, lease=lease)}
-    else:
-        clock, brokers = SystemClock(), file_brokers(config)
-        kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
-        opened = {
-            named.name: await open_operations(
-                said_of(named, where),
-                stack,
-                kept,
-                clock,
-                operating(editing=editing, lease=lease),
-                ask=False,
-                beside=journal_names(brokers),
-                is_first=named is brokers[0],
-            )
-            for named in brokers
-        }
+        return [await open_operations(where, stack, editing=editing, lease=lease)]
+    clock = SystemClock()
+    kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
+    brokers = [
+        await open_broker(said_of(each, where), stack, clock, name=each.name, ask=False)
+        for each in file_brokers(config)
+    ]
+    shared = operation_settings(editing=editing, lease=lease)
+    beside = [each.journal_name for each in brokers]
     return [
-        AdminBroker(name, one.operations, one.broker, one.management, one.vhost, one.topologies)
-        for name, one in opened.items()
+        await stack.enter_async_context(
+            make_operations(each, kept, shared, beside, is_first=each is brokers[0])
+        )
+        for each in brokers
     ]
 
 
-def _stores(kept: Journal) -> dict[str, Any]:
-    """Keys and ended sessions are kept where jobs and audit are, if that is a database."""
+def _stores(kept: Journal) -> AdminStores:
+    """Return the stores of keys and sessions: the database of jobs and audit, if there is one."""
+    from hopback.ops.http.app import AdminStores
+
     engine = getattr(kept, "engine", None)
     if engine is None:
-        return {}
+        return AdminStores()
     from hopback.store.admin import EndedSessionTable, KeyTable, OidcSessionTable
 
-    return {
-        "keys": KeyTable(engine),
-        "ended": EndedSessionTable(engine),
-        "oidc": OidcSessionTable(engine),
-    }
+    return AdminStores(KeyTable(engine), EndedSessionTable(engine), OidcSessionTable(engine))
 
 
 def _print_key(name: str, role: str) -> int:

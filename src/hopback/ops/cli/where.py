@@ -45,12 +45,11 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Connection
     from hopback.clock import Clock
     from hopback.ops.brokers.discovery import Override
-    from hopback.ops.brokers.managed_broker import LiveView
+    from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.requests import Settings, Who
     from hopback.ops.jobs.journal import Journal
     from hopback.ops.operations import Operations
-    from hopback.topology.model import Topology
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 _T = TypeVar("_T")
@@ -159,7 +158,7 @@ def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> 
 def with_dead_letters(
     where: Where, work: Callable[[DeadLetters], Awaitable[_T]], *, light: bool = True
 ) -> _T:
-    """Do the work on the dead letters, on an event loop of its own; `light` as in `open_in_process`."""
+    """Do the work on the dead letters, on an event loop of its own; `light` as in `open_operations`."""
 
     async def working() -> _T:
         async with open_dead_letters(where, light=light) as dead_letters:
@@ -208,9 +207,9 @@ async def open_dead_letters(where: Where, *, light: bool = True) -> AsyncIterato
             yield await stack.enter_async_context(remote)
         else:
             # Who may use the broker may also publish to it: editing is theirs, after a question.
-            found = await open_in_process(where, stack, editing=True, light=light)
+            operations = await open_operations(where, stack, editing=True, light=light)
             # Without a broker only the store can be asked, and that for the jobs of all brokers.
-            yield found.operations.acting_as(_user(), everywhere=where.broker is None)
+            yield operations.acting_as(_user(), everywhere=where.broker is None)
 
 
 def _warn_of_plain_token(where: Where) -> None:
@@ -225,27 +224,15 @@ def _warn_of_plain_token(where: Where) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class InProcess:
-    """The operations on a broker, and what they were made with."""
-
-    operations: Operations
-    broker: Broker
-    management: LiveView | None
-    vhost: str
-    topologies: tuple[Topology, ...]
-    clock: Clock
-
-
-async def open_in_process(
+async def open_operations(
     where: Where,
     stack: AsyncExitStack,
     *,
     editing: bool = False,
     light: bool = False,
     lease: float = 30.0,
-) -> InProcess:
-    """The operations on the broker that was named, until the stack is closed.
+) -> Operations:
+    """Open the operations on the broker of the options, until the stack is closed.
 
     With `light` an SQLite file does without SQLAlchemy, and alerts are not known. A process that gives no
     sign for `lease` seconds has lost its jobs.
@@ -262,56 +249,66 @@ async def open_in_process(
         light_journal(where.store, clock) if light else journal(where.store, clock, lease=lease)
     )
     kept = await stack.enter_async_context(opened)
-    settings = operating(editing=editing, lease=lease)
-    return await open_operations(
-        where, stack, kept, clock, settings, beside=beside, is_first=is_first
+    broker = await open_broker(where, stack, clock)
+    settings = operation_settings(editing=editing, lease=lease)
+    return await stack.enter_async_context(
+        make_operations(broker, kept, settings, beside, is_first=is_first)
     )
 
 
-def operating(*, editing: bool, lease: float = 30.0) -> Settings:
+def operation_settings(*, editing: bool, lease: float = 30.0) -> Settings:
     """The settings of operations that a command or service of this user carries out."""
     from hopback.ops.contract.requests import Settings
 
     return Settings(exports=state_folder() / "exports", editing=editing, lease_s=lease)
 
 
-async def open_operations(
-    where: Where,
-    stack: AsyncExitStack,
+def make_operations(
+    broker: ManagedBroker,
     kept: Journal,
-    clock: Clock,
     settings: Settings,
-    *,
-    ask: bool = True,
     beside: Iterable[str] = (),
+    *,
     is_first: bool = True,
-) -> InProcess:
-    """The operations on one broker in a journal that may be shared with those `beside`."""
-    from hopback.designs import DESIGNS
+) -> Operations:
+    """Return the operations on a broker, in a journal that it may share with those `beside`."""
     from hopback.ops.operations import Operations
 
-    broker, vhost = _broker(where.broker)
-    management = await _management(where, broker, stack, ask=ask)
-    # --hardened is for the designs among them; a file says itself what it declares.
-    topologies = tuple(
-        TopologySource(name, where.hardened and name in DESIGNS).topology()
-        for name in where.topologies
-    )
-    operations = Operations(
+    return Operations(
         broker,
-        management=management,
-        vhost=vhost,
-        topologies=topologies,
-        overrides=tuple(map(_override, where.named)),
         journal=kept,
         alerts=alert_book(kept),
         settings=settings,
-        clock=clock,
         beside=beside,
         is_first=is_first,
     )
-    await stack.enter_async_context(operations)
-    return InProcess(operations, broker, management, vhost, topologies, clock)
+
+
+async def open_broker(
+    where: Where, stack: AsyncExitStack, clock: Clock, *, name: str = "", ask: bool = True
+) -> ManagedBroker:
+    """Return the broker of the options. Its management API is open as long as the stack is.
+
+    Without `ask` the management API is not asked whether it answers.
+    """
+    from hopback.designs import DESIGNS
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+
+    broker, vhost = _broker(where.broker)
+    # --hardened is for the designs among them; a file says itself what it declares.
+    topologies = tuple(
+        TopologySource(source, where.hardened and source in DESIGNS).topology()
+        for source in where.topologies
+    )
+    return ManagedBroker(
+        broker,
+        name=name,
+        management=await _management(where, broker, stack, ask=ask),
+        vhost=vhost,
+        topologies=topologies,
+        overrides=map(_override, where.named),
+        clock=clock,
+    )
 
 
 def file_brokers(config: Path | None) -> tuple[NamedBroker, ...]:
@@ -330,10 +327,11 @@ def file_brokers(config: Path | None) -> tuple[NamedBroker, ...]:
 
 
 def journal_names(brokers: Iterable[NamedBroker]) -> tuple[str, ...]:
-    """By what the jobs of these brokers are told apart in a journal."""
-    from hopback.ops.operations import journal_name
+    """Return the names under which a journal keeps the jobs of these brokers."""
+    from hopback.ops.brokers.managed_broker import ManagedBroker
 
-    return tuple(journal_name(*_broker(each.url)) for each in brokers)
+    opened = (_broker(each.url) for each in brokers)
+    return tuple(ManagedBroker(broker, vhost=vhost).journal_name for broker, vhost in opened)
 
 
 def said_of(named: NamedBroker, where: Where) -> Where:
@@ -351,7 +349,7 @@ def said_of(named: NamedBroker, where: Where) -> Where:
 
 async def _management(
     where: Where, broker: Broker, stack: AsyncExitStack, *, ask: bool
-) -> LiveView | None:
+) -> ManagementApi | None:
     if where.broker is None:
         return None
     if where.broker == EMBEDDED:

@@ -218,7 +218,7 @@ async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
         reason = title[0].lower() + title[1:]
     if known is not None and isinstance(error, HopbackError):
         reason = str(error)
-    broker = "" if known is None else services.live.address
+    broker = "" if known is None else services.broker.address
     answer = ReadyAnswer(error is None, __version__, broker, reason)
     return ApiAnswer(answer, status=200 if error is None else 503)
 

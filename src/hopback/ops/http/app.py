@@ -22,9 +22,9 @@ from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
 from hopback.broker.named_brokers import broker_path
-from hopback.clock import SystemClock
 from hopback.errors import HopbackError
 from hopback.ops.alerts.service import ALERT_PAGES, ALERTS, Alerting, AlertSender, AlertSource
+from hopback.ops.brokers.recent import Recent
 from hopback.ops.http.access import ACCESS, ACCESS_PAGES, sign_in_routes
 from hopback.ops.http.api import api_routes, openapi_document, sent_path
 from hopback.ops.http.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
@@ -41,9 +41,9 @@ from hopback.ops.http.dead_letters import DEADLETTERS
 from hopback.ops.http.events import EventStreams
 from hopback.ops.http.heavy_requests import HeavyRequests
 from hopback.ops.http.keys import KeyRing
-from hopback.ops.http.overview import BETWEEN_SWEEPS_S, Insights, Sweep
+from hopback.ops.http.overview import BETWEEN_SWEEPS_S, Sweep
 from hopback.ops.http.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
-from hopback.ops.http.services import Denials, LiveBroker, Services, write_denial
+from hopback.ops.http.services import Denials, Services, write_denial
 from hopback.ops.http.settings import AdminSettings
 from hopback.ops.http.topology import TOPOLOGY, TOPOLOGY_PAGES
 from hopback.ops.jobs.journal import Retention, forget_old
@@ -54,23 +54,21 @@ from hopback.ops.page.errors import ERROR_PAGES
 from hopback.ops.page.jobs import JOB_PAGES
 from hopback.ops.page.pages import WORK_PAGES, problem_page
 from hopback.ops.page.rendering import STATIC, renderer
+from hopback.ops.page.topology_drawing import TopologyDrawings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from jinja2 import Environment
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from hopback.broker.port import Broker
     from hopback.clock import Clock
-    from hopback.ops.brokers.managed_broker import LiveView
     from hopback.ops.http.api import ApiEndpoint
     from hopback.ops.http.auth import EndedSessions
     from hopback.ops.http.keys import KeyStore
     from hopback.ops.http.settings import RequestLimits
     from hopback.ops.oidc import OidcSessionStore
     from hopback.ops.operations import Operations
-    from hopback.topology.model import Topology
 
 ENDPOINTS: tuple[ApiEndpoint, ...] = (*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS)
 """The API of one broker."""
@@ -93,6 +91,8 @@ _COUNTS_EVERY_S = 10.0  # a window of refusals is a minute: its count is at most
 
 _TAKE_OVER_EVERY_S = 5.0  # little beside the lease that has to run out before
 
+_EXPENSIVE_FRESH_S = 10.0  # seconds: candidates and surveys do not change by the second
+
 _DAY_S = 86_400.0  # seconds
 _RETENTION_EVERY_S = 3600.0  # what is kept for days may go an hour late
 
@@ -103,52 +103,36 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 @dataclass(frozen=True, slots=True)
-class AdminBroker:
-    """A broker beside the first: its name, the operations on it, and what they were made with."""
+class AdminStores:
+    """Stores of API keys that are made here, of ended sessions and of OIDC sessions.
 
-    name: str
-    operations: Operations
-    broker: Broker
-    view: LiveView | None = None
-    vhost: str = "/"
-    topologies: tuple[Topology, ...] = ()
+    Without a store they end with the process.
+    """
+
+    keys: KeyStore | None = None
+    ended: EndedSessions | None = None
+    oidc: OidcSessionStore | None = None
 
 
 def create_app(
-    operations: Operations,
-    broker: Broker,
-    *,
-    view: LiveView | None = None,
-    vhost: str = "/",
-    topologies: Iterable[Topology] = (),
+    *operations: Operations,
     settings: AdminSettings | None = None,
     environment: Mapping[str, str] | None = None,
-    clock: Clock | None = None,
     link: str | None = None,
-    keys: KeyStore | None = None,
-    ended: EndedSessions | None = None,
-    oidc: OidcSessionStore | None = None,
-    name: str = "",
-    others: Sequence[AdminBroker] = (),
+    stores: AdminStores | None = None,
 ) -> ASGIApp:
-    """The admin service as an ASGI application.
+    """Return the admin service as an ASGI application.
 
-    `operations` does the work; `broker`, `view` and `topologies` are those it was made with. Who may
-    come in is in `settings`; without tokens and keys there, nobody is asked and only this machine is
-    served. `link` is a secret that opens as an admin, once: the login link of the dev mode. `keys` is where
-    API keys are kept that are made here (`hopback.store.admin.KeyTable`), `ended` where sessions that were
-    signed out (`hopback.store.admin.EndedSessionTable`), `oidc` where those by a provider
-    (`hopback.store.admin.OidcSessionTable`); without, all of them end with the process.
-
-    `others` are further brokers, each served below `/brokers/NAME`; `name` is that of the first, which is
-    served there as well as under the paths without a name.
+    `operations` are those of each broker. The first broker is served under the paths without a name, and
+    every broker that has a name below `/brokers/NAME`. `settings` specify who may sign in. Without tokens
+    and keys there, the service does not ask for a sign-in and serves only this machine. `link` is a secret
+    that signs in as an admin, once: the login link of the dev mode.
     """
     settings = settings or AdminSettings()
-    clock = clock or SystemClock()
     environment = os.environ if environment is None else environment
-    gate = _gate(settings, environment, clock, link, keys, ended, oidc)
-    first = AdminBroker(name, operations, broker, view, vhost, tuple(topologies))
-    brokers = _services((first, *others), settings, environment, clock, gate)
+    clock = operations[0].clock
+    gate = _gate(settings, environment, clock, link, stores or AdminStores())
+    brokers = _services(operations, settings, environment, clock, gate)
     services = replace(brokers[0], prefix="")
     templates = renderer()
     named = {
@@ -179,51 +163,44 @@ def create_app(
 
 
 def _services(
-    served: Sequence[AdminBroker],
+    operations: Sequence[Operations],
     settings: AdminSettings,
     environment: Mapping[str, str],
     clock: Clock,
     gate: Gate,
 ) -> list[Services]:
-    """What the answers about each broker are made from; gate, streams and alerts are those of all."""
-    parts = [(each, Sweep(each.operations.queues, clock), Insights()) for each in served]
+    """Return the services of each broker. Gate, streams and alerts are those of all."""
+    first = operations[0]
+    sweeps = [Sweep(each.queues, clock) for each in operations]
     senders = {
         target.name: AlertSender(
-            target, environment, clock, settings.alerts.link, served[0].broker.address
+            target, environment, clock, settings.alerts.link, first.broker.address
         )
         for target in settings.alerts.targets
     }
     sources = [
         AlertSource(
-            each.name,
-            sweep,
-            each.operations.jobs,
-            each.operations.surveys.by_queue,
-            each.operations.remember_consumed,
+            each.broker.name, sweep, each.jobs, each.surveys.by_queue, each.remember_consumed
         )
-        for each, sweep, _ in parts
+        for each, sweep in zip(operations, sweeps, strict=True)
     ]
-    book = served[0].operations.alert_book
-    alerting = Alerting(settings.alerts, book, sources, senders, clock)
-    streams = EventStreams(settings.limits)
-    heavy = HeavyRequests(settings.limits)
+    alerting = Alerting(settings.alerts, first.alert_book, sources, senders, clock)
+    streams, heavy = EventStreams(settings.limits), HeavyRequests(settings.limits)
     brokers: list[Services] = []
-    for each, sweep, insights in parts:
-        live = LiveBroker(each.broker, each.view, clock, vhost=each.vhost, declared=each.topologies)
+    for each, sweep in zip(operations, sweeps, strict=True):
         made = Services(
-            each.operations,
-            live,
+            each,
             gate,
             sweep,
+            TopologyDrawings(each.broker),
             settings,
-            clock,
-            Denials(clock, partial(write_denial, each.operations)),
+            Denials(clock, partial(write_denial, each)),
             streams,
             heavy,
             alerting,
-            insights,
-            name=each.name,
-            prefix=broker_path(each.name) if each.name else "",
+            Recent(each.candidates, _EXPENSIVE_FRESH_S, clock),
+            Recent(each.errors, _EXPENSIVE_FRESH_S, clock),
+            prefix=broker_path(each.broker.name) if each.broker.name else "",
             is_first=not brokers,
             brokers=brokers,
         )
@@ -236,12 +213,10 @@ def _gate(
     environment: Mapping[str, str],
     clock: Clock,
     link: str | None,
-    store: KeyStore | None,
-    ended: EndedSessions | None,
-    oidc: OidcSessionStore | None,
+    stores: AdminStores,
 ) -> Gate:
     auth, limits = settings.auth, settings.limits
-    keys = KeyRing(auth.keys, store)
+    keys = KeyRing(auth.keys, stores.keys)
     secret = environment.get(auth.session_secret_env)
     if secret is None and (settings.asks_who or link is not None):
         _LOG.info(
@@ -264,12 +239,12 @@ def _gate(
             client_secret=environment[variable] if variable else "",
             session_secret=secret,
             session_s=seconds,
-            store=oidc or MemoryOidcSessions(),
+            store=stores.oidc or MemoryOidcSessions(),
             clock=clock,
         )
     return Gate(
         clock=clock,
-        cookies=SessionCookies(secret, keys, seconds=seconds, ended=ended, oidc=sign_in),
+        cookies=SessionCookies(secret, keys, seconds=seconds, ended=stores.ended, oidc=sign_in),
         keys=keys,
         turns=TurnKeeper(limits.requests_per_second, limits.burst, clock.now),
         sign_ins=TurnKeeper(limits.sign_ins_per_minute / 60, limits.sign_ins_per_minute, clock.now),
@@ -384,7 +359,7 @@ async def _take_over(services: Services) -> None:
                         "job %s of %s goes on here: its process is gone", job.id, job.queue
                     )
             except HopbackError as error:  # a broker or database that is away is asked again
-                _LOG.info("jobs of %s could not be looked after: %s", each.live.address, error)
+                _LOG.info("jobs of %s could not be looked after: %s", each.broker.address, error)
 
 
 async def _keep_retention(services: Services) -> None:

@@ -86,7 +86,7 @@ def _answer(services: Services, principal: Principal, swept: Swept | None) -> Br
     return BrokerAnswer(
         services.name,
         services.prefix,
-        services.live.address,
+        services.broker.address,
         principal.role or Role.VIEWER,
         not reason,
         reason,

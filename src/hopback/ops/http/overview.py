@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
-from hopback.errors import HopbackError
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.values import JobState
 
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.contract.values import Job, QueueSummary, SessionView
     from hopback.ops.operations import Operations
-
-_LOG = logging.getLogger("hopback.ops.http")
 
 _FRESH_S = 1.0  # one sweep a second, however many ask
 # A trend of five minutes, with a sample at each tick in which RabbitMQ counts its queues anew.
@@ -169,50 +165,6 @@ async def read_all(sweeps: Sequence[Sweep]) -> list[Swept | None]:
         for task in waiting:
             task.cancel()
     return [each.known for each in sweeps]
-
-
-_ASKED_EVERY_S = (
-    10.0  # what the survey found, and queues that nobody knows, do not change by the second
-)
-_T = TypeVar("_T")
-
-
-class RecentReading(Generic[_T]):
-    """An expensive answer that is computed in the background and shown until the next one is there."""
-
-    def __init__(self) -> None:
-        self._found: _T | None = None
-        self._at = float("-inf")
-        self._reading: asyncio.Task[None] | None = None
-
-    async def get(self, read: Callable[[], Awaitable[_T]], now: float) -> _T | None:
-        """Return the last answer. Start a new one if it is old, and wait for it for a moment."""
-        is_old = not 0 <= now - self._at < _ASKED_EVERY_S
-        if is_old and self._reading is None:
-            self._at = now
-            self._reading = asyncio.create_task(self._read(read), name="recent reading")
-        if self._reading is not None:
-            await asyncio.wait({self._reading}, timeout=_MOMENT_S)
-        return self._found
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a newer answer is being computed."""
-        return self._reading is not None
-
-    def forget(self) -> None:
-        """Compute a new answer at the next request."""
-        self._at = float("-inf")
-
-    async def _read(self, read: Callable[[], Awaitable[_T]]) -> None:
-        try:
-            self._found = await read()
-        except HopbackError:  # the page itself reports that the broker or the store does not answer
-            self._found = None
-        except Exception as error:  # the page shows the last answer
-            _LOG.error("an expensive answer could not be computed", exc_info=error)
-        finally:
-            self._reading = None
 
 
 _SPEED_S = 10.0  # long enough to be steady, short enough to follow a new rate

@@ -1,17 +1,13 @@
-"""What every answer is made from: the operations, the live broker, who may do what, refusals."""
+"""The parts of the service that answers are made from, and the audit of refusals."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
-from hopback.broker.apply import live_plan
-from hopback.errors import ManagementNotFound
-from hopback.ops.brokers.snapshot import BrokerSnapshot
 from hopback.ops.contract.requests import Who
 from hopback.ops.contract.roles import Grant, Principal, Role
 from hopback.ops.contract.values import (
@@ -23,25 +19,20 @@ from hopback.ops.contract.values import (
     SessionView,
 )
 from hopback.ops.http.auth import address_of
-from hopback.ops.http.overview import Insights, JobSpeeds, RecentReading
+from hopback.ops.http.overview import Insights, JobSpeeds
 from hopback.ops.http.problems import Refused, refusal_of
-from hopback.ops.page.topology_drawing import draw_topology
-from hopback.topology.check import check
-from hopback.topology.model import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    import asyncio
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.requests import Request
 
-    from hopback.broker.apply import ApplyPlan
-    from hopback.broker.management import Management
-    from hopback.broker.management.readings import QueueReading
-    from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.ops.alerts.service import Alerting
     from hopback.ops.brokers.discovery import CandidateList
-    from hopback.ops.brokers.managed_broker import LiveView
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.recent import Recent
     from hopback.ops.contract.requests import SessionRequest
     from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.contract.values import OnProgress
@@ -53,125 +44,7 @@ if TYPE_CHECKING:
     from hopback.ops.http.settings import AdminSettings
     from hopback.ops.operations import Operations
     from hopback.ops.page.pages import PageWork
-    from hopback.ops.page.topology_drawing import TopologyDrawing
-    from hopback.topology.model import Topology
-    from hopback.version import BrokerVersion
-
-_FRESH_S = 2.0  # two readings of a large broker a few seconds apart are as good as one
-_MOMENT_S = 0.1  # seconds that a page waits for a newer snapshot before it shows the last one
-
-
-class LiveBroker:
-    """Reads the broker for everyone who asks; without a management API it knows declarations only."""
-
-    def __init__(
-        self,
-        broker: Broker,
-        view: LiveView | None,
-        clock: Clock,
-        *,
-        vhost: str = "/",
-        declared: Iterable[Topology] = (),
-    ) -> None:
-        self._broker = broker
-        self._view = view
-        self._clock = clock
-        self._vhost = vhost
-        self._declared = tuple(declared)
-        self._reading: asyncio.Future[BrokerSnapshot] | None = None
-        self._snapshot: BrokerSnapshot | None = None
-        self._version: BrokerVersion | None = None
-        self._drawings: tuple[TopologyDrawing, ...] = ()
-        """Of the last topology and the one before it, which a request may still show."""
-
-    @property
-    def address(self) -> str:
-        """Where the broker is, fit to be shown."""
-        return self._broker.address
-
-    async def snapshot(self) -> BrokerSnapshot:
-        """Return the last snapshot. Read the broker again if it is older than two seconds.
-
-        Waits for the first snapshot, and for a newer one for a moment: a large broker takes seconds. Raises
-        BrokerError if the broker is away.
-        """
-        last = self._snapshot
-        if last is None or not 0 <= self._clock.now() - last.at < _FRESH_S:
-            if self._reading is None:
-                self._reading = asyncio.ensure_future(self._read())
-                self._reading.add_done_callback(self._end_reading)
-            reading = self._reading
-            await asyncio.wait({reading}, timeout=None if last is None else _MOMENT_S)
-            if reading.done():
-                return reading.result()
-        return cast("BrokerSnapshot", self._snapshot)
-
-    def _end_reading(self, reading: asyncio.Future[BrokerSnapshot]) -> None:
-        self._reading = None
-        if not reading.cancelled() and reading.exception() is None:
-            self._snapshot = reading.result()
-
-    async def _read(self) -> BrokerSnapshot:
-        version, now = self._version or await self.reachable(), self._clock.now()
-        live, readings = None, {}
-        topology = joined(self._declared)
-        if self._view is not None:
-            found = await self._view.queues(self._vhost)
-            readings = {reading.queue.name: reading for reading in found}
-            live = await self._view.live_topology(self._vhost)
-            # The live objects with the plans that are declared for them.
-            names = {queue.name for queue in live.queues}
-            plans = tuple(
-                plan for each in self._declared for plan in each.plans if plan.queue in names
-            )
-            unconsumed = frozenset(name for each in self._declared for name in each.unconsumed)
-            topology = replace(live, plans=plans, unconsumed=unconsumed)
-        last = self._snapshot
-        if last is not None and last.topology == topology and last.version == version:
-            # The same object: the drawing is found by its identity.
-            topology, findings = last.topology, last.findings
-        else:
-            findings = await asyncio.to_thread(check, topology, version)
-            drawing = await asyncio.to_thread(draw_topology, topology, version, findings)
-            self._drawings = (*self._drawings[-1:], drawing)
-        return BrokerSnapshot(
-            topology, version, at=now, live=live, readings=readings, findings=findings
-        )
-
-    async def drawing(self, snapshot: BrokerSnapshot) -> TopologyDrawing:
-        """Return the rows and edges of a snapshot's topology."""
-        for drawing in self._drawings:
-            if drawing.topology is snapshot.topology:
-                return drawing
-        return await asyncio.to_thread(
-            draw_topology, snapshot.topology, snapshot.version, snapshot.findings
-        )
-
-    async def reading(self, queue: str) -> QueueReading | None:
-        """One queue with its present rate; None if there is none, or nobody to tell."""
-        if self._view is None:
-            return None
-        try:
-            return await self._view.queue(self._vhost, queue)
-        except ManagementNotFound:
-            return None
-
-    async def plan(self, desired: Topology) -> ApplyPlan:
-        """What would have to change on the broker for it to be as desired; changes nothing."""
-        connection = await self._broker.connect("hopback admin plan")
-        try:
-            view = cast("Management | None", self._view)
-            return await live_plan(desired, connection, view, self._vhost)
-        finally:
-            await connection.close()
-
-    async def reachable(self) -> BrokerVersion:
-        """Connect once more: the broker's version; BrokerError if it is away."""
-        connection = await self._broker.connect("hopback admin")
-        self._version = connection.version
-        await connection.close()
-        return self._version
-
+    from hopback.ops.page.topology_drawing import TopologyDrawings
 
 _LOG = logging.getLogger("hopback.ops.http")
 
@@ -185,34 +58,46 @@ NOBODY = Principal("", "nobody", "nobody", ())
 class Services:
     """Everything that an answer about one broker may need.
 
-    `gate`, `settings`, `clock` and `streams` are those of the whole service. `name` is the broker's in the
-    settings, empty for one without; `prefix` is what its paths begin with. `brokers` are the services of
-    every broker in the order of the settings, each under the prefix of its own.
+    `gate`, `settings` and `streams` are those of the whole service. `prefix` is the beginning of the broker's
+    paths. `brokers` are the services of every broker in the order of the settings, each with its prefix.
     """
 
     operations: Operations
-    live: LiveBroker
     gate: Gate
     sweep: Sweep
+    drawings: TopologyDrawings
     settings: AdminSettings
-    clock: Clock
     denials: Denials
     streams: EventStreams
     heavy: HeavyRequests
     alerting: Alerting
+    candidates: Recent[CandidateList]
+    errors: Recent[ErrorOverview]
     insights: Insights = field(default_factory=Insights)
     speeds: JobSpeeds = field(default_factory=JobSpeeds)
-    asked: RecentReading[CandidateList] = field(default_factory=RecentReading)
-    errors: RecentReading[ErrorOverview] = field(default_factory=RecentReading)
     surveying: set[asyncio.Task[ErrorOverview]] = field(default_factory=set)
     """The survey that somebody asked for on the page and does not wait for, if it still runs."""
     working: dict[str, PageWork] = field(default_factory=dict)
     """What forms asked for and somebody waits for."""
     nobody: Principal = NOBODY
-    name: str = ""
     prefix: str = ""
     is_first: bool = True
     brokers: list[Services] = field(default_factory=list)
+
+    @property
+    def broker(self) -> ManagedBroker:
+        """The broker that the requests are about."""
+        return self.operations.broker
+
+    @property
+    def name(self) -> str:
+        """The broker's name in the settings, empty for one without."""
+        return self.broker.name
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the service."""
+        return self.broker.clock
 
     @property
     def spans_brokers(self) -> bool:

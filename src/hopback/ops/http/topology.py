@@ -13,6 +13,7 @@ from markupsafe import Markup
 from msgspec import Meta, Struct
 from starlette.responses import JSONResponse, Response
 
+from hopback.broker.apply import live_plan
 from hopback.errors import InvalidTopology
 from hopback.ops.contract.queue_rules import BROKER_MAP, QueueRule
 from hopback.ops.contract.roles import Role
@@ -30,6 +31,7 @@ from hopback.topology.hazards.rule import Finding, Severity  # noqa: TC001  msgs
 if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.page.pages import Visit
+    from hopback.ops.page.topology_drawing import TopologyDrawing
     from hopback.rehearse.scenario import Scenario
 
 _DEFINITIONS = "application/vnd.rabbitmq.definitions+json"
@@ -154,26 +156,25 @@ class PlannedAnswer(Struct, frozen=True, rename="camel"):
 )
 async def _show_topology(call: Call[TopologyQuery, None]) -> object:
     """What stands on the broker, as JSON, Mermaid, definitions or AsyncAPI."""
-    snapshot = await call.services.live.snapshot()
+    snapshot = await call.services.broker.recent_snapshot()
+    topology = snapshot.shown_topology
     match call.query.format:
         case Format.MERMAID:
-            return Response(draw_flow(snapshot.topology), media_type="text/vnd.mermaid")
+            return Response(draw_flow(topology), media_type="text/vnd.mermaid")
         case Format.DEFINITIONS:
-            definitions, _ = write_definitions(snapshot.topology, version=snapshot.version)
+            definitions, _ = write_definitions(topology, version=snapshot.version)
             return Response(msgspec.json.encode(definitions), media_type=_DEFINITIONS)
         case Format.ASYNCAPI:
-            return Response(
-                msgspec.json.encode(write_asyncapi(snapshot.topology)), media_type=_ASYNCAPI
-            )
+            return Response(msgspec.json.encode(write_asyncapi(topology)), media_type=_ASYNCAPI)
     # Every queue for which nobody declared a plan is named.
-    planned = {plan.queue for plan in snapshot.topology.plans}
-    others = frozenset(queue.name for queue in snapshot.topology.queues) - planned
+    planned = {plan.queue for plan in topology.plans}
+    others = frozenset(queue.name for queue in topology.queues) - planned
     return TopologyAnswer(
-        call.services.live.address,
+        call.services.broker.address,
         str(snapshot.version),
         Moment(snapshot.at),
         snapshot.live is not None,
-        to_document(replace(snapshot.topology, unconsumed=others)),
+        to_document(replace(topology, unconsumed=others)),
     )
 
 
@@ -187,8 +188,8 @@ def finding_answer(finding: Finding) -> FindingAnswer:
 @TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, BROKER_MAP, answer=CheckAnswer)
 async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
     """The hazards of what stands on the broker."""
-    snapshot = await call.services.live.snapshot()
-    items = [finding_answer(each) for each in snapshot.findings]
+    drawing = await call.services.drawings.get()
+    snapshot, items = drawing.snapshot, [finding_answer(each) for each in drawing.findings]
     return CheckAnswer(str(snapshot.version), Moment(snapshot.at), items, len(items))
 
 
@@ -203,7 +204,7 @@ async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
 )
 async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
     """Publish this routing key: who gets it?"""
-    asked, snapshot = call.query, await call.services.live.snapshot()
+    asked, snapshot = call.query, await call.services.broker.recent_snapshot()
     try:
         queues = snapshot.routed(asked.exchange, asked.routing_key)
     except KeyError:
@@ -222,7 +223,9 @@ async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
 async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
     """What would have to change for the broker to be as desired; changes nothing."""
     desired = from_document(call.body.topology, where="topology")
-    planned = await call.services.live.plan(desired)
+    broker = call.services.broker
+    async with broker.query() as connection:
+        planned = await live_plan(desired, connection, broker.management, broker.vhost)
     return PlannedAnswer(
         broker_version=str(planned.version),
         settled=planned.settled,
@@ -256,11 +259,12 @@ _BINDINGS = 20  # of an exchange on the page; the definitions have all
 _PLACES = 50  # of a rule on the page of checks; the API has all
 
 
-async def _snapshot(visit: Visit) -> BrokerSnapshot:
-    found = await visit.services.live.snapshot()
-    # The map is of the whole broker, or its paths would end nowhere; how full a queue is, is not.
-    visible = visit.principal.visible(found.readings)
-    return replace(found, readings={name: found.readings[name] for name in visible})
+async def _drawing(visit: Visit) -> TopologyDrawing:
+    """Return the map of the whole broker, with the readings of the queues that the visitor may see."""
+    drawing = await visit.services.drawings.get()
+    readings = drawing.snapshot.readings or {}
+    visible = {name: readings[name] for name in visit.principal.visible(readings)}
+    return replace(drawing, snapshot=replace(drawing.snapshot, readings=visible))
 
 
 async def _listed_queues(visit: Visit) -> frozenset[str]:
@@ -271,8 +275,8 @@ async def _listed_queues(visit: Visit) -> frozenset[str]:
 
 @TOPOLOGY_PAGES.get("/topology", Role.VIEWER, BROKER_MAP)
 async def _topology(visit: Visit) -> Response:
-    snapshot = await _snapshot(visit)
-    drawing = await visit.services.live.drawing(snapshot)
+    drawing = await _drawing(visit)
+    snapshot, topology = drawing.snapshot, drawing.topology
     exchange, key, find = visit.field("exchange"), visit.field("key"), visit.field("find").strip()
     reached = None
     if visit.field("ask"):
@@ -302,11 +306,11 @@ async def _topology(visit: Visit) -> Response:
         reached=reached,
         queues=[(row, role_of(row, listed).value) for row in queues[:_ROWS]],
         queue_count=len(queues),
-        delayed=delayed_messages(snapshot.topology, snapshot.readings),
+        delayed=delayed_messages(topology, snapshot.readings or {}),
         exchange_rows=exchanges[:_ROWS],
         exchange_count=len(exchanges),
         most_bindings=_BINDINGS,
-        planned={plan.queue for plan in snapshot.topology.plans},
+        planned={plan.queue for plan in topology.plans},
     )
 
 
@@ -341,14 +345,15 @@ async def _rehearsed_queue(visit: Visit) -> tuple[str, ...]:
 async def _rehearse(visit: Visit) -> Response:
     """What an outage would do to a queue, with its present rate filled in. Nothing is asked of the broker."""
     queue = visit.field("queue")
-    snapshot = await _snapshot(visit)
-    if snapshot.topology.plan(queue) is None:
+    broker = visit.services.broker
+    snapshot = await broker.recent_snapshot()
+    if snapshot.shown_topology.plan(queue) is None:
         raise Refused(
             404,
             "not-found",
             f"No plan is known for queue {queue!r}: only queues of a declared topology can be rehearsed.",
         )
-    reading = await visit.services.live.reading(queue)
+    reading = await broker.reading(queue)
     present = None if reading is None else reading.publish_rate
     consumers = 0 if reading is None else reading.counts.consumers or 0
     said = {
@@ -403,7 +408,7 @@ def _scenario(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> Sce
     )
     return Scenario(
         (load,),
-        duration_s=station.time_for(snapshot.topology.plan(queue), (outage,)),
+        duration_s=station.time_for(snapshot.shown_topology.plan(queue), (outage,)),
         outages=(outage,),
         version=snapshot.version,
         name="rehearsal",
@@ -415,35 +420,36 @@ def _rehearsal_of(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any
     from hopback.rehearse import chart, engine, page
     from hopback.rehearse.findings import findings_of
 
-    forecast = engine.rehearse(snapshot.topology, scenario)
-    findings = findings_of(snapshot.topology, forecast)
+    topology = snapshot.shown_topology
+    forecast = engine.rehearse(topology, scenario)
+    findings = findings_of(topology, forecast)
     drawn = [Markup(chart.svg_chart(one)) for one in chart.charts_of(forecast, findings)]  # noqa: S704 - charts escape what they show
     return {"facts": page.facts_of(forecast), "findings": findings, "charts": drawn}
 
 
 @TOPOLOGY_PAGES.get("/topology/graph.json", Role.VIEWER, BROKER_MAP)
 async def _graph(visit: Visit) -> Response:
-    snapshot = await _snapshot(visit)
-    drawing, listed = await visit.services.live.drawing(snapshot), await _listed_queues(visit)
-    return JSONResponse(graph(drawing, snapshot.readings, listed, visit.all("focus")))
+    drawing, listed = await _drawing(visit), await _listed_queues(visit)
+    readings = drawing.snapshot.readings or {}
+    return JSONResponse(graph(drawing, readings, listed, visit.all("focus")))
 
 
 @TOPOLOGY_PAGES.get("/checks", Role.VIEWER, BROKER_MAP)
 async def _checks(visit: Visit) -> Response:
-    snapshot = await _snapshot(visit)
+    drawing = await _drawing(visit)
     counts = {"error": 0, "warning": 0}
-    for finding in snapshot.findings:
+    for finding in drawing.findings:
         if finding.severity.value in counts:
             counts[finding.severity.value] += 1
     words = [_number_of(number, word) for word, number in counts.items()]
     # By severity, then by rule; they come sorted.
     groups = [
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
-        for severity, found in groupby(snapshot.findings, lambda one: one.severity.value)
+        for severity, found in groupby(drawing.findings, lambda one: one.severity.value)
     ]
     return visit.page(
         "checks.html",
-        snapshot=snapshot,
+        snapshot=drawing.snapshot,
         headline=" and ".join(words),
         groups=groups,
         most_places=_PLACES,

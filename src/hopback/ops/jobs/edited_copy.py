@@ -125,14 +125,18 @@ async def send_copy(
     copy = str(uuid4())
     occasion = RedriveOccasion(now, f"edit-{copy}", person.id, person.name)
     changed = edited_copy(delivery, dead_letter, edit, aim, occasion, copy)
-    async with live.connected() as connection:
+    async with live.query() as connection:
         flaw = await target_flaw(connection, aim.redrive)
-        if flaw is not None:
-            raise UnsafeOperation(f"the copy was not sent: {flaw}")
-        try:
-            await (await connection.open_channel()).publish(changed)
-        except BrokerError as failed:
-            if after_failure(failed, failed) is AfterFailure.ITS_OWN:
-                raise BadRequest("edit", f"a message that AMQP can carry; {failed}") from failed
-            raise
+    if flaw is not None:
+        raise UnsafeOperation(f"the copy was not sent: {flaw}")
+    # A broker with an alarm does not read from a connection that publishes.
+    publishing = await live.broker.connect("hopback edited copy")
+    try:
+        await (await publishing.open_channel()).publish(changed)
+    except BrokerError as failed:
+        if after_failure(failed, failed) is AfterFailure.ITS_OWN:
+            raise BadRequest("edit", f"a message that AMQP can carry; {failed}") from failed
+        raise
+    finally:
+        await publishing.close()
     return copy

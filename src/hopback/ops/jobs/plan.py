@@ -388,7 +388,7 @@ class Planner:
             return
         ways = known_ways(spec.request.target, snapshot.one(spec.queue))
         table = snapshot.table()
-        async with self._live.connected() as connection:
+        async with self._live.query() as connection:
             flaws = [await target_flaw(connection, way, table) for way in ways]
         if flaws and all(flaws):
             raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
@@ -434,7 +434,7 @@ class Planner:
         held_here = bool(self._sessions.active(queue))
         if active is None and (snapshot.is_classic(queue) or not held_here):
             unnamed = snapshot.consumers - len(found)
-            why = "that management does not name yet" if self._live.is_managed else "without a name"
+            why = "that management does not name yet" if self._live.management else "without a name"
             found += [f"{unnamed} {why}"] if unnamed > 0 else []
         return found[:_NAMED]
 
@@ -467,7 +467,7 @@ class Planner:
                 f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the"
                 " handler does not see what they say"
             )
-        async with self._live.connected() as connection:
+        async with self._live.query() as connection:
             ways = await dry_run.ways(connection, snapshot.table())
             reaches = await self._reached_queues(connection, ways, snapshot.table())
         warnings[:0] = [
@@ -533,7 +533,7 @@ class Planner:
                 names |= dict.fromkeys(table.reachable(way.exchange, way.routing_key) or ())
         found = []
         for name in list(names)[:_REACHED]:
-            depth = await self._live.counted(connection, name)
+            depth = await self._live.count_now(name)
             if depth is not None:
                 found.append(ReachedQueue(name, depth.consumers, depth.ready))
         return tuple(found)

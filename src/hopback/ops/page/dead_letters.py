@@ -189,7 +189,7 @@ async def _board(visit: Visit) -> Response:
     surveying = None if several else _survey_under_way(visit)
     errors, known = await visible_errors(visit)
     if surveying is not None:
-        visit.services.errors.forget()  # the next second has found more
+        visit.services.errors.expire()  # the next second has found more
     surveys = {one.queue: one for one in known}
     top_errors: dict[str, Insight] = {}  # the most frequent one of each queue
     for one in errors:
@@ -204,7 +204,7 @@ async def _board(visit: Visit) -> Response:
         just_surveyed.add(surveying.queue)
     candidates = None  # only who may answer is asked
     if not several and visit.principal.allows_everywhere(Role.ADMIN):
-        candidates = await visit.services.asked.get(visit.operations.candidates, now)
+        candidates = await visit.services.candidates.get_soon()
     read = [broker.swept.at for broker in brokers if broker.swept is not None]
     return visit.page(
         "dead_letters.html",
@@ -228,8 +228,8 @@ async def _board(visit: Visit) -> Response:
         error_messages=sum(one.count for one in errors),
         surveying=surveying,
         asks_again=surveying is not None
-        or visit.services.errors.is_running
-        or visit.services.asked.is_running,
+        or visit.services.errors.is_computing
+        or visit.services.candidates.is_computing,
         just_surveyed=just_surveyed,
         surveyed=top_errors,
         surveyed_at=max((one.at for one in known if one.at is not None), default=None),
@@ -256,7 +256,7 @@ async def _survey(visit: Visit) -> Response:
         asked = asyncio.create_task(visit.operations.errors(survey=True), name="survey")
         running.add(asked)
         asked.add_done_callback(running.discard)
-        asked.add_done_callback(lambda _: visit.services.errors.forget())
+        asked.add_done_callback(lambda _: visit.services.errors.expire())
         asked.add_done_callback(_say_why_not)
     done, _ = await asyncio.wait(tuple(running), timeout=AT_ONCE_S)
     for over in done:
@@ -334,7 +334,7 @@ async def _answered_queues(visit: Visit) -> tuple[str, ...]:
 )
 async def _answer_candidate(visit: Visit) -> Response:
     await visit.operations.answer_candidate(_answer_in(visit))
-    visit.services.asked.forget()
+    visit.services.candidates.expire()
     visit.services.sweep.forget()
     return see_other("/")
 

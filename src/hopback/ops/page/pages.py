@@ -137,7 +137,7 @@ def frame_values(
         "me": principal,
         "base": services.prefix,
         "switch": None if principal is None else broker_switch(services, principal, section),
-        "broker": "" if principal is None else services.live.address,
+        "broker": "" if principal is None else services.broker.address,
         "now": services.clock.now(),
         "section": section,
         "here": path,

@@ -7,11 +7,14 @@ it shows.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hopback.ops.brokers.recent import Recent
+from hopback.topology.check import check
 from hopback.topology.delays import (
     DUE,
     is_delay_level,
@@ -29,9 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hopback.broker.management.readings import QueueReading
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.topology.hazards.rule import Finding
     from hopback.topology.model import Queue, Topology
-    from hopback.version import BrokerVersion
 
 MAP_NODES = 200
 """Nodes of a map. A browser lays out more of them in seconds only, and nobody can read them."""
@@ -78,19 +82,40 @@ class DelayedRow:
 
 @dataclass(frozen=True, slots=True)
 class TopologyDrawing:
-    """The rows and edges of one topology, sorted by name."""
+    """The hazards, rows and edges of one topology, sorted by name. `snapshot` has the last readings."""
 
+    snapshot: BrokerSnapshot
     topology: Topology
+    findings: tuple[Finding, ...]
     queues: tuple[QueueRow, ...]
     exchanges: tuple[ExchangeRow, ...]
     edges: tuple[dict[str, Any], ...]
     neighbours: Mapping[str, tuple[str, ...]]
 
 
-def draw_topology(
-    topology: Topology, version: BrokerVersion, findings: Iterable[Finding]
-) -> TopologyDrawing:
-    """Compute rows and edges."""
+class TopologyDrawings:
+    """Draws the topology of a broker, again only if it has changed."""
+
+    def __init__(self, broker: ManagedBroker) -> None:
+        self._broker = broker
+        self._recent = Recent(self._draw, 0.0, broker.clock)
+
+    async def get(self) -> TopologyDrawing:
+        """Return the last drawing, or a new one if that takes only a moment. Wait for the first one."""
+        return await self._recent.get()
+
+    async def _draw(self) -> TopologyDrawing:
+        snapshot, last = await self._broker.recent_snapshot(), self._recent.last
+        topology, version = snapshot.shown_topology, snapshot.version
+        if last is not None and (last.topology, last.snapshot.version) == (topology, version):
+            return replace(last, snapshot=snapshot)
+        return await asyncio.to_thread(draw_topology, snapshot)
+
+
+def draw_topology(snapshot: BrokerSnapshot) -> TopologyDrawing:
+    """Compute hazards, rows and edges."""
+    topology, version = snapshot.shown_topology, snapshot.version
+    findings = check(topology, version)
     effective = effective_topology(topology, version)
     hazards = _count_hazards(topology, findings)
     shown, levels = topology, any(is_delay_level(queue.name) for queue in topology.queues)
@@ -107,7 +132,9 @@ def draw_topology(
         neighbours[source].append(target)
         neighbours[target].append(source)
     return TopologyDrawing(
+        snapshot,
         topology,
+        findings,
         tuple(queue_rows(effective, hazards)),
         tuple(exchange_rows(topology, hazards)),
         tuple(edges),

@@ -24,7 +24,7 @@ from hopback.errors import BrokerError
 from hopback.observe import Bus
 from hopback.observe.logs import EventLog, LogBridge
 from hopback.observe.metrics import Metrics
-from hopback.ops import Operations
+from hopback.ops import ManagedBroker, Operations
 from hopback.ops.http import create_app, refuse_public
 from hopback.private_files import private_folder
 from hopback.runtime import Health
@@ -187,11 +187,9 @@ class Demo:
         except (ValueError, BrokerError) as error:
             _LOG.warning("going on without the management API: %s", error)
         topologies = [service.topology for service in self._services]
-        known: dict[str, Any] = {"vhost": vhost, "topologies": topologies}
-        operations = await self._stack.enter_async_context(
-            Operations(broker, management=view, **known)
-        )
-        page = create_app(operations, broker, view=view, **known)
+        managed = ManagedBroker(broker, management=view, vhost=vhost, topologies=topologies)
+        operations = await self._stack.enter_async_context(Operations(managed))
+        page = create_app(operations)
         await self._stack.enter_async_context(lifespan(page))
         web.open_page(page)
 

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hopback.designs import file_pipeline
-from hopback.ops import Operations
+from hopback.ops import ManagedBroker, Operations
 from hopback.systems.file_pipeline.admin_endpoints import admin_routes
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
@@ -42,7 +42,8 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
     """The web application. It takes files while the broker is away: the outbox keeps the commands."""
     runtime = PartRuntime(settings, clock)
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
-    operations = Operations(broker, topologies=[topology], clock=runtime.clock)
+    managed = ManagedBroker(broker, topologies=[topology], clock=runtime.clock)
+    operations = Operations(managed)
     api = _GatewayApi(runtime)
 
     @asynccontextmanager

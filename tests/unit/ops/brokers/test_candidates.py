@@ -12,6 +12,7 @@ from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.errors import BadRequest, NoSuch
 from hopback.message import Message
 from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer, dead_letter_queues
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.jobs.journal_sql import open_journal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
@@ -60,7 +61,9 @@ async def test_a_queue_whose_dead_letters_are_known_is_not_asked_about() -> None
     channel = await connection.open_channel()
     for queue in ("search", "search.failing", "payments.XQ", "boxqueue"):
         await channel.publish(Message("", queue, b"x"))
-    async with Operations(broker, management=EmbeddedManagement(broker)) as operations:
+    async with Operations(
+        ManagedBroker(broker, management=EmbeddedManagement(broker))
+    ) as operations:
         asked = await operations.candidates()
     assert [(one.queue, one.is_likely) for one in asked.items] == [
         ("payments.XQ", True),
@@ -88,7 +91,8 @@ async def test_queues_with_messages_and_no_consumer_are_asked_about(tmp_path: Pa
     clock = LoopClock(lambda: 0.0)
     async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
         first = Operations(
-            broker, management=EmbeddedManagement(broker), journal=journal, clock=clock
+            ManagedBroker(broker, management=EmbeddedManagement(broker), clock=clock),
+            journal=journal,
         )
         asked = await first.candidates()
         assert [(one.queue, one.messages, one.is_likely) for one in asked.items] == [
@@ -101,7 +105,8 @@ async def test_queues_with_messages_and_no_consumer_are_asked_about(tmp_path: Pa
         )
         await first.answer_candidate(QueueAnswer("audit-in", CandidateAnswer.IGNORE))
         second = Operations(
-            broker, management=EmbeddedManagement(broker), journal=journal, clock=clock
+            ManagedBroker(broker, management=EmbeddedManagement(broker), clock=clock),
+            journal=journal,
         )
         (row,) = [one for one in await second.queues() if one.queue == "payments.faults"]
         assert (row.known_by, row.origins, row.messages) == ("operator", ("orders",), 3)
@@ -123,9 +128,11 @@ async def test_queues_with_messages_and_no_consumer_are_asked_about(tmp_path: Pa
 async def test_what_is_not_there_is_not_added() -> None:
     """A mistyped name is an error; without management nobody knows which queues there are."""
     broker = await _broker()
-    async with Operations(broker, management=EmbeddedManagement(broker)) as operations:
+    async with Operations(
+        ManagedBroker(broker, management=EmbeddedManagement(broker))
+    ) as operations:
         with pytest.raises(NoSuch, match="errror"):
             await operations.answer_candidate(QueueAnswer("errror", CandidateAnswer.ADD))
-    async with Operations(broker) as blind:
+    async with Operations(ManagedBroker(broker)) as blind:
         with pytest.raises(BadRequest, match="management"):
             await blind.candidates()

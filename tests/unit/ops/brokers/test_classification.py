@@ -15,6 +15,7 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.integrations.planned import PlannedQueues
 from hopback.message import Message
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
@@ -312,7 +313,9 @@ async def test_queues_of_frameworks_are_found_asked_about_or_not_listed(
     if consumed:
         for queue_name in (*framework.work, *framework.away):
             await channel.consume(queue_name, lambda _: None)
-    async with Operations(broker, management=EmbeddedManagement(broker)) as operations:
+    async with Operations(
+        ManagedBroker(broker, management=EmbeddedManagement(broker))
+    ) as operations:
         listed = {one.queue: one.origins for one in await operations.queues()}
         asked = {one.queue for one in (await operations.candidates()).items}
     assert listed == framework.found

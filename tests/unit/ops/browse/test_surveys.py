@@ -11,6 +11,7 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
     DiscardRequest,
     Pace,
@@ -49,10 +50,10 @@ class _Site:
 
     def operations(self, exports: Path | None = None) -> Operations:
         return Operations(
-            self.broker,
-            management=EmbeddedManagement(self.broker),
+            ManagedBroker(
+                self.broker, management=EmbeddedManagement(self.broker), clock=self.clock
+            ),
             journal=self.journal,
-            clock=self.clock,
             settings=Settings(exports=exports),
         )
 

@@ -15,6 +15,7 @@ from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.designs import DESIGNS
 from hopback.headers.names import FAILURE, QUEUE
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Settings, Who
 from hopback.ops.operations import Operations
 from hopback.version import BrokerVersion
@@ -88,12 +89,11 @@ async def raffle(
     await connection.close()
     clock = LoopClock(time.time)
     operations = Operations(
-        broker,
-        management=EmbeddedManagement(broker),
-        topologies=(TOPOLOGY,),
+        ManagedBroker(
+            broker, management=EmbeddedManagement(broker), topologies=(TOPOLOGY,), clock=clock
+        ),
         journal=journal,
         settings=Settings(exports=exports, editing=True),
-        clock=clock,
     )
     async with operations:
         yield Raffle(operations.acting_as(ANN), operations, broker)

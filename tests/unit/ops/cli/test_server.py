@@ -12,7 +12,6 @@ import pytest
 from msgspec import structs
 
 import hopback.ops.page
-from hopback.broker.embedded import EmbeddedManagement
 from hopback.cli.exits import Exit, exit_of
 from hopback.errors import BadRequest, HopbackError, NoSuch
 from hopback.ops.cli.dlq import (
@@ -73,7 +72,7 @@ async def _served(
 ) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, httpx.AsyncClient]]:
     """The raffle, a server of it over the real application, and a plain client of its API."""
     async with raffle(version=version, exports=exports) as found:
-        app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
+        app = create_app(found.operations)
         transport = httpx.ASGITransport(app)
         async with (
             RemoteDeadLetters("http://localhost", transport=transport) as remote,

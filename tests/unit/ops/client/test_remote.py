@@ -10,7 +10,6 @@ import httpx
 import pytest
 from msgspec import structs
 
-from hopback.broker.embedded import EmbeddedManagement
 from hopback.errors import (
     BadFilter,
     BadRequest,
@@ -48,7 +47,7 @@ async def _served(
     version: str = "3.13", exports: Path | None = None
 ) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters]]:
     async with raffle(version=version, exports=exports) as found:
-        app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
+        app = create_app(found.operations)
         transport = httpx.ASGITransport(app)
         async with RemoteDeadLetters("http://localhost", transport=transport) as remote:
             yield found, remote

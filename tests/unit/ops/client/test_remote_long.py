@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from hopback.broker.embedded import EmbeddedManagement
 from hopback.errors import CountMismatch, NoSuch, ServerUnavailable
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind, Window
@@ -115,7 +114,7 @@ class _Transport(httpx.AsyncBaseTransport):
 @asynccontextmanager
 async def _served(count: int) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, _Transport]]:
     async with raffle(version="3.13") as found:
-        app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
+        app = create_app(found.operations)
         transport = _Transport(app)
         async with RemoteDeadLetters("http://localhost", transport=transport) as remote:
             await found.park(count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from hopback.broker.embedded import EmbeddedManagement
 from hopback.errors import BadFilter, NoSuch
 from hopback.message import Message
 from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
@@ -31,7 +30,7 @@ async def _unknown_queue(found: Raffle, count: int) -> None:
 async def test_what_a_server_finds_is_what_the_library_finds() -> None:
     """Search with its progress, sessions that skip, errors of all queues, trends, answers about queues."""
     async with raffle(version="3.13") as found:
-        app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
+        app = create_app(found.operations)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with RemoteDeadLetters("http://localhost", transport=transport) as remote:
             await found.park(30)

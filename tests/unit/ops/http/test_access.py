@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from hopback.clock import ManualClock
+from hopback.ops.http.app import AdminStores
 from hopback.ops.http.auth import BadToken, Jwks, TokenReader, claim_at
 from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.store.admin import KeyTable
@@ -311,11 +312,11 @@ async def test_keys_in_a_database_outlive_the_process(tmp_path: Path) -> None:
     engine = open_database(f"sqlite:///{tmp_path / 'keys.db'}")
     await migrate(engine, ManualClock(NOW))
     boss = _bearer(_token())
-    async with admin(settings=settings(), keys=KeyTable(engine)) as one:
+    async with admin(settings=settings(), stores=AdminStores(keys=KeyTable(engine))) as one:
         body = {"name": "ci", "role": "operator", "queues": ["orders*"]}
         made = (await one.client.post("/admin/keys", json=body, headers=boss)).json()
         own = _bearer(made["secret"])
-        async with admin(settings=settings(), keys=KeyTable(engine)) as two:
+        async with admin(settings=settings(), stores=AdminStores(keys=KeyTable(engine))) as two:
             me = (await two.client.get("/admin/me", headers=own)).json()
             assert (me["name"], me["grants"]) == (
                 "ci",

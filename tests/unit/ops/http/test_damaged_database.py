@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from hopback.broker.embedded import EmbeddedManagement
 from hopback.cli.app import run
 from hopback.clock import SystemClock
 from hopback.errors import StoreDamaged, StoreUnavailable
@@ -69,9 +68,7 @@ async def test_http_reports_damaged_database_with_recovery_steps(tmp_path: Path)
 
 async def test_client_of_a_server_raises_store_damaged(tmp_path: Path) -> None:
     async with _damaged_service(tmp_path / "jobs.db") as service:
-        app = create_app(
-            service.operations, service.broker, view=EmbeddedManagement(service.broker)
-        )
+        app = create_app(service.operations)
         async with RemoteDeadLetters(
             "http://localhost", transport=httpx.ASGITransport(app)
         ) as remote:

@@ -13,6 +13,7 @@ from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.message import Message, Properties
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.http import create_app
 from hopback.ops.operations import Operations
 from hopback.topology.expand import hardened_queues, recommended_plan
@@ -25,11 +26,13 @@ from tests.unit.ops.admin_service import NOW
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from hopback.broker.management.readings import QueueReading
+
 _QUEUES = 300
 
 
 class _CountingManagement(EmbeddedManagement):
-    """Counts how often the whole topology is read. `answers` holds the readings back until it is set."""
+    """Counts how often all queues are read. `answers` holds the readings back until it is set."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         super().__init__(broker)
@@ -37,10 +40,10 @@ class _CountingManagement(EmbeddedManagement):
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def live_topology(self, vhost: str = "/") -> Topology:
+    async def queues(self, vhost: str = "/") -> tuple[QueueReading, ...]:
         self.readings += 1
         await self.answers.wait()
-        return await super().live_topology(vhost)
+        return await super().queues(vhost)
 
 
 @asynccontextmanager
@@ -55,8 +58,8 @@ async def _service() -> AsyncIterator[tuple[httpx.AsyncClient, _CountingManageme
     properties = Properties(delivery_mode=2)
     await publish(broker, *(Message("", p.parking.queue, b"{}", properties) for p in plans))
     view = _CountingManagement(broker)
-    async with Operations(broker, management=view, clock=clock) as operations:
-        app = watch_requests(create_app(operations, broker, view=view, clock=clock))
+    async with Operations(ManagedBroker(broker, management=view, clock=clock)) as operations:
+        app = watch_requests(create_app(operations))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield client, view, clock

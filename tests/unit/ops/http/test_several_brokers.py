@@ -18,12 +18,13 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.broker.named_brokers import BadBrokers, name_brokers
 from hopback.clock import ManualClock
 from hopback.errors import ConnectionFailed, NoSuch
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.roles import Grant, Role
-from hopback.ops.http.app import AdminBroker, create_app
+from hopback.ops.http.app import create_app
 from hopback.ops.http.keys import new_key
 from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.ops.jobs.journal import MemoryJournal
-from hopback.ops.operations import Operations, journal_name
+from hopback.ops.operations import Operations
 from tests.harness.seeded import publish
 from tests.unit.ops.admin_service import DLQ, NOW, dead_letter, topology
 
@@ -108,44 +109,34 @@ async def _several(*, down: str = "") -> AsyncIterator[_Several]:
     """Three brokers in one journal; `down` is one that refuses every connection."""
     clock, journal, declared = ManualClock(NOW), MemoryJournal(), topology()
     brokers = {name: _Broker(name, is_down=name == down) for name in _NAMES}
-    names = [journal_name(broker, "/") for broker in brokers.values()]
+    managed = [
+        ManagedBroker(
+            broker,
+            name=name,
+            management=EmbeddedManagement(broker),
+            topologies=(declared,),
+            clock=clock,
+        )
+        for name, broker in brokers.items()
+    ]
+    names = [each.journal_name for each in managed]
     served = []
     async with AsyncExitStack() as stack:
-        for number, (name, broker) in enumerate(brokers.items()):
+        for number, broker in enumerate(brokers.values()):
             if not broker.is_down:
                 connection = await broker.connect("declaring")
                 await declare(connection, declared)
                 await connection.close()
                 await publish(broker, *(dead_letter(each) for each in range(number + 1)))
-            view = EmbeddedManagement(broker)
             operations = Operations(
-                broker,
-                management=view,
-                topologies=(declared,),
-                journal=journal,
-                clock=clock,
-                beside=names,
-                is_first=not number,
+                managed[number], journal=journal, beside=names, is_first=not number
             )
-            await stack.enter_async_context(operations)
-            served.append(AdminBroker(name, operations, broker, view, "/", (declared,)))
-        first, *others = served
-        app = create_app(
-            first.operations,
-            first.broker,
-            view=first.view,
-            topologies=first.topologies,
-            settings=parse_settings(_SETTINGS, {}, "test"),
-            environment={},
-            clock=clock,
-            name=first.name,
-            others=others,
-        )
+            served.append(await stack.enter_async_context(operations))
+        settings = parse_settings(_SETTINGS, {}, "test")
+        app = create_app(*served, settings=settings, environment={})
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
         await stack.enter_async_context(client)
-        yield _Several(
-            client, {each.name: each.operations for each in served}, dict(brokers), clock
-        )
+        yield _Several(client, {each.broker.name: each for each in served}, dict(brokers), clock)
 
 
 class _Broker(EmbeddedBroker):

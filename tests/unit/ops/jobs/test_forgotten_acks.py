@@ -16,6 +16,7 @@ from hopback.errors import ConnectionFailed
 from hopback.headers.names import REDRIVE_JOB
 from hopback.message import Message
 from hopback.ops.brokers.discovery import Override
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
     RAMP,
     Pace,
@@ -104,10 +105,12 @@ async def _classic_shop(
     await declare(connection, topology)
     await connection.close()
     async with Operations(
-        broker,
-        management=EmbeddedManagement(broker) if live else None,
-        overrides=() if is_shared else [Override(DLQ, main_queue=MAIN)],
-        clock=LoopClock(time.time),
+        ManagedBroker(
+            broker,
+            management=EmbeddedManagement(broker) if live else None,
+            overrides=() if is_shared else [Override(DLQ, main_queue=MAIN)],
+            clock=LoopClock(time.time),
+        ),
         journal=journal,
     ) as operations:
         yield Shop(broker, topology, operations)

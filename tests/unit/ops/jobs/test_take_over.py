@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hopback.broker.embedded.management import EmbeddedManagement
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import AuditQuery, Pace, Selection, Window
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.journal import MemoryJournal
@@ -23,15 +24,18 @@ if TYPE_CHECKING:
 _SLOW = Pace(rate=1.0, in_flight=1)
 
 
-def _another(shop: Shop, journal: MemoryJournal, **more: object) -> Operations:
+def _another(shop: Shop, journal: MemoryJournal, vhost: str = "/", **more: Any) -> Operations:
     """Another process on the same broker and journal."""
     return Operations(
-        shop.broker,
-        management=EmbeddedManagement(shop.broker),
-        topologies=(shop.topology,),
+        ManagedBroker(
+            shop.broker,
+            management=EmbeddedManagement(shop.broker),
+            vhost=vhost,
+            topologies=(shop.topology,),
+            clock=shop.operations.clock,
+        ),
         journal=journal,
-        clock=shop.operations.clock,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

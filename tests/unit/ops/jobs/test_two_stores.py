@@ -9,6 +9,7 @@ import pytest
 
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.clock import SystemClock
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
     AuditQuery,
     Pace,
@@ -42,9 +43,11 @@ def _redrive(**more: object) -> RedriveRequest:
 
 def _other(found: Raffle, journal: Journal, *, managed: bool = True) -> Operations:
     return Operations(
-        found.broker,
-        management=EmbeddedManagement(found.broker) if managed else None,
-        topologies=(TOPOLOGY,),
+        ManagedBroker(
+            found.broker,
+            management=EmbeddedManagement(found.broker) if managed else None,
+            topologies=(TOPOLOGY,),
+        ),
         journal=journal,
     )
 

@@ -17,6 +17,7 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.message import Message, Properties, Received
 from hopback.ops.brokers.discovery import dead_letter_queues
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import RAMP, AuditQuery, Pace, RedriveRequest, Selection
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import JobState
@@ -112,7 +113,7 @@ async def _plant(
     for number in range(count):
         await channel.publish(Message("", "work", b"%d" % number, Properties(delivery_mode=2)))
     async with Operations(
-        broker, management=EmbeddedManagement(broker), clock=LoopClock(time.time)
+        ManagedBroker(broker, management=EmbeddedManagement(broker), clock=LoopClock(time.time))
     ) as operations:
         while (await operations.queue("work.dlq")).messages != count:
             await _pass(1)

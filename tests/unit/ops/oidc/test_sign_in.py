@@ -11,6 +11,7 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.errors import ConnectionFailed
 from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.http.app import AdminStores
 from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.store.admin import EndedSessionTable
 from hopback.store.database import migrate, open_database
@@ -119,8 +120,8 @@ async def test_signing_out_ends_the_session_in_other_processes_too(tmp_path: Pat
     known, environment = _shared()
     options: dict[str, Any] = {"settings": known, "environment": environment}
     async with (
-        admin(**options, ended=EndedSessionTable(engine)) as one,
-        admin(**options, ended=EndedSessionTable(engine)) as two,
+        admin(**options, stores=AdminStores(ended=EndedSessionTable(engine))) as one,
+        admin(**options, stores=AdminStores(ended=EndedSessionTable(engine))) as two,
     ):
         await one.client.post("/login", data={"secret": _token()}, headers=_SAME)
         cookie = one.client.cookies[_COOKIE]

@@ -19,6 +19,7 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.http import create_app
 from hopback.ops.operations import Operations
 from hopback.ops.page.rendering import Form, ShownPayload, payload_of, visible
@@ -313,8 +314,8 @@ async def test_every_design_is_shown_without_a_management_api(path: str) -> None
     """Only declarations are known then: all five designs at once, and one of them twice."""
     declared = [design.build() for design in DESIGNS.values()]
     broker = EmbeddedBroker()
-    async with Operations(broker, topologies=declared) as operations:
-        app = create_app(operations, broker, view=None, topologies=[*declared, declared[0]])
+    async with Operations(ManagedBroker(broker, topologies=declared)) as operations:
+        app = create_app(operations)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             answer = await client.get(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from hopback.broker.embedded import EmbeddedManagement, Fault
+from hopback.broker.embedded import Fault
 from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from tests.unit.ops.cli.raffle import DLQ, raffle
@@ -25,7 +25,7 @@ _SLOW_S = 25.0  # of the broker, for everything it says
 @asynccontextmanager
 async def _slow_page(count: int) -> AsyncIterator[tuple[Raffle, httpx.AsyncClient]]:
     async with raffle(version="3.13") as found:
-        app = create_app(found.operations, found.broker, view=EmbeddedManagement(found.broker))
+        app = create_app(found.operations)
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
         ) as client:
