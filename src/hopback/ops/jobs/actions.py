@@ -17,9 +17,9 @@ from hopback.errors import (
 from hopback.headers.names import REDRIVE_JOB
 from hopback.message import Message
 from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
-from hopback.ops.contract.requests import Edit, TargetKind
+from hopback.ops.contract.requests import DiscardRequest, Edit, TargetKind
 from hopback.ops.jobs.edited_copy import changed_delivery
-from hopback.ops.messages.archive import write_line
+from hopback.ops.messages.archive import FileSink, run_file, write_line
 from hopback.ops.messages.dead_letter import origin_queue, read_dead_letter
 from hopback.ops.messages.patch import PatchFailed, patched
 from hopback.policy.redrive import (
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.contract.requests import Target
-    from hopback.ops.messages.archive import FileSink
+    from hopback.ops.jobs.journal import JobRecord
     from hopback.ops.messages.patch import PatchOperation
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
@@ -356,3 +357,32 @@ def _pass_on(done: Future[None], *, told: Future[None]) -> None:
         told.set_exception(failed)
     else:
         told.set_result(None)
+
+
+def action_of(job: JobRecord, snapshot: BrokerSnapshot, broker: Broker) -> Action:
+    """Return the action of a job."""
+    spec, request, queue = job.spec, job.spec.request, snapshot.one(job.queue)
+    if isinstance(request, DiscardRequest):
+        sink = FileSink(run_file(spec.export_to, job.run)) if spec.export_to else None
+        return DiscardAction(sink, queue)
+    occasion = RedriveOccasion(
+        now=job.created,
+        job=job.id,
+        user_id=spec.by.id,
+        user_name=spec.by.name,
+        operation=spec.operation or job.id,
+        stamped=bool(spec.stamped),
+    )
+    redrive = RedriveAction(
+        broker,
+        queue,
+        request.target,
+        occasion,
+        max_redrives=request.max_redrives,
+        table=snapshot.table(),
+        routes=snapshot.routes(),
+    )
+    if not request.change:
+        return redrive
+    originals = FileSink(run_file(spec.export_to, job.run))
+    return ChangingAction(redrive, request.change, originals, queue)

@@ -14,21 +14,24 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
+from hopback.ops.brokers.consumers import job_tag
+from hopback.ops.browse.head import Head
 from hopback.ops.browse.memory import estimate_memory
-from hopback.ops.browse.prefetch import ROOM_BYTES
+from hopback.ops.browse.prefetch import FIRST_PREFETCH, ROOM_BYTES
 from hopback.ops.browse.walk import walk
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, HeadMessage, find_head
 from hopback.ops.jobs.cursor import CursorEvent, CursorState, mark_of
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
+from hopback.ops.jobs.read_ahead import choose_prefetch
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import TypeAlias
 
-    from hopback.broker.port import Broker
+    from hopback.broker.port import Broker, Channel
     from hopback.message import Delivery
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.source import Source
     from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.classic_cursor import HeadLimits
@@ -52,44 +55,43 @@ _LONGEST_ASK_S = 2.0
 another consumer."""
 
 
-class SelectedMessage:
-    """A message that is being sent, and its number in the queue. Called when its publish has ended.
-
-    The published message is not kept: thousands may be in flight, and few are ever sent again.
-    """
-
-    __slots__ = ("delivery", "landed", "place", "size")
-
-    def __init__(
-        self,
-        delivery: Delivery,
-        place: int,
-        size: int,
-        landed: Callable[[SelectedMessage, asyncio.Future[None]], None],
-    ) -> None:
-        self.delivery = delivery
-        self.place = place
-        self.size = size
-        self.landed = landed
-
-    def __call__(self, fate: asyncio.Future[None]) -> None:
-        self.landed(self, fate)
-
-
-class Taking:
+class CursorDriver:
     """Takes the messages of a selection from a source, as its cursor decides.
 
-    `is_known` is whether the type of the queue is known.
+    `is_classic` is None if the type of the queue is unknown.
     """
 
     def __init__(
-        self, source: Source, cursor: Cursor, *, rate: float | None, is_known: bool
+        self, source: Source, cursor: Cursor, *, rate: float | None, is_classic: bool | None
     ) -> None:
-        self._source = source
-        self._is_known = is_known
+        self.source = source
         self.cursor = cursor
+        self._is_classic = is_classic
         self._rate = rate
         self._waiting: deque[Delivery] = deque()
+        self.acked = 0
+        """Number of messages that this run has acked."""
+        self.is_exhausted = False
+        """Whether every message of the selection was taken."""
+
+    @property
+    def held(self) -> int:
+        """Number of delivered messages that were not acked."""
+        return max(self.source.given - self.acked, 0)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the queue requeues the held messages in their original places."""
+        if isinstance(self.cursor, QuorumCursor):
+            return self.cursor.is_in_place
+        return self._is_classic is True
+
+    @property
+    def has_delivered(self) -> bool:
+        """Whether a delivered message is waiting to be taken."""
+        if not self._waiting and (delivery := self.at_hand()) is not None:
+            self._waiting.append(delivery)
+        return bool(self._waiting)
 
     async def begin(self, checkpoint: Checkpoint) -> None:
         """Take messages until the cursor knows where the selection ends, or has stopped."""
@@ -98,28 +100,28 @@ class Taking:
         most += checkpoint.kept + len(checkpoint.window)
         held_bytes, step = 0, 1
         while cursor.state is CursorState.FINDING:
-            delivery = await self._source.next()
+            delivery = await self.source.next()
             if delivery is not None:
                 self._receive(delivery)
                 self._waiting.append(delivery)
-                self._source.keep_for_now(delivery.tag)
+                self.source.keep_for_now(delivery.tag)
                 held_bytes += estimate_memory(delivery)
                 is_full = len(self._waiting) >= most or held_bytes >= _MOST_FOUND_BYTES
                 if is_full and cursor.accepts(CursorEvent.TOO_MANY):
                     cursor.handle(CursorEvent.TOO_MANY)
-            elif self._source.is_empty:
+            elif self.source.is_empty:
                 cursor.handle(CursorEvent.EMPTY)
             else:
-                self._source.more(min(step, most - len(self._waiting)))
+                self.source.more(min(step, most - len(self._waiting)))
                 step *= 10
         if isinstance(cursor, QuorumCursor) and cursor.state is CursorState.TAKING:
-            self._source.limit(cursor.head + checkpoint.rest)
+            self.source.limit(cursor.head + checkpoint.rest)
 
     def at_hand(self) -> Delivery | None:
         """Return the next message if it was delivered already."""
         if self._waiting:
             return self._waiting.popleft()
-        delivery = self._source.at_hand()
+        delivery = self.source.at_hand()
         if delivery is not None:
             self._receive(delivery)
         return delivery
@@ -128,10 +130,10 @@ class Taking:
         """Return the next message, or None at the end of the selection."""
         if self._waiting:
             return self._waiting.popleft()
-        delivery = await self._source.next()
+        delivery = await self.source.next()
         if delivery is not None:
             self._receive(delivery)
-        elif self._source.is_empty:
+        elif self.source.is_empty:
             self.cursor.handle(CursorEvent.EMPTY)
         return delivery
 
@@ -139,29 +141,32 @@ class Taking:
         self.cursor.handle(CursorEvent.DELIVERED, delivery)
 
     def seek(self) -> bool:
-        """Take messages from behind the searched part of the queue if chosen messages are missing."""
-        if not isinstance(self.cursor, ChosenCursor):
-            return False
-        count = self.cursor.more()
+        """Take messages from behind the searched part of the queue if chosen messages are missing.
+
+        False if the selection is exhausted.
+        """
+        count = self.cursor.more() if isinstance(self.cursor, ChosenCursor) else 0
         if count:
             self.cursor.handle(CursorEvent.SEEK, count)
-            self._source.more(count)
+            self.source.more(count)
+        self.is_exhausted = not count
         return bool(count)
 
     def keep(self, tag: int) -> None:
         """Leave a message in the queue."""
-        self._source.keep(tag)
+        self.source.keep(tag)
         self.cursor.handle(CursorEvent.KEPT, tag)
 
     def ack(self, tag: int) -> None:
         """Ack a message whose publish was confirmed."""
-        self._source.ack(tag)
+        self.source.ack(tag)
+        self.acked += 1
         self.cursor.handle(CursorEvent.ACKED, tag)
 
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint, with the marks of all messages that were delivered."""
         if self.cursor.accepts(CursorEvent.KEPT):
-            while (delivery := self._source.at_hand()) is not None:
+            while (delivery := self.source.at_hand()) is not None:
                 self._receive(delivery)
                 self._waiting.append(delivery)
         return self.cursor.checkpoint()
@@ -173,10 +178,10 @@ class Taking:
         For consumers that hold kept messages this proves nothing: then the marks of the acks stay in the
         checkpoint.
         """
-        await self._source.finish()
+        await self.source.finish()
         if isinstance(self.cursor, QuorumCursor):
             await self.other_consumers()
-            if self._source.holders or not self._is_known:
+            if self.source.holders or self._is_classic is None:
                 return
         if self.cursor.accepts(CursorEvent.SETTLED):
             self.cursor.handle(CursorEvent.SETTLED)
@@ -185,10 +190,31 @@ class Taking:
         """Return the number of other consumers of the queue, as the broker counts them."""
         until = asyncio.get_running_loop().time() + _LONGEST_ASK_S
         while True:
-            others = await self._source.count_consumers() - self._source.holders
+            others = await self.source.count_consumers() - self.source.holders
             if others <= 0 or asyncio.get_running_loop().time() >= until:
                 return max(others, 0)
             await asyncio.sleep(_ASK_AGAIN_S)
+
+
+def source_of(
+    job: JobRecord, snapshot: BrokerSnapshot, channel: Channel, cursor: Cursor, store: str
+) -> Source:
+    """Return the source that takes as many messages from the queue as the cursor can need."""
+    is_classic = snapshot.is_classic(job.queue)
+    count, first = job.spec.selection.count, FIRST_PREFETCH
+    if isinstance(cursor, ClassicCursor):
+        count = cursor.head + job.checkpoint.rest
+    elif isinstance(cursor, QuorumCursor):
+        count, first = job.checkpoint.rest + cursor.longest_head, cursor.most_found
+    return Head(
+        channel,
+        job.queue,
+        count,
+        choose_prefetch(job.spec, is_classic=is_classic, is_paced=bool(job.rate)),
+        is_quorum=None if snapshot.effective(job.queue) is None else not is_classic,
+        tag=job_tag(store, job.id),
+        first=first,
+    )
 
 
 async def read_head(broker: Broker, job: JobRecord, limits: HeadLimits, cost: Cost) -> int | None:

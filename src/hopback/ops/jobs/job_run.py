@@ -10,38 +10,49 @@ from hopback.ops.jobs.pace import Control
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.ops.contract.values import FailedMessage
+    from hopback.ops.contract.values import FailedMessage, JobState
     from hopback.ops.jobs.journal import JobRecord, Journal
 
 
+class EndJob(Exception):
+    """Ends a job in a state, for the reason given."""
+
+    def __init__(self, state: JobState, reason: str) -> None:
+        super().__init__(reason)
+        self.state = state
+
+
 class JobRun:
-    """A job while it runs in this process: as it is now, what people want of it, and who has its lease."""
+    """A job that runs in this process, with its lease and the requests of operators.
+
+    It lasts over reconnections: each of them begins another run of the engine.
+    """
 
     def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:
         self.job: JobRecord = job
         self.owner = owner
         self.control: Control = Control(job.rate)
         self.changed: asyncio.Event = asyncio.Event()
-        """Set when there is news; a task that waits for it clears it first."""
+        """Set at each change of the job. A task that waits for it clears it first."""
         self.task: asyncio.Task[None] | None = None
         self.sent_again = 0
-        """How many done messages went once more, besides those of its marks."""
+        """Number of finished messages that were sent again, besides those of the checkpoint."""
         self.remark = ""
-        """What people should know when it has ended."""
+        """A note for operators that is added to the reason when the job ends."""
         self.watched = 0
-        """How many of the messages that it sent were watched, and did not come back."""
+        """Number of sent messages that were watched and did not return."""
         self.doubt = ""
-        """Why nobody can tell whether it is through, if the queue has more than it should have."""
+        """Why it is unknown whether the job is finished, if the queue has more messages than expected."""
         self._journal = journal
 
     async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
-        """Write down how far it is, then say so; LeaseLost if it is somebody else's now."""
+        """Save the job, then publish it to readers. LeaseLost if another process runs it."""
         if failures:
             await self._journal.add_failures(job.id, failures)
         await self._journal.save(job, self.owner)
         self.tell(job)
 
     def tell(self, job: JobRecord) -> None:
-        """It is like this now, whether or not that could be written down."""
+        """Publish the job to readers in this process, whether or not it was saved."""
         self.job = job
         self.changed.set()

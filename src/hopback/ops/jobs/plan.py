@@ -43,7 +43,8 @@ from hopback.ops.contract.values import (
     WayCheck,
 )
 from hopback.ops.jobs.journal import JobSpec, SelectionSnapshot
-from hopback.ops.jobs.return_watch import WatchTimer, stop_rule_text
+from hopback.ops.jobs.return_watch import stop_rule_text
+from hopback.ops.jobs.watch_time import WatchTimer
 from hopback.ops.messages.archive import check_writable
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import PAYLOAD_BYTES, Judgement, parse_filter

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import random
 from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from hopback.broker.supervise import Backoff
 from hopback.errors import (
     BrokerError,
     HopbackError,
@@ -22,33 +19,29 @@ from hopback.errors import (
     NoSuch,
     SessionOver,
     StoreUnavailable,
-    UnsafeOperation,
 )
-from hopback.ops.brokers.consumers import job_connection_name, job_tag
-from hopback.ops.browse.head import Head
+from hopback.ops.brokers.consumers import job_connection_name
 from hopback.ops.browse.source import SessionSource
-from hopback.ops.contract.requests import DiscardRequest
-from hopback.ops.contract.values import AuditEntry, Counts, JobState, Moment, Price
-from hopback.ops.jobs.actions import ChangingAction, DiscardAction, RedriveAction
-from hopback.ops.jobs.chosen_cursor import ChosenCursor
-from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
+from hopback.ops.contract.values import AuditEntry, Counts, JobState, Moment
+from hopback.ops.jobs.actions import action_of
+from hopback.ops.jobs.arrivals import ArrivalCounter
+from hopback.ops.jobs.batch_reader import BatchReader
 from hopback.ops.jobs.completion_event import completion_event
-from hopback.ops.jobs.cursor_driver import Taking, read_head
+from hopback.ops.jobs.cursor_driver import CursorDriver, source_of
 from hopback.ops.jobs.engine import Engine
-from hopback.ops.jobs.job_run import JobRun
+from hopback.ops.jobs.job_progress import JobProgress
+from hopback.ops.jobs.job_run import EndJob, JobRun
 from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord
 from hopback.ops.jobs.publish_failure import may_pass
-from hopback.ops.jobs.quorum_cursor import QuorumCursor, first_checkpoint
-from hopback.ops.jobs.read_ahead import choose_prefetch
-from hopback.ops.jobs.return_watch import Watch, WatchTimer
-from hopback.ops.messages.archive import FileSink, run_file
-from hopback.policy.redrive import RedriveOccasion
-from hopback.topology.durations import format_duration
+from hopback.ops.jobs.quorum_cursor import first_checkpoint
+from hopback.ops.jobs.recovery import Recovery, next_run
+from hopback.ops.jobs.return_watch import ReturnWatch
+from hopback.ops.jobs.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
-    from hopback.broker.port import Broker, Channel
+    from hopback.broker.port import Broker, Connection
     from hopback.clock import Clock
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages, Holding
@@ -56,7 +49,6 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Settings
     from hopback.ops.contract.values import Job
     from hopback.ops.jobs.actions import Action
-    from hopback.ops.jobs.cursor_driver import Cursor
     from hopback.ops.jobs.journal import JobSpec, Journal
     from hopback.ops.jobs.plan import Planner
 
@@ -64,29 +56,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hopback.ops")
 _BEAT_S = 1.0
 """How often a job renews its lease and hears what people want of it: they wait no longer than that."""
-_RECONNECT = Backoff(first=0.5, most=15.0)
-"""How long a job waits before it asks again for a broker that is away (seconds)."""
 _MOST_RUNS = (
     20  # a broker that flaps makes some; a job that kills every process must not go on forever
 )
-_GONE_S = 300.0
-"""So long a job waits for those who hold its messages: a broker ends what is silent within 180 s."""
-_REMEMBERED_WINDOWS = 6
-"""The marks of the last acks, which a broker may not have read: far more than it lets pile up."""
 _ENDING_S = 10.0
 """So long a job that has ended is waited for: it writes to the audit, and a broker answers within seconds."""
 _LOOK_AGAIN_S = 0.5
 """How often a job that another process runs is read from the journal while somebody waits for news."""
-
-_DOUBT = (
-    "when the job went on, {queue!r} had more messages than expected: new ones, or done ones that a killed"
-    " broker handed out again. Nobody can tell whether some of the selection are left, as the queue's type is"
-    " not known without a management address: look at what is there, then start a new job"
-)
-
-
-class _Cancelled(Exception):
-    """Somebody wants a job that waits to end."""
 
 
 def new_job_id() -> str:
@@ -110,6 +86,7 @@ class JobRunner:
         self._journal = journal
         self._settings = settings
         self._clock = clock
+        self._recovery = Recovery(broker, planner, clock, settings.patience_s)
         self._runs: dict[str, JobRun] = {}
         self._beginning: set[asyncio.Task[Job]] = set()
 
@@ -152,7 +129,7 @@ class JobRunner:
                     raise JobConflict(
                         f"job {other.id} has worked on {job.queue!r} since; start a new one", other
                     )
-        again = _next_run(job.to(JobState.RUNNING, self._clock.now()))
+        again = next_run(job.to(JobState.RUNNING, self._clock.now()))
         return await self._start(again, snapshot, None)
 
     async def take_over(
@@ -191,15 +168,15 @@ class JobRunner:
     async def _run(self, run: JobRun, snapshot: BrokerSnapshot, holding: Holding | None) -> None:
         beat = asyncio.create_task(self._beat(run), name=f"heartbeat {run.job.id}")
         try:
-            while (away := await self._work_through(run, snapshot, holding)) is not None:
-                snapshot, holding = await self._wait_for_broker(run, away), None
+            while (away := await self._run_engine(run, snapshot, holding)) is not None:
+                snapshot, holding = await self._recovery.wait_for_broker(run, away), None
             await self._announce(run.job, snapshot)
             await self._tell_end(run.job)
         except asyncio.CancelledError:
             await self._end(run, JobState.INTERRUPTED, PROCESS_ENDED)
             raise
-        except _Cancelled:
-            await self._end(run, JobState.CANCELLED, "cancelled")
+        except EndJob as end:
+            await self._end(run, end.state, str(end))
             await self._tell_end(run.job)
         except HopbackError as failed:
             await self._end(run, JobState.INTERRUPTED, str(failed))
@@ -247,259 +224,65 @@ class JobRunner:
                 _log.warning("the end of job %s was not written down: %s", job.id, away)
                 run.tell(job)
 
-    async def _work_through(
+    async def _run_engine(
         self, run: JobRun, snapshot: BrokerSnapshot, holding: Holding | None
     ) -> BrokerError | None:
-        """One run of the engine; how the broker went away, if that is what ended it."""
-        job = run.job
+        """Run the engine on one connection. Return the error if the broker went away."""
+        connection = None if holding is None else holding.connection
+        action = action_of(run.job, snapshot, self._broker)
         try:
-            if holding is None:
-                await self._wait_for_holders(run)
-                connection = await self._broker.connect(_connection_name(job))
-            else:
-                connection = holding.connection
-        except BrokerError as failed:
-            if may_pass(failed):
-                return failed
-            raise
-        action = self._action(run.job, snapshot)
-        try:
-            channel = await connection.open_channel() if holding is None else holding.channel
-            store = await self._journal.store_id()
-            cursor = await self._cursor(run, snapshot, is_held=holding is not None)
-            source = self._source(run.job, snapshot, channel, holding, cursor, store)
-            is_known = snapshot.effective(run.job.queue) is not None
-            engine = Engine(
-                run,
-                snapshot,
-                source,
-                Taking(source, cursor, rate=run.job.rate, is_known=is_known),
-                action,
-                self._watch(run.job, snapshot),
-                let_go=connection.close,
-                clock=self._clock,
-                per_turn=self._settings.per_turn,
-            )
-            await engine.run()
-            return engine.away
-        except BrokerError as failed:  # not the engine's, which keeps its own
+            if connection is None:
+                await self._recovery.wait_for_holders(run)
+                connection = await self._broker.connect(_connection_name(run.job))
+            engine = await self._engine(run, snapshot, connection, holding, action)
+            return await engine.run()
+        except BrokerError as failed:  # raised before the engine ran, which keeps its errors
             if may_pass(failed):
                 return failed
             raise
         finally:
-            # A connection that is gone already has given everything back.
+            # A lost connection has requeued the unsettled messages already.
             with suppress(BrokerError):
                 await action.close()
-            with suppress(BrokerError):
-                await connection.close()
+            if connection is not None:
+                with suppress(BrokerError):
+                    await connection.close()
 
-    async def _wait_for_holders(self, run: JobRun) -> None:
-        """Wait until nobody holds what a job that goes on would miss, and take for done.
-
-        The host of its last run may have died: its connection is there until the broker misses heartbeats.
-        UnsafeOperation if that takes too long.
-        """
-        if run.job.run == 1:
-            return
-        until = asyncio.get_running_loop().time() + _GONE_S
-        reason = ""
-        while holder := await self._holder(run.job):
-            reason = f"waiting until {holder} has ended: what it holds could be taken for done"
-            if asyncio.get_running_loop().time() >= until:
-                raise UnsafeOperation(
-                    f"{holder} may hold messages of {run.job.queue!r}, which could be taken for done:"
-                    " end it, then resume the job"
-                )
-            if run.job.reason != reason:
-                await self._write_reason(run, reason)
-            await run.control.sleep(_BEAT_S)
-            if run.control.is_cancelled:
-                raise _Cancelled
-        if reason:
-            await self._write_reason(run, "")
-
-    async def _holder(self, job: JobRecord) -> str:
-        """Who may hold messages of a job that goes on, in words; empty if nobody seems to."""
-        names = await self._planner.connection_names()
-        if names is None:
-            count = (await self._planner.snapshot_for(job.spec)).consumers
-            return f"the consumer of {job.queue!r}" if count else ""
-        ours = (_connection_name(job), f"hopback browse {job.queue}", f"hopback look {job.queue}")
-        return next((f"the connection {name!r}" for name in ours if name in names), "")
-
-    async def _cursor(self, run: JobRun, snapshot: BrokerSnapshot, *, is_held: bool) -> Cursor:
-        """Return the cursor that finds the rest of the selection.
-
-        The messages of a classic queue are counted while the job is connected: as long as the connection
-        is open, the broker was not killed again.
-        """
-        job, began, selection = run.job, run.job.checkpoint, run.job.spec.selection
-        is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
-        remembered = _REMEMBERED_WINDOWS * job.spec.pace.in_flight
-        if selection.digests is not None:
-            is_sought = not is_classic and not is_held
-            return ChosenCursor(
-                began, selection.digests, is_resumed=is_resumed, is_sought=is_sought
-            )
-        if is_classic:
-            head = await self._head(run, snapshot) if is_resumed else 0
-            return ClassicCursor(began, remembered, head=head)
-        by_count = None
-        if is_resumed:
-            run.doubt = ""
-            if snapshot.effective(job.queue) is None:
-                await self._count_unknown(run)
-            if selection.behind is not None:
-                ready = (await self._planner.snapshot_for(job.spec)).ready
-                by_count = ready - began.rest - selection.behind
-        return QuorumCursor(
-            began,
-            remembered,
-            is_resumed=is_resumed,
-            is_whole=selection.behind == 0,
-            by_count=by_count,
-            prefetch=choose_prefetch(job.spec, is_classic=False, is_paced=bool(job.rate)),
-        )
-
-    async def _head(self, run: JobRun, snapshot: BrokerSnapshot) -> int | None:
-        """Return the number of messages before the rest of the job in a classic queue, None if it is unknown.
-
-        The job takes these messages again.
-        """
-        job, began = run.job, run.job.checkpoint
-        run.doubt = ""
-        limits = head_limits(job, (await self._planner.snapshot_for(job.spec)).ready)
-        if limits.most <= began.kept:
-            head = find_head(began, limits)
-        else:
-            if began.has_twins:
-                await run.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
-            head = await read_head(self._broker, job, limits, snapshot.cost(job.queue))
-        if head is not None:
-            run.sent_again += max(head - began.kept - len(began.window), 0)
-            if (again := run.sent_again) > 0:
-                run.remark = (
-                    f"{again:,} went again: the broker was killed and had forgotten their acks"
-                )
-            counts = job.certain or job.counts
-            done = max(counts.selected - head - began.rest, 0)
-            certain = structs.replace(counts, done=done, skipped=0, failed=0)
-            run.tell(replace(run.job, certain=certain))
-        return head
-
-    async def _count_unknown(self, run: JobRun) -> None:
-        """A queue whose type nobody tells may have forgotten acks, and looking at it may cost."""
-        mark, selection = run.job.checkpoint, run.job.spec.selection
-        expected = mark.kept + len(mark.window) + mark.rest + (selection.behind or 0)
-        if (await self._planner.snapshot_for(run.job.spec)).ready > expected:
-            run.doubt = _DOUBT.format(queue=run.job.queue)
-
-    async def _wait_for_broker(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
-        """Wait until the broker answers, say so meanwhile, and begin the job's next run.
-
-        Its lease is kept: no other job begins on the queue. HopbackError if the broker does not come
-        back in time, or refuses us when it does.
-        """
-        patience = self._settings.patience_s
-        reason = f"waiting for the broker, up to {format_duration(round(patience * 1000))}: {away}"
-        await self._write_reason(run, reason)
-        until = asyncio.get_running_loop().time() + patience
-        for failures in itertools.count(1):
-            await run.control.sleep(_RECONNECT.delay(failures, random.random()))
-            if run.control.is_paused and not run.control.is_cancelled:
-                await self._write_reason(run, reason, JobState.PAUSED)
-                await run.control.wait()
-                await self._write_reason(run, reason, JobState.RUNNING)
-            if run.control.is_cancelled:
-                raise _Cancelled
-            try:
-                snapshot = await self._planner.snapshot_for(run.job.spec)
-            except HopbackError as failed:
-                if not may_pass(failed) or asyncio.get_running_loop().time() >= until:
-                    raise
-            else:
-                break
-        run.tell(_next_run(run.job))
-        await self._write_reason(run, "")
-        return snapshot
-
-    async def _write_reason(self, run: JobRun, reason: str, state: JobState | None = None) -> None:
-        """Write down what an active job is waiting for; empty when it goes on."""
-        now = self._clock.now()
-        job = run.job if state is None else run.job.to(state, now)
-        await run.write(replace(job, reason=reason, updated=now, changes=job.changes + 1))
-
-    def _watch(self, job: JobRecord, snapshot: BrokerSnapshot) -> Watch:
-        spec, cost = job.spec, snapshot.cost(job.queue)
-        may_look = spec.forced or cost.price is not Price.REFUSED
-        return Watch(
-            self._broker,
-            job.queue,
-            job.id,
-            ready=snapshot.ready,
-            timer=WatchTimer(snapshot.one(job.queue), spec.pace.watch_s),
-            cost=cost if may_look else None,
-            in_order=snapshot.is_classic(job.queue),
-        )
-
-    def _source(
+    async def _engine(
         self,
-        job: JobRecord,
+        run: JobRun,
         snapshot: BrokerSnapshot,
-        channel: Channel,
+        connection: Connection,
         holding: Holding | None,
-        cursor: Cursor,
-        store: str,
-    ) -> Source:
-        spec = job.spec
-        if holding is not None:
-            return SessionSource(channel, holding.deliveries, holding.held)
-        tag = job_tag(store, job.id)
-        is_classic = snapshot.is_classic(job.queue)
-        is_quorum = None if snapshot.effective(job.queue) is None else not is_classic
-        count, began = spec.selection.count, job.checkpoint
-        prefetch = choose_prefetch(spec, is_classic=is_classic, is_paced=bool(job.rate))
-        if isinstance(cursor, ClassicCursor):
-            count = cursor.head + began.rest
-        elif isinstance(cursor, QuorumCursor):
-            count = began.rest + cursor.longest_head
-            return Head(
-                channel,
-                spec.queue,
-                count,
-                prefetch,
-                is_quorum=is_quorum,
-                tag=tag,
-                first=cursor.most_found,
-            )
-        return Head(channel, spec.queue, count, prefetch, is_quorum=is_quorum, tag=tag)
-
-    def _action(self, job: JobRecord, snapshot: BrokerSnapshot) -> Action:
-        spec, request, queue = job.spec, job.spec.request, snapshot.one(job.queue)
-        if isinstance(request, DiscardRequest):
-            sink = FileSink(run_file(spec.export_to, job.run)) if spec.export_to else None
-            return DiscardAction(sink, queue)
-        occasion = RedriveOccasion(
-            now=job.created,
-            job=job.id,
-            user_id=spec.by.id,
-            user_name=spec.by.name,
-            operation=spec.operation or job.id,
-            stamped=bool(spec.stamped),
+        action: Action,
+    ) -> Engine:
+        """Build the engine and its parts."""
+        channel = await connection.open_channel() if holding is None else holding.channel
+        store = await self._journal.store_id()
+        cursor = await self._recovery.find_cursor(run, snapshot, is_held=holding is not None)
+        job, spec, queue = run.job, run.job.spec, snapshot.one(run.job.queue)
+        source: Source
+        if holding is None:
+            source = source_of(job, snapshot, channel, cursor, store)
+        else:
+            source = SessionSource(channel, holding.deliveries, holding.held)
+        is_known = snapshot.effective(job.queue) is not None
+        is_classic = snapshot.is_classic(job.queue) if is_known else None
+        driver = CursorDriver(source, cursor, rate=job.rate, is_classic=is_classic)
+        progress = JobProgress(run, driver, self._clock)
+        limit = None if spec.forced else snapshot.cost(job.queue).limit
+        counter = ArrivalCounter(self._broker, job, snapshot)
+        return Engine(
+            run,
+            driver,
+            BatchReader(job, queue, driver, progress, limit),
+            progress,
+            action,
+            Sender(action, driver, spec.pace, run.watched),
+            ReturnWatch(run, queue, counter, driver, progress, self._clock),
+            requeue=connection.close,
+            per_turn=self._settings.per_turn,
         )
-        sending = RedriveAction(
-            self._broker,
-            queue,
-            request.target,
-            occasion,
-            max_redrives=request.max_redrives,
-            table=snapshot.table(),
-            routes=snapshot.routes(),
-        )
-        if not request.change:
-            return sending
-        originals = FileSink(run_file(spec.export_to, job.run))
-        return ChangingAction(sending, request.change, originals, queue)
 
     async def _beat(self, run: JobRun) -> None:
         """Keep the lease, and hear what people want of the job."""
@@ -593,20 +376,6 @@ class JobRunner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _next_run(job: JobRecord) -> JobRecord:
-    """The job as its next run begins: what is certainly done stays counted, the rest is seen again."""
-    mark, counts = job.checkpoint, job.counts
-    if job.spec.selection.digests is not None:
-        counts = structs.replace(counts, done=0, skipped=0, failed=0, returned=0)
-    elif mark.kept or mark.rest:
-        certain = counts.selected - mark.kept - len(mark.window) - mark.rest - mark.unsure
-        counts = structs.replace(counts, done=max(certain, 0), skipped=0, failed=0, returned=0)
-    else:
-        certain = counts.selected - counts.skipped - counts.failed - len(mark.window) - mark.unsure
-        counts = structs.replace(counts, done=max(certain, 0), returned=0)
-    return replace(job, run=job.run + 1, certain=counts)
 
 
 def _connection_name(job: JobRecord) -> str:

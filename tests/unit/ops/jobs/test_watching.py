@@ -21,7 +21,7 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import RAMP, AuditQuery, Pace, RedriveRequest, Selection
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.return_watch import WatchTimer
+from hopback.ops.jobs.watch_time import WatchTimer
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology

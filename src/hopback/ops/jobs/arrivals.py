@@ -1,0 +1,76 @@
+"""Count the messages that arrive in a dead-letter queue while a job works on it."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.headers.names import REDRIVE_JOB
+from hopback.ops.browse.walk import walk
+from hopback.ops.contract.values import Price
+from hopback.topology.model import Queue
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Broker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.jobs.journal import JobRecord
+
+_LOOKED_AT = 10_000
+"""Arrived messages that one look reads. If more arrived, the number of returned messages is a minimum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Messages that arrived since this run began.
+
+    `came_back` is the number of them that the job had sent, None if it could not be counted. It was counted
+    among `looked_at` arrived messages. `ready` is the number of messages in the queue.
+    """
+
+    count: int
+    came_back: int | None
+    ready: int
+    looked_at: int = 0
+
+
+class ArrivalCounter:
+    """Compares the number of messages in a queue with the number that the job has left there.
+
+    New messages are behind old ones, so they can be read only if no old message is ready. They are not read
+    if a look could remove a message. A quorum queue delivers requeued messages first: while a job holds some
+    of them, a look would requeue new messages before old ones.
+    """
+
+    def __init__(self, broker: Broker, job: JobRecord, snapshot: BrokerSnapshot) -> None:
+        self._broker = broker
+        self._job = job
+        self._ready = snapshot.ready
+        self._is_classic = snapshot.is_classic(job.queue)
+        self._cost = snapshot.cost(job.queue)
+        self._may_look = job.spec.forced or self._cost.price is not Price.REFUSED
+
+    async def count(self, taken: int, *, holding: bool) -> Arrivals:
+        """Count arrivals. `taken` is the number of messages that the job has taken from the queue.
+
+        `holding` is whether it still holds some of them.
+        """
+        connection = await self._broker.connect("hopback watch")
+        try:
+            channel = await connection.open_channel()
+            state = await channel.declare_queue(Queue(self._job.queue), passive=True)
+        finally:
+            await connection.close()
+        expected = max(self._ready - taken, 0)
+        arrived = max(state.messages - expected, 0)
+        if not arrived:
+            return Arrivals(0, 0, state.messages)
+        if expected or not self._may_look or (holding and not self._is_classic):
+            return Arrivals(arrived, None, state.messages)
+        seen = found = 0
+        most = min(arrived, _LOOKED_AT)
+        async with aclosing(walk(self._broker, self._job.queue, most, self._cost)) as messages:
+            async for delivery in messages:
+                seen += 1
+                found += delivery.properties.headers.get(REDRIVE_JOB) == self._job.id
+        return Arrivals(arrived, found, state.messages, seen)

@@ -1,0 +1,135 @@
+"""Take the messages that a job sends, in batches.
+
+A batch consists of the selected messages that are at hand and match the filter of the job. The job saves one
+checkpoint for each batch, which costs some milliseconds. Small batches are therefore enlarged while the
+broker is busy with earlier messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.broker.limits import spent
+from hopback.ops.browse.memory import estimate_memory
+from hopback.ops.browse.turns import Turns
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.cursor import CountingCursor
+from hopback.ops.jobs.job_run import EndJob
+from hopback.ops.messages.dead_letter import delivery_count, read_dead_letter
+from hopback.ops.messages.filters import EVERYTHING, parse_filter
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
+    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.jobs.cursor_driver import CursorDriver
+    from hopback.ops.jobs.job_progress import JobProgress
+    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.sender import Sender
+
+_LARGEST = 10_000
+"""Messages of one batch: the checkpoint contains the mark of each."""
+_SMALL = 250
+"""Messages below which a batch is enlarged: a checkpoint costs the same for a few."""
+_GATHER_S = 0.005
+"""Seconds to wait for more messages: about the time that saving a checkpoint takes."""
+TURN_BYTES = 1024 * 1024
+"""Bytes of messages after which other tasks of the process run."""
+
+
+@dataclass(slots=True)
+class SelectedMessage:
+    """A message to send, its number in the queue, and about the memory it takes, in bytes."""
+
+    delivery: Delivery
+    place: int
+    size: int
+
+
+class BatchReader:
+    """Takes batches. Leaves messages in the queue that are not selected or do not match."""
+
+    def __init__(
+        self,
+        job: JobRecord,
+        queue: DeadLetterQueue,
+        driver: CursorDriver,
+        progress: JobProgress,
+        delivery_limit: int | None,
+    ) -> None:
+        """`delivery_limit` is the number of deliveries after which the queue removes a message."""
+        self._job = job
+        self._queue = queue
+        self._driver = driver
+        self._progress = progress
+        self._delivery_limit = delivery_limit
+        is_chosen = job.spec.selection.digests is not None
+        self._filter = EVERYTHING if is_chosen else parse_filter(job.spec.selection.filter)
+        self._anchor: list[SelectedMessage] = []
+        """The last message of the last batch: it is sent with the next batch (`cursor`)."""
+        self._place = 0
+
+    async def take(self, sender: Sender) -> list[SelectedMessage]:
+        """Return the next batch. Waits for the first message only."""
+        batch, self._anchor = self._anchor, []
+        first = None if self._driver.is_exhausted else await self._take_next()
+        if first is not None:
+            self._decide(first, estimate_memory(first), batch)
+            taken = 1 + await self._take_at_hand(batch, _LARGEST - 1)
+            more = taken
+            while more and taken < _SMALL:
+                await asyncio.sleep(_GATHER_S)
+                more = await self._take_at_hand(batch, _LARGEST - taken)
+                taken += more
+                if not sender.is_busy:
+                    break
+            if batch and isinstance(self._driver.cursor, CountingCursor):
+                self._anchor.append(batch.pop())
+        return batch
+
+    async def _take_next(self) -> Delivery | None:
+        delivery = await self._driver.next()
+        while delivery is None and self._driver.seek():
+            await self._progress.save()
+            delivery = await self._driver.next()
+        return delivery
+
+    async def _take_at_hand(self, batch: list[SelectedMessage], most: int) -> int:
+        taken, turns = 0, Turns(TURN_BYTES)
+        while taken < most and (delivery := self._driver.at_hand()) is not None:
+            size = estimate_memory(delivery)
+            self._decide(delivery, size, batch)
+            taken += 1
+            if turns.is_over(size):
+                await asyncio.sleep(0)
+        return taken
+
+    def _decide(self, delivery: Delivery, size: int, batch: list[SelectedMessage]) -> None:
+        self._place += 1
+        belongs = matches = self._driver.cursor.belongs(delivery)
+        if belongs and self._filter.terms:
+            dead_letter = read_dead_letter(delivery, self._place, self._queue)
+            matches = self._filter.matches(dead_letter, delivery, self._job.created)
+        if matches:
+            batch.append(SelectedMessage(delivery, self._place, size))
+        else:
+            self._keep(delivery)
+            self._progress.add(skipped=int(belongs))
+
+    def leave(self, message: SelectedMessage, reason: str, *, is_skipped: bool = False) -> None:
+        """Leave a selected message in the queue and record the reason."""
+        self._keep(message.delivery)
+        self._progress.add(skipped=int(is_skipped), failed=int(not is_skipped))
+        dead_letter = read_dead_letter(message.delivery, message.place, self._queue)
+        self._progress.add_failure(dead_letter, reason)
+
+    def _keep(self, delivery: Delivery) -> None:
+        self._driver.keep(delivery.tag)
+        limit = self._delivery_limit
+        if limit is not None and spent(delivery_count(delivery), limit):
+            raise EndJob(
+                JobState.FAILED,
+                f"a message that stays has come back {delivery_count(delivery)} times, and"
+                f" {self._queue.name!r} removes it after {limit}: lift the limit first",
+            )

@@ -1,0 +1,140 @@
+"""Send messages by an action, and ack each one after its action has succeeded.
+
+The broker confirms sent messages later, in any order. Up to a window of them are in flight. A message that
+fails is not acked: the job sends it again, alone, after all others have landed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hopback.errors import BrokerError, HopbackError
+from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.job_run import EndJob
+from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
+
+if TYPE_CHECKING:
+    from hopback.ops.contract.requests import Pace
+    from hopback.ops.jobs.actions import Action
+    from hopback.ops.jobs.batch_reader import SelectedMessage
+    from hopback.ops.jobs.cursor_driver import CursorDriver
+    from hopback.ops.jobs.pace import Control
+
+_BUSY = 4
+"""The broker is busy while one message in this number of the window is in flight."""
+_NEW_CHANNEL_AFTER = 3
+"""Attempts on one channel. A channel that keeps refusing may itself be the cause (RabbitMQ ≤ 3.12.0)."""
+
+
+class Sender:
+    """Knows the messages that are in flight, and those that failed."""
+
+    def __init__(self, action: Action, driver: CursorDriver, pace: Pace, sent: int) -> None:
+        """`sent` is the number of messages that earlier runs have sent, as far as they count for a ramp."""
+        self._action = action
+        self._driver = driver
+        self._pace = pace
+        self._in_flight: set[int] = set()
+        self._landed = asyncio.Event()
+        self.sent = sent
+        self.failed: list[SelectedMessage] = []
+        self.lost: BrokerError | None = None
+        """Why a message could not be acked."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the window is full."""
+        return len(self._in_flight) >= self._pace.in_flight
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the broker has enough work while the next messages are gathered."""
+        return len(self._in_flight) * _BUSY >= self._pace.in_flight
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether a message failed or could not be acked."""
+        return bool(self.failed) or self.lost is not None
+
+    def check(self) -> None:
+        """Raise the error of an ack that could not be sent."""
+        if self.lost is not None:
+            raise self.lost
+
+    def send(self, message: SelectedMessage, prepared: object) -> None:
+        """Start the action. The message is acked when it has succeeded."""
+        self.sent += 1
+        try:
+            fate = self._action.send(prepared)
+        except HopbackError:
+            self.failed.append(message)
+        else:
+            self._in_flight.add(message.delivery.tag)
+            fate.add_done_callback(partial(self._land, message))
+
+    def _land(self, message: SelectedMessage, fate: asyncio.Future[None]) -> None:
+        self._in_flight.discard(message.delivery.tag)
+        self._landed.set()
+        if fate.cancelled() or fate.exception() is not None:
+            self.failed.append(message)
+        else:
+            self._ack(message)
+
+    def _ack(self, message: SelectedMessage) -> None:
+        try:
+            self._driver.ack(message.delivery.tag)
+        except BrokerError as lost:
+            self.lost = self.lost or lost
+
+    async def wait_for_room(self) -> None:
+        """Wait until the window and the channel have room."""
+        while self.is_full:
+            await self._wait_for_landing()
+        # If the channel has ended, sending fails, and the retry finds out why.
+        with suppress(BrokerError):
+            await self._action.room()
+
+    async def drain(self) -> None:
+        """Wait until no message is in flight."""
+        while self._in_flight:
+            await self._wait_for_landing()
+
+    async def _wait_for_landing(self) -> None:
+        self._landed.clear()
+        await self._action.flush()
+        if self._in_flight and not self._landed.is_set():
+            await self._landed.wait()
+
+    async def retry(self, message: SelectedMessage, control: Control) -> str:
+        """Send one failed message until it succeeds. Return why it cannot be sent, empty if it was.
+
+        EndJob if no other message could be sent either.
+        """
+        last: HopbackError | None = None
+        for attempt in range(1, self._pace.tries + 1):
+            if control.is_cancelled:
+                raise EndJob(JobState.CANCELLED, "cancelled")
+            try:
+                await self._action.room()
+                fate = self._action.send(self._action.prepare(message.delivery))
+                await self._action.flush()
+                await fate
+            except HopbackError as failed:
+                last = failed
+            else:
+                self._ack(message)
+                self.check()
+                return ""
+            ended = await self._action.reopen(anew=attempt >= _NEW_CHANNEL_AFTER)
+            match after_failure(last, ended):
+                case AfterFailure.ITS_OWN:
+                    return str(ended or last)
+                case AfterFailure.STOP:
+                    raise EndJob(JobState.FAILED, str(ended or last))
+            if attempt < self._pace.tries:
+                await control.sleep(self._pace.pause(attempt))
+            self.check()
+        raise EndJob(JobState.FAILED, f"given up after {self._pace.tries} tries: {last}")

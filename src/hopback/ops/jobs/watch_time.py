@@ -1,0 +1,181 @@
+"""How long a job watches for returned messages.
+
+A re-driven message that fails again returns to its dead-letter queue after some time. That time follows from
+the plan of its consumer. Without a plan it follows from the time to live of the retry queues and from the
+number of laps in the `x-death` header of the messages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopback.headers import deaths
+from hopback.headers.names import X_DEATH
+from hopback.ops.contract.requests import LONGEST_FOUND_WATCH_S, LONGEST_WATCH_S
+from hopback.topology.durations import format_duration
+
+if TYPE_CHECKING:
+    from hopback.fields import Headers
+    from hopback.message import Delivery
+    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.topology.plan import Plan
+
+_CONSUMER_S = 5.0  # a consumer takes a message and fails within seconds
+_SLACK = 1.5  # a broker expires messages late under load, and consumers have others to handle
+_USUAL_LAPS = 3  # what most consumers are told; used where neither plan nor messages tell
+_MOST_LAPS = 100  # a larger number in a header counts something else
+_COUNTERS = (
+    "x-retry-count", "x-retries", "x-retry", "retry-count", "retries", "x-attempts", "x-attempt",
+    "attempts", "x-delivery-attempts",
+)  # fmt: skip
+_MOST_SEEN = 1000  # messages that are asked: more of one queue say nothing new
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTime:
+    """How long a job watches after each stage, in seconds, and in words how that was found.
+
+    `needed_s` is what the messages may need by what is known; more than `seconds` if nobody waits so long.
+    """
+
+    seconds: float
+    needed_s: float
+    text: str
+
+
+class WatchTimer:
+    """Learns from one message after the other how long such a message tries before it is dead."""
+
+    def __init__(self, source: DeadLetterQueue, asked: float | None = None) -> None:
+        self._asked = asked
+        self._source = source
+        self._ttl = {wait.queue: wait.seconds for wait in source.waits}
+        self._seen = 0
+        self._longest = 0.0
+        self._laps: dict[str, int] = {}
+        self._took = 0.0
+        self._counted = _USUAL_LAPS
+
+    def see(self, delivery: Delivery) -> None:
+        """Take into account what the `x-death` of one message tells."""
+        if self._seen >= _MOST_SEEN:
+            return
+        self._seen += 1
+        headers = delivery.properties.headers
+        for count in map(headers.get, _COUNTERS):
+            if isinstance(count, int) and not isinstance(count, bool) and count <= _MOST_LAPS:
+                self._counted = max(self._counted, int(count))
+        if X_DEATH not in headers:
+            return
+        found = deaths(headers)
+        waited, laps = 0.0, dict[str, int]()
+        for death in found:
+            if death.reason == "expired":
+                laps[death.queue] = laps.get(death.queue, 0) + death.count
+                waited += death.count * (
+                    self._ttl.get(death.queue) or _expiration(headers, death.queue)
+                )
+        times = [death.time for death in found if death.time is not None and death.time > 0]
+        # Each time is that of the first such death: what lies between them was certainly needed.
+        spread = float(max(times) - min(times)) if laps and times else 0.0
+        tried = min(max(waited, spread), LONGEST_WATCH_S)
+        if laps and (tried > self._longest or not self._laps):
+            self._longest, self._laps = tried, laps
+            self._took = spread if spread > waited else 0.0
+
+    @property
+    def time(self) -> WatchTime:
+        """How long to watch, by what is known so far."""
+        if self._asked is not None:
+            return WatchTime(self._asked, self._asked, f"{seconds_text(self._asked)}, as asked for")
+        ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
+        planned, words = max(ways, key=lambda way: way[0])
+        needed = planned * _SLACK + _CONSUMER_S
+        if needed <= LONGEST_FOUND_WATCH_S:
+            return WatchTime(needed, needed, f"{seconds_text(needed)}: {words}")
+        return WatchTime(
+            LONGEST_FOUND_WATCH_S,
+            needed,
+            f"{seconds_text(LONGEST_FOUND_WATCH_S)}, though {words}: a message may need"
+            f" {seconds_text(needed)} until it is dead again; ask for a longer watch to see all of that",
+        )
+
+    def _by_plan(self) -> tuple[float, str]:
+        """What the plans tell: the tiers, as often as they are waited for, until attempts are used up."""
+        found, whose = 0.0, ""
+        for plan in self._source.plans:
+            wait = planned_seconds(plan)
+            if wait > found:
+                found, whose = wait, plan.queue
+        if not whose:
+            return 0.0, (
+                "nothing tells how long a message tries before it is dead again; ask for a longer"
+                " watch if its consumers wait between attempts"
+            )
+        return found, f"the plan of {whose} lets a message wait {seconds_text(found)} in all"
+
+    def _by_messages(self) -> tuple[float, str]:
+        waits = ", ".join(
+            f"{count} x {seconds_text(self._ttl[queue])} in {queue}"
+            if queue in self._ttl
+            else f"{count} waits in {queue}"
+            for queue, count in sorted(self._laps.items())
+        )
+        if self._took:  # more than the waits alone: its consumers had others, or took their time
+            took = seconds_text(self._took)
+            return (
+                self._longest,
+                f"a message took {took} from its first failure to its last, with {waits}",
+            )
+        return self._longest, f"the messages tell of {waits}"
+
+    def _by_retry_queues(self) -> tuple[float, str]:
+        """What the retry queues tell: several are waited in one after the other, one several times.
+
+        A broker of 4.0 or later forgets the laps of a message that its consumer publishes anew.
+        """
+        by_origin: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for wait in self._source.waits:
+            by_origin[wait.origin][wait.queue] = wait.seconds
+        ways = [(0.0, "")]
+        for ttl in by_origin.values():
+            total, laps = sum(ttl.values()), self._counted
+            names = ", ".join(f"{seconds_text(s)} in {queue}" for queue, s in sorted(ttl.items()))
+            if len(ttl) > 1:
+                shown = names if len(ttl) < 6 else f"in {len(ttl)} retry queues"
+                ways.append((total, f"a message waits {shown}"))
+            else:
+                ways.append(
+                    (laps * total, f"a message waits {names}, and {laps} rounds are assumed")
+                )
+        return max(ways)
+
+
+def planned_seconds(plan: Plan) -> float:
+    """How long a message of this plan waits in all, when it is re-driven and fails every time."""
+    if not plan.redrive.reset or not plan.tiers:
+        return 0.0
+    once = sum(tier.delay_ms for tier in plan.tiers) / 1000
+    return once * max((plan.attempts - 1) / len(plan.tiers), 1.0)
+
+
+def _expiration(headers: Headers, queue: str) -> float:
+    """The time to live that the message itself had in that queue, in seconds; 0 where nobody says."""
+    entries = headers.get(X_DEATH)
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        if isinstance(entry, dict) and entry.get("queue") == queue:
+            said = entry.get("original-expiration")
+            if isinstance(said, str) and said.isdecimal() and len(said) <= 10:
+                return int(said) / 1000
+    return 0.0
+
+
+_EXACT_BELOW_S = 10  # 1.5 s is not 2 s; of a minute nobody misses the half second
+
+
+def seconds_text(seconds: float) -> str:
+    if seconds < _EXACT_BELOW_S:
+        return f"{round(max(seconds, 0.0), 1 if seconds >= 1 else 3):g}s"
+    return format_duration(round(seconds) * 1000)
