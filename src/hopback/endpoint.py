@@ -48,15 +48,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is answered."""
-
     status: HTTPStatus
     body: bytes = b""
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self, *, with_body: bool = True) -> bytes:
-        """The bytes on the line."""
         more = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         head = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"

@@ -104,7 +104,6 @@ _NUMBERS = {"delivery_mode": 2**8, "priority": 2**8, "timestamp": 2**64}
 
 
 def as_base64(data: bytes) -> str:
-    """Bytes as text."""
     return b64encode(data).decode("ascii")
 
 

@@ -15,8 +15,6 @@ from hopback.errors import InvalidTopology, Problem
 
 
 class BreakerState(StrEnum):
-    """Whether messages may be handled."""
-
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"

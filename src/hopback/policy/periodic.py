@@ -41,8 +41,6 @@ class Missed(StrEnum):
 
 
 class Schedule(Protocol):
-    """Tells due times."""
-
     def after(self, moment_ms: int) -> int:
         """The first that is later than the moment."""
 

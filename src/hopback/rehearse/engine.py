@@ -44,7 +44,6 @@ def rehearse(
 
 
 def rehearse_fluid(topology: Topology, scenario: Scenario) -> Forecast:
-    """What the fluid model foretells."""
     return forecast_stations(topology, scenario, stations_of(topology, scenario), ages=True)
 
 

@@ -130,7 +130,6 @@ class _Counter:
         return max(0, self.entered[place] - self.standing(wait.queue))
 
     def sample(self, now: float) -> None:
-        """Write down how things stand."""
         self._numbers.append(self._broker.node.copies)
         self._times.append(now)
         station = self.station

@@ -122,7 +122,6 @@ class Flow:
             stream.push(max(begin, self.now), end, rates, self.now)
 
     def advance(self, until: float) -> None:
-        """Go on until then."""
         while self.now < until - TINY:
             nearest = self._next_change(until)
             rates = [0.0] * self.classes
@@ -561,7 +560,6 @@ class Backlog:
         return max(0.0, now - self._slices[0].first_in) if self._slices else 0.0
 
     def clear(self) -> None:
-        """Nothing waits any more."""
         self.amount = 0.0
         self._slices.clear()
 
@@ -630,7 +628,6 @@ class Breakers:
         self.probe_end = None
 
     def close(self) -> None:
-        """A probe worked."""
         self.openings = 0
         self.progress = 0.0
         self.probe_end = None

@@ -30,7 +30,6 @@ class Cumulative:
 
     @property
     def last(self) -> float:
-        """The value at the end."""
         return self.values[-1]
 
     def add(self, begin: float, end: float, amount: float) -> None:
@@ -56,7 +55,6 @@ class Cumulative:
         values.append(value)
 
     def at(self, moment: float) -> float:
-        """The value at one moment."""
         return self.sampled((moment,))[0]
 
     def when(self, value: float) -> float:
@@ -267,7 +265,6 @@ class Forecast:
 
     @property
     def first_dead_letter_s(self) -> float | None:
-        """When the first one was."""
         moments = [one.first_dead_letter_s for one in self.stations]
         return min((moment for moment in moments if moment is not None), default=None)
 

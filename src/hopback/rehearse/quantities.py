@@ -94,7 +94,6 @@ def show_rate(rate: float) -> str:
 
 
 def show_count(count: float) -> str:
-    """A number of messages."""
     return f"{round(count):,}"
 
 

@@ -89,7 +89,6 @@ class Load:
 
     @property
     def top_rate(self) -> float:
-        """The highest rate of all."""
         return max((step.rate for step in self.rates), default=0.0)
 
     @property
@@ -122,7 +121,6 @@ class Outage:
 
     @property
     def end_s(self) -> float:
-        """When it is over."""
         return self.start_s + self.length_s
 
 

@@ -57,7 +57,6 @@ class Station:
 
     @property
     def queue(self) -> str:
-        """The name of the queue."""
         return self.plan.queue
 
     @property

@@ -319,7 +319,6 @@ class Batches:
         self._pool.hold()
 
     def go_on(self) -> None:
-        """Prepare and start batches again."""
         self._held = False
         self._pool.go_on()
         self._start_full()
@@ -395,7 +394,6 @@ class Batches:
         await self.finish()
 
     async def stop(self) -> int:
-        """Cancel the batches that run."""
         left, self._limit = self.in_flight, 0
         await self._pool.stop()
         await ended(self._running)
@@ -609,5 +607,4 @@ async def _through_middleware(
 def _unobserved(
     _deliveries: Sequence[Delivery], _plan: Plan
 ) -> Iterator[Callable[[Sequence[Answer]], None]]:
-    """Nobody is told."""
     yield lambda _answers: None

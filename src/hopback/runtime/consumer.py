@@ -91,7 +91,6 @@ class Intake:
         return not self._stopped and (self._tag is not None or self.isolating)
 
     async def start(self) -> None:
-        """Subscribe."""
         await self._subscribe(self._prefetch if self._open else 1)
 
     async def stop(self) -> int:
@@ -231,7 +230,6 @@ class Brake:
 
     @property
     def state(self) -> BreakerState:
-        """The state of the breaker."""
         return self._breaker.state
 
     @property
@@ -357,7 +355,6 @@ class Consumer:
 
     @property
     def state(self) -> ConsumerState:
-        """What it is doing."""
         if self._closing:
             return ConsumerState.CLOSED
         if not self._wanted.is_set():
@@ -566,7 +563,6 @@ class Consumer:
         await self._resting.wait()
 
     def resume(self, reason: str) -> None:
-        """Take deliveries again."""
         if not self._wanted.is_set():
             self._wanted.set()
             self._tell("consumer.resumed", reason)

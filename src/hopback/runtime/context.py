@@ -454,7 +454,6 @@ class _Sent(Coroutine[Any, Any, None]):
         yield
 
     def send(self, _value: object, /) -> Any:
-        """It has ended already."""
         raise StopIteration
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None, /) -> Any:

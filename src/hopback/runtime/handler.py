@@ -202,7 +202,6 @@ class Handler:
     """Whether what it returns is the reply to a message that asks for one."""
 
     def arguments(self, payload: object, context: Context) -> tuple[object, ...]:
-        """The arguments of one call."""
         given = () if self.decode is None else (payload,)
         return (*given, context) if self.takes_context else given
 

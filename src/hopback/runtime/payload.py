@@ -60,7 +60,6 @@ def fitter(wanted: Any) -> _Fit:
 
 
 def _fit_anything(value: Any, path: str) -> Any:
-    """Whatever JSON can say."""
     return value
 
 

@@ -240,7 +240,6 @@ class Pool(Generic[T]):
             _LOG.error("a worker of %s ended unexpectedly", self._name, exc_info=error)
 
     async def _work(self) -> None:
-        """The life of one worker."""
         clean = copy_context()
         me = asyncio.current_task()
         assert me is not None  # noqa: S101 - we are inside a task by construction

@@ -101,7 +101,6 @@ class Child:
         return cls(process, reader, writer)
 
     async def ended(self, on_ready: Callable[[], object]) -> Ended:
-        """Listen until it has ended."""
         ready, report, alone = False, None, None
         try:
             async for line in self.reader:
@@ -208,7 +207,6 @@ class Supervisor:
             await self._unless_ending(changed, self.backoff.delay(failures, self.chance()))
 
     async def _live(self, number: int) -> Ended:
-        """One life of a child."""
         child = await Child.start(
             lambda descriptor: self.command(number, descriptor),
             {**self.environment, _DEATHS: json.dumps(self.deaths)},

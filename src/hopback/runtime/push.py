@@ -164,7 +164,6 @@ class PushRunner:
             return response.status_code, response.headers.get("retry-after")
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     def _headers(self, delivery: Delivery) -> dict[str, str]:

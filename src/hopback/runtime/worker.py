@@ -440,7 +440,6 @@ class OneByOne:
 
     @property
     def in_flight(self) -> int:
-        """How many handlers run now."""
         return len(self._pool.running)
 
     @property
@@ -480,7 +479,6 @@ class OneByOne:
                 self._pool.submit(taken, key)
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
-        """Settle it by this answer."""
         self._pool.submit(taken.with_answer(answer))
 
     def limit(self, size: int) -> None:
@@ -488,11 +486,9 @@ class OneByOne:
         self._pool.limit(size)
 
     def hold(self) -> None:
-        """Call no handler for now."""
         self._pool.hold()
 
     def go_on(self) -> None:
-        """Call handlers again."""
         self._pool.go_on()
 
     async def still(self) -> None:
@@ -500,15 +496,12 @@ class OneByOne:
         await self._pool.still()
 
     async def drain(self) -> None:
-        """Wait for everything in hand."""
         await self._pool.drain()
 
     async def settled(self, taken: HeldDelivery) -> None:
-        """Wait for its worker."""
         await self._pool.finished(taken)
 
     def runs(self) -> list[CurrentRun]:
-        """One delivery each."""
         return [CurrentRun(task, (taken,)) for task, taken in self._pool.runs()]
 
     def holds(self, session: ConsumeSession) -> bool:
@@ -520,12 +513,10 @@ class OneByOne:
         self._pool.disregard(slow)
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
-        """Cancel the worker."""
         self._answers[task] = answer
         task.cancel()
 
     def wind_down(self) -> int:
-        """Start no other handler."""
         return self.withdraw()
 
     def withdraw(self) -> int:
@@ -533,14 +524,12 @@ class OneByOne:
         return len(self._pool.withdraw())
 
     async def finish(self) -> None:
-        """Wait for the workers."""
         await self._pool.join()
 
     async def flush(self) -> None:
         """Nothing is gathered here."""
 
     async def stop(self) -> int:
-        """Cancel the workers."""
         return len(await self._pool.stop())
 
     async def _process_and_close(self, taken: HeldDelivery) -> None:

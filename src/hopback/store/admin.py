@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 class KeyTable:
-    """The keys."""
-
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
@@ -41,7 +39,6 @@ class KeyTable:
             return {row.id: row.document for row in rows}
 
     async def add(self, key_id: str, document: str) -> None:
-        """Keep a document."""
         async with writing(self._engine) as connection:
             await connection.execute(insert(api_keys).values(id=key_id, document=document))
 
@@ -52,8 +49,6 @@ class KeyTable:
 
 
 class EndedSessionTable:
-    """The ended sessions."""
-
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
@@ -78,7 +73,6 @@ class OidcSessionTable:
         self._engine = engine
 
     async def get(self, session: str) -> str | None:
-        """The document, or None."""
         query = select(oidc_sessions.c.document).where(oidc_sessions.c.id == session)
         async with reading(self._engine) as connection:
             found: str | None = (await connection.execute(query)).scalar()

@@ -115,7 +115,6 @@ _COUNTED = {f"delivery.{field}": field for field in Tally.__dataclass_fields__}
 
 
 def tally_of(happenings: Iterable[Happening]) -> Tally:
-    """Count what happened to deliveries."""
     counts = dict.fromkeys(Tally.__dataclass_fields__, 0)
     for one in happenings:
         field = _COUNTED.get(one.name)

@@ -142,7 +142,6 @@ class TimelineEvent:
 
     @property
     def told(self) -> str:
-        """What happened, in words."""
         return self.text if self.step is TimelineStep.RUN else f"{self.step} {self.text}".rstrip()
 
 
@@ -159,7 +158,6 @@ class Timeline:
 
     @property
     def runs(self) -> int:
-        """How often the handler ran."""
         return sum(entry.step is TimelineStep.RUN for entry in self.entries)
 
     @property

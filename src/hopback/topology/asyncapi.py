@@ -103,7 +103,6 @@ class _Names:
         self._taken: set[str] = set()
 
     def of(self, text: str) -> str:
-        """An id for this text."""
         plain = re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_") or "unnamed"
         ident, number = plain, 1
         while ident in self._taken:

@@ -389,7 +389,6 @@ class _Writer:
         self.vhost = vhost if vhost is not None else read_in if isinstance(read_in, str) else None
 
     def document(self) -> dict[str, object]:
-        """The whole document."""
         whole = {key: thaw(value) for key, value in self.topology.foreign.items() if key != RECORD}
         sections: tuple[tuple[str, tuple[Definable, ...]], ...] = (
             ("exchanges", self.topology.exchanges),
@@ -419,7 +418,6 @@ class _Writer:
     def one(
         self, item: Definable, originals: Mapping[object, tuple[Definable, Mapping[str, object]]]
     ) -> dict[str, object]:
-        """One object."""
         known, raw = originals.get(identity(item), (None, {}))
         if known != item:
             return canonical(item, self.vhost)

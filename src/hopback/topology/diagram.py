@@ -61,7 +61,6 @@ class _Flowchart:
         self.outside: dict[str, str] = {}
 
     def lines(self) -> Iterator[str]:
-        """All lines of the chart."""
         families = self.families()
         homes = {name: plan for plan, names in families for name in names}
         inner = self.private_exchanges(homes)
@@ -113,14 +112,12 @@ class _Flowchart:
         return found
 
     def family(self, owner: str, names: Sequence[str], exchanges: Sequence[str]) -> Iterator[str]:
-        """The subgraph of one plan."""
         yield f'    subgraph {self.ids.of("family", owner)}["{label(owner)}"]'
         yield from (f"        {self.exchange(self.exchanges[name])}" for name in exchanges)
         yield from (f"        {self.queue(self.queues[name])}" for name in names)
         yield "    end"
 
     def exchange(self, exchange: Exchange) -> str:
-        """The node of an exchange."""
         text = f"{label(exchange.name)}<br/>{label(exchange.type)}"
         return f'{self.ids.of("x", exchange.name)}{{{{"{text}"}}}}:::exchange'
 
@@ -249,7 +246,6 @@ class _Sequence:
         self.source = next(iter(sources), "")
 
     def lines(self) -> Iterator[str]:
-        """All lines of the diagram."""
         yield "sequenceDiagram"
         yield "    autonumber"
         yield from (f"    {line}" for line in self.participants())
@@ -266,7 +262,6 @@ class _Sequence:
             yield f"participant {self.queue(name)} as {label(name)}"
 
     def story(self) -> Iterator[str]:
-        """What happens, in order."""
         main = self.queue(self.plan.queue)
         yield f"producer->>{self.exchange()}: publish"
         yield f"{self.exchange()}->>{main}: route"
@@ -324,11 +319,9 @@ class _Sequence:
         return self.ids.of("x", self.source)
 
     def exchange_name(self) -> str:
-        """Its label."""
         return label(self.source) if self.source else "default exchange"
 
     def queue(self, name: str) -> str:
-        """The id of a queue."""
         return self.ids.of("q", name)
 
 

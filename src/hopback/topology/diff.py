@@ -175,8 +175,6 @@ def diff(desired: Topology, actual: Topology) -> Diff:
 
 
 class _Comparison:
-    """Collects the four lists."""
-
     def __init__(self) -> None:
         self.create: list[DiffEntry] = []
         self.same: list[DiffEntry] = []

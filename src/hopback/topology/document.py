@@ -65,7 +65,6 @@ def to_document(topology: Topology, *, terse: bool = False) -> dict[str, object]
 
 
 def read_plan(queue: str, place: Located) -> Plan:
-    """The plan of this queue."""
     table = place.table()
     parking = table.need("parking", _parking, Parking("", Leave.PUBLISH, "", ""), "a table")
     plan = Plan(
@@ -476,7 +475,6 @@ def _fields(terse: bool, *fields: _Field) -> dict[str, object]:
 
 
 def write_exchange(exchange: Exchange, terse: bool) -> dict[str, object]:
-    """The table of an exchange."""
     return _fields(
         terse,
         ("type", str(exchange.type), None),
@@ -504,7 +502,6 @@ def write_queue(queue: Queue, topology: Topology, terse: bool) -> dict[str, obje
 
 
 def write_binding(binding: Binding, terse: bool) -> dict[str, object]:
-    """The table of a binding."""
     return _fields(
         terse,
         ("exchange", binding.source, None),

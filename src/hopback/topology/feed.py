@@ -77,7 +77,6 @@ class Feed:
         return (*own, *further)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The exchanges on the way."""
         further = () if self.source is None else self.source.exchanges()
         return (self.exchange, *further)
 

@@ -44,21 +44,18 @@ class Located:
         return Located(path_to(self.path, key), value, self.problems)
 
     def text(self) -> str:
-        """A string."""
         if isinstance(self.value, str):
             return self.value
         self.wrong("text")
         return ""
 
     def flag(self) -> bool:
-        """True or false."""
         if isinstance(self.value, bool):
             return self.value
         self.wrong("true or false")
         return False
 
     def integer(self) -> int:
-        """A whole number."""
         if isinstance(self.value, int) and not isinstance(self.value, bool):
             return self.value
         self.wrong("a whole number")

@@ -367,7 +367,6 @@ class _PatternReader:
         return 1 << ord(one)
 
     def _set(self) -> int:
-        """What stands in brackets."""
         inverted = self._take("^")
         found, first = 0, True
         while first or not self._take("]"):

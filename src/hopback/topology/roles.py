@@ -30,8 +30,6 @@ _ALONE = frozenset(
 
 
 class QueueRole(StrEnum):
-    """What a queue is for."""
-
     MAIN = "main"
     RETRY = "retry"
     DEAD_LETTER = "dead-letter"

@@ -517,7 +517,6 @@ class WireConnection:
         return self._assembler.partial + len(self._buffer) + len(self._held) - self._held_at
 
     def heartbeat(self) -> None:
-        """Queue a heartbeat."""
         self._out.append(HEARTBEAT_FRAME)
 
     def take(self) -> bytes:

@@ -30,8 +30,6 @@ class ConnectionState(StrEnum):
 
 
 class ChannelState(StrEnum):
-    """Where a channel stands."""
-
     CLOSED = "closed"
     OPENING = "opening"
     OPEN = "open"
@@ -179,7 +177,6 @@ class Limits:
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """One frame."""
     return b"%b%b\xce" % (_ENVELOPE.pack(kind, channel, len(payload)), payload)
 
 

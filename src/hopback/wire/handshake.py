@@ -218,7 +218,6 @@ class ServerHandshake:
 
     @property
     def done(self) -> bool:
-        """Whether the connection is open."""
         return self._connection.state is ConnectionState.OPEN
 
     def on_event(self, event: Event) -> None:

@@ -28,7 +28,6 @@ class Side(StrEnum):
 
     @property
     def other(self) -> Side:
-        """The role of the peer."""
         return Side.SERVER if self is Side.CLIENT else Side.CLIENT
 
 

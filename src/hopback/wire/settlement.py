@@ -59,7 +59,6 @@ class Settlements:
             insort(held, range(tag, tag + 1), key=_start)
 
     def ack(self, tag: int) -> None:
-        """Settle one delivery as done."""
         self._acks.append(tag)
 
     def ack_through(self, tag: int) -> None:

@@ -40,11 +40,9 @@ class Heartbeat:
         return self._interval / 4 if self._interval else None
 
     def received(self, now: float) -> None:
-        """Something came in."""
         self._received_at = now
 
     def sent(self, now: float) -> None:
-        """Something went out."""
         self._sent_at = now
 
     def due(self, now: float) -> bool:
@@ -77,8 +75,6 @@ class Owner(Protocol):
 
 
 class Wire(asyncio.BufferedProtocol):
-    """One connection on one socket."""
-
     def __init__(self, connection: WireConnection, owner: Owner) -> None:
         self.connection = connection
         self.writable: bool = True
@@ -108,7 +104,6 @@ class Wire(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So much was received."""
         self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
@@ -135,7 +130,6 @@ class Wire(asyncio.BufferedProtocol):
             self.flush()
 
     def pause_writing(self) -> None:
-        """The socket's buffer is full."""
         self.writable = False
 
     def resume_writing(self) -> None:
@@ -144,7 +138,6 @@ class Wire(asyncio.BufferedProtocol):
         self._owner.on_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
         for timer in (self._timer, self._linger):
             if timer is not None:
                 timer.cancel()
@@ -190,7 +183,6 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Listen again."""
         if self._transport is not None and self._deaf:
             self._deaf = False
             self._heard = True
@@ -225,7 +217,6 @@ class Wire(asyncio.BufferedProtocol):
         self._linger = self._loop.call_later(seconds, self.abort)
 
     def abort(self) -> None:
-        """End the connection at once."""
         self._closing = True
         if self._transport is not None:
             self._transport.abort()

@@ -24,8 +24,6 @@ _COSTLY = frozenset({Tag.SLOW, Tag.DESTRUCTIVE})
 
 
 class Outcome(StrEnum):
-    """What came of a row."""
-
     HOLDS = "holds"
     FAILS = "fails"
     SAYS_NOTHING = "says nothing"

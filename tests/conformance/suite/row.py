@@ -21,13 +21,11 @@ class Mismatch(AssertionError):
 
 
 def equal(what: str, found: object, expected: object) -> None:
-    """Require equality."""
     if found != expected:
         raise Mismatch(f"{what}: expected {expected!r}, found {found!r}")
 
 
 def that(condition: object, what: str) -> None:
-    """Require the condition."""
     if not condition:
         raise Mismatch(f"expected that {what}")
 

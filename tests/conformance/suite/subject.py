@@ -155,7 +155,6 @@ class Subject:
         return answer
 
     async def connect(self) -> Connection:
-        """A further connection."""
         connection = await self.broker.connect("conformance")
         self._connections.append(connection)
         return connection

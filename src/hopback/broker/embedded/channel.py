@@ -176,7 +176,6 @@ class EmbeddedChannel:
     # Declarations.
 
     async def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
-        """Create it, or check it."""
         await self._ask(lambda: self._state.declare_exchange(exchange, passive=passive))
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:

@@ -35,7 +35,6 @@ class OrderedCalls:
         self._scheduled = False
 
     def put(self, call: Callable[[Any], object], argument: Any) -> None:
-        """Make this call later."""
         latency = self._faults.latency
         due = self._loop.time() + latency if latency else 0.0
         self._waiting.append((due, call, argument))
@@ -43,12 +42,10 @@ class OrderedCalls:
             self._schedule()
 
     def flush(self) -> None:
-        """Make all waiting calls now."""
         while self._waiting:
             self._call()
 
     def drop(self) -> None:
-        """Forget all waiting calls."""
         self._waiting.clear()
 
     def _schedule(self) -> None:
@@ -96,7 +93,6 @@ class EmbeddedConnection:
 
     @property
     def version(self) -> BrokerVersion:
-        """The broker's version."""
         return self.broker.version
 
     async def open_channel(self) -> EmbeddedChannel:
@@ -124,7 +120,6 @@ class EmbeddedConnection:
         return await asyncio.shield(self._ended)
 
     def cut(self, *, buffered: bool = True) -> None:
-        """End it without a word."""
         self.session.close()
         if buffered:
             self.replies.flush()
@@ -137,7 +132,6 @@ class EmbeddedConnection:
         self.replies.put(self._end, error)
 
     def release(self, channel: EmbeddedChannel) -> None:
-        """A channel has ended."""
         if channel in self._channels:
             self._channels.remove(channel)
 
@@ -150,7 +144,6 @@ class EmbeddedConnection:
         self._unread.append(call)
 
     def unblocked(self) -> None:
-        """The broker reads on."""
         self.reading = True
         while self._unread:
             self._unread.popleft()()

@@ -43,7 +43,6 @@ class ConsumerTimeout:
             self._set(taken.at + timeout)
 
     def clear(self) -> None:
-        """The channel is gone."""
         self._alarm.clear()
 
     def _set(self, due: float) -> None:
@@ -162,7 +161,6 @@ class ConsumerRing:
         return self.consumers[0] if self._single and self.consumers else None
 
     def add(self, consumer: QueueConsumer) -> None:
-        """A consumer has come."""
         self.consumers.append(consumer)
         self._tiered = len({each.priority for each in self.consumers}) > 1
         self.wake(consumer)

@@ -273,7 +273,6 @@ class AtLeastOnce:
         self._queue.node.dead_letterer.do(self._work)
 
     def abandon(self, loss: Loss) -> None:
-        """Let all of them go."""
         self._queue.ticks.before_change()
         for dead_letter in self.dead_letters:
             self._tell(EventKind.DROPPED, dead_letter.entry, loss)

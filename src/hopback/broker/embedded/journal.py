@@ -99,7 +99,6 @@ class EventReporter:
         self._tell(kind, content, 0, queue, reason)
 
     def entry(self, kind: EventKind, entry: Entry, queue: str, reason: str = "") -> None:
-        """Tell of one copy."""
         self._tell(kind, entry.content, entry.number, queue, reason)
 
     def _tell(

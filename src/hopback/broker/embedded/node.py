@@ -236,7 +236,6 @@ class Node:
         return [taken for taken in self.deliveries() if taken.source is queue]
 
     def deliveries(self) -> Iterator[Taken]:
-        """Everything that clients hold."""
         for session in self.sessions:
             for channel in session.channels.values():
                 yield from (taken for taken in channel.unacked.values() if not taken.void)
@@ -283,7 +282,6 @@ class Node:
 
     @property
     def intake(self) -> PublishChecker:
-        """What looks at publishes first."""
         return self._intake
 
     @property

@@ -467,7 +467,6 @@ class LiveQueue:
         return serving + len(ring.leaving)
 
     def add_consumer(self, consumer: QueueConsumer) -> None:
-        """A consumer begins."""
         self.ticks.before_change()
         self._had_consumers = True
         self.ring.add(consumer)

@@ -25,8 +25,6 @@ _UNSET = 4
 
 
 class Ready(Protocol):
-    """Ready messages in order."""
-
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Entry]: ...
@@ -75,13 +73,11 @@ class ClassicReady:
         heappush(self._returned, (entry.number, entry))
 
     def head(self) -> Entry | None:
-        """The next one."""
         if self._returned:
             return self._returned[0][1]
         return self._fresh[0] if self._fresh else None
 
     def pop(self) -> Entry:
-        """Take the next one."""
         return heappop(self._returned)[1] if self._returned else self._fresh.popleft()
 
     def pop_expired(self, now: float) -> Entry | None:
@@ -89,7 +85,6 @@ class ClassicReady:
         return _pop_expired(self, now)
 
     def next_expiry(self) -> float | None:
-        """When the head expires."""
         head = self.head()
         return None if head is None else head.expires
 
@@ -120,11 +115,9 @@ class PriorityReady:
         self._length += 1
 
     def head(self) -> Entry | None:
-        """The next one."""
         return self._foremost().head() if self._length else None
 
     def pop(self) -> Entry:
-        """Take the next one."""
         entry = self._foremost().pop()
         self._length -= 1
         return entry
@@ -134,7 +127,6 @@ class PriorityReady:
         return _pop_expired(self, now)
 
     def next_expiry(self) -> float | None:
-        """When the head expires."""
         head = self.head()
         return None if head is None else head.expires
 
@@ -188,12 +180,10 @@ class QuorumReady:
         self._returned.append(entry)
 
     def head(self) -> Entry | None:
-        """The next one."""
         waiting = self._returned or self._next_fresh()
         return waiting[0] if waiting else None
 
     def pop(self) -> Entry:
-        """Take the next one."""
         self._length -= 1
         if self._returned:
             return self._returned.popleft()

@@ -52,7 +52,6 @@ class Routing:
 
     @property
     def binding_count(self) -> int:
-        """How many there are."""
         return len(self._bindings)
 
     @property
@@ -150,7 +149,6 @@ class Routing:
         self._forget(lambda each: _key(each) == key)
 
     def queue_gone(self, queue: str) -> None:
-        """Its bindings go with it."""
         self._forget(lambda each: not each.to_exchange and each.destination == queue)
 
     def _forget(self, unwanted: Callable[[Binding], bool]) -> None:

@@ -49,8 +49,6 @@ class Sink(Protocol):
 
 
 class Session:
-    """One connection."""
-
     def __init__(self, node: Node, name: str, user: str, rights: Rights | None = None) -> None:
         self.node = node
         self.name = name
@@ -78,7 +76,6 @@ class Session:
         return right if self.node.profile.refusals_name_the_right else None
 
     def open_channel(self, sink: Sink, number: int | None = None) -> SessionChannel:
-        """A new channel."""
         if number is None:
             number = max(self.channels, default=0) + 1
         channel = self.channels[number] = SessionChannel(self, number, sink)
@@ -97,7 +94,6 @@ class Session:
                 self.node.remove_queue(queue, Loss.QUEUE_DELETED)
 
     def fail(self, refusal: Refusal) -> None:
-        """The broker ends the connection."""
         channels = tuple(self.channels.values())
         self.close()
         for channel in channels:
@@ -183,7 +179,6 @@ class SessionChannel:
 
     @_refusable
     def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
-        """Create or check an exchange."""
         routing, check = self.node.routing, self.session.check
         if exchange.name and (not passive or self.node.profile.passive_declare_needs_right):
             check(Right.CONFIGURE, "exchange", exchange.name)
@@ -195,14 +190,12 @@ class SessionChannel:
 
     @_refusable
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete an exchange."""
         if name and not name.startswith("amq."):
             self.session.check(Right.CONFIGURE, "exchange", name)
         self.node.routing.delete(name, if_unused=if_unused)
 
     @_refusable
     def declare_queue(self, queue: Queue, *, passive: bool = False) -> LiveQueue:
-        """Create or check a queue."""
         return self.node.declare_queue(self.session, queue, passive=passive)
 
     @_refusable
@@ -222,7 +215,6 @@ class SessionChannel:
 
     @_refusable
     def bind(self, binding: Binding) -> None:
-        """Add a binding."""
         self._check_binding(binding)
         queue = None if binding.to_exchange else self.node.queues.get(binding.destination)
         if queue is not None:
@@ -231,7 +223,6 @@ class SessionChannel:
 
     @_refusable
     def unbind(self, binding: Binding) -> None:
-        """Remove a binding."""
         self._check_binding(binding)
         self.node.routing.unbind(binding)
 
@@ -301,7 +292,6 @@ class SessionChannel:
         exclusive: bool = False,
         arguments: Headers | None = None,
     ) -> str:
-        """Begin a consumer; its tag."""
         live, given = self._readable(queue), arguments or {}
         if tag in self.consumers:
             raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
@@ -416,7 +406,6 @@ class SessionChannel:
     # Settlement.
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Settle as done."""
         for taken in self._named(tag, multiple=multiple):
             if not taken.void:
                 taken.source.settled(taken)
@@ -424,11 +413,9 @@ class SessionChannel:
             self._wake_all()
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
-        """Give back, or let die."""
         self._refuse(self._named(tag, multiple=multiple), ReturnKind.NACK, requeue=requeue)
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """The same for one."""
         self._refuse(self._named(tag, multiple=False), ReturnKind.REJECT, requeue=requeue)
 
     def recover(self) -> None:

@@ -164,12 +164,10 @@ class _Sources:
         return policy if argument is None else argument
 
     def text(self, name: str, *, policy_wins: bool = False) -> str | None:
-        """The same for a string."""
         found = self.first(name, policy_wins=policy_wins)
         return found if isinstance(found, str) else None
 
     def least(self, name: str) -> int | None:
-        """The smallest of those given."""
         return self._choose(name, min)
 
     def limit(self, name: str) -> int | None:

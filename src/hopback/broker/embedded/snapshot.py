@@ -52,14 +52,11 @@ class QueueSnapshot:
 
     @property
     def messages(self) -> tuple[StoredMessage, ...]:
-        """All of them."""
         return self.ready + self.unacked + self.held + self.delayed
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """A whole node."""
-
     at: float
     queues: tuple[QueueSnapshot, ...]
     exchanges: tuple[Exchange, ...]
@@ -75,7 +72,6 @@ class NodeSnapshot:
 
 
 def snapshot(node: Node) -> NodeSnapshot:
-    """The node at this moment."""
     held: dict[LiveQueue, list[Entry]] = {}
     for taken in node.deliveries():
         held.setdefault(taken.source, []).append(taken.entry)

@@ -198,7 +198,6 @@ class Taken:
 
     @property
     def body(self) -> bytes:
-        """The bytes of the message."""
         return self.content.body
 
     @property

@@ -39,7 +39,6 @@ class QueueExpiry:
         self._set()
 
     def clear(self) -> None:
-        """The queue is gone."""
         self._alarm.clear()
 
     def _set(self) -> None:
@@ -94,7 +93,6 @@ class Delays:
         return True
 
     def abandon(self, loss: Loss) -> None:
-        """Let all of them go."""
         for entry in self.entries:
             self._tell(EventKind.DROPPED, entry, loss)
         self._heap.clear()
@@ -130,7 +128,6 @@ class QueueTotals:
 
     @property
     def messages(self) -> int:
-        """All of them."""
         return self.ready + self.unacked + self.held_back + self.delayed
 
 
@@ -159,7 +156,6 @@ class Ticks:
         return self._tally if self._now() == self._tick else self.exact()
 
     def exact(self) -> QueueTotals:
-        """What there is now."""
         queue = self._queue
         return QueueTotals(
             len(queue.ready),
@@ -233,10 +229,8 @@ class Deadline:
             self._timers.add(due, self)
 
     def clear(self) -> None:
-        """Do not go off."""
         self.due = inf
 
     def go_off(self) -> None:
-        """Run the action once."""
         self.due = inf
         self._action()

@@ -134,7 +134,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             setattr(transport, name, written)
 
     def transports(self) -> Mapping[int, Any]:
-        """The open transports by descriptor."""
         return self._transports  # type: ignore[attr-defined,no-any-return]
 
     def own_pipe(self) -> int:

@@ -93,7 +93,6 @@ class Publishing:
         return self._confirms.live
 
     def publish(self, message: Message, mandatory: bool) -> asyncio.Future[None]:
-        """Queue a message; its fate."""
         properties = message.properties
         if properties is self._plain[0] and not properties.headers:
             raw = self._plain[1]
@@ -262,12 +261,10 @@ _BY_CODE: dict[int, type[ChannelClosed]] = {
 
 
 def channel_fault(code: int, text: str) -> ChannelClosed:
-    """The error for a channel.close."""
     return _BY_CODE.get(code, ChannelClosed)(code, text)
 
 
 def connection_fault(arguments: Mapping[str, object]) -> ConnectionLost:
-    """The error for a connection.close."""
     return ConnectionLost(
         f"connection closed by the broker: {arguments['reply_code']} {arguments['reply_text']}"
     )
@@ -482,7 +479,6 @@ class RabbitChannel:
             self._answer(event.arguments)
 
     async def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
-        """Create it, or check it."""
         await self._request(
             "exchange.declare",
             exchange=exchange.name,

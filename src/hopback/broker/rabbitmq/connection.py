@@ -200,12 +200,10 @@ class RabbitConnection:
             channel.postpone_answers()
 
     def on_writable(self) -> None:
-        """The socket has room again."""
         for channel in self._channels.values():
             channel.publishing.admit()
 
     def on_lost(self, error: BrokerError | None) -> None:
-        """The connection has ended."""
         if self._ended.done():
             return
         self._ended.set_result(error)

@@ -245,8 +245,6 @@ _FEATURES: tuple[list[str], ...] = ([], ["used"])
 
 
 class Api:
-    """Answers requests about one broker."""
-
     def __init__(self, broker: ServedBroker, time: ServerTime) -> None:
         self._broker = broker
         self._time = time

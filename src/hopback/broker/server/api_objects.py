@@ -75,7 +75,6 @@ def _connection(client: Client) -> _Object:
 
 
 def of_connection(broker: ServedBroker, name: str) -> Client | None:
-    """Who has that name."""
     found = (client for client in broker.clients if client.session is not None)
     return next((client for client in found if client.name == name), None)
 
@@ -94,7 +93,6 @@ def close(client: Client, reason: str) -> None:
 
 
 def channels(broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/channels`."""
     return [
         _channel(channel) for client in _clients(broker, node) for channel in client.open_channels
     ]
@@ -128,7 +126,6 @@ def _channel(channel: ServerChannel) -> _Object:
 
 
 def consumers(broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/consumers`."""
     return [
         _consumer(each, channel)
         for client in _clients(broker, node)
@@ -164,7 +161,6 @@ _DEFAULT = Exchange("")
 
 
 def _overview(broker: ServedBroker) -> _Object:
-    """`/api/overview`."""
     queues = [each for node in broker.nodes for each in node.queues.values()]
     sessions = [session for node in broker.nodes for session in node.sessions]
     ready = sum(len(each.ready) for each in queues)
@@ -211,12 +207,10 @@ def _contexts(broker: ServedBroker) -> list[_Object]:
 
 
 def _queues(_broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/queues`."""
     return list(map(queue, node.queues.values()))
 
 
 def queue(found: LiveQueue) -> _Object:
-    """One queue."""
     kind = "quorum" if found.is_quorum else "classic"
     arguments = table(found.arguments)
     if found.node.profile.version.major >= 4:
@@ -263,7 +257,6 @@ def _policy_of(found: LiveQueue, kind: str) -> _Object:
 
 
 def _exchanges(_broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/exchanges`."""
     return [_exchange(node, each) for each in (_DEFAULT, *node.routing.exchanges.values())]
 
 
@@ -343,12 +336,10 @@ def bindings_between(
 
 
 def _policies(_broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/policies`."""
     return [_policy(node, each) for each in node.policies.all()]
 
 
 def _operator_policies(_broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/operator-policies`."""
     return [_policy(node, each) for each in node.policies.operators()]
 
 
@@ -420,7 +411,6 @@ def _vhost_limits(broker: ServedBroker, node: Node) -> list[_Object]:
 
 
 def user_limits(broker: ServedBroker) -> list[_Object]:
-    """`/api/user-limits`."""
     return [
         {"user": user, "value": limits} for user, limits in broker.user_limits.items() if limits
     ]

@@ -91,8 +91,6 @@ class VhostAccess:
 
 
 class Caller:
-    """Somebody who has logged in."""
-
     def __init__(self, broker: ServedBroker, name: str) -> None:
         self.broker = broker
         self.name = name
@@ -119,17 +117,14 @@ class Caller:
             raise Denied("Not administrator user")
 
     def check_monitor(self) -> None:
-        """For nodes."""
         if not self.is_monitor:
             raise Denied("Not monitor user")
 
     def check_policymaker(self) -> None:
-        """For policies."""
         if not self._is_administrator and "policymaker" not in self.tags:
             raise Denied("User not authorised to access object")
 
     def check_own(self, user: str) -> None:
-        """For connections."""
         if not self._is_administrator and user != self.name:
             raise Denied("User not authorised to access object")
 
@@ -162,7 +157,6 @@ _MOST_VHOSTS = 1000
 
 
 def users(broker: ServedBroker) -> list[_Object]:
-    """`/api/users`."""
     return [user(broker, name) for name in broker.users.names]
 
 
@@ -181,7 +175,6 @@ def user(broker: ServedBroker, name: str) -> _Object:
 
 
 def permissions(broker: ServedBroker) -> list[_Object]:
-    """`/api/permissions`."""
     return [
         {
             "user": name,
@@ -195,7 +188,6 @@ def permissions(broker: ServedBroker) -> list[_Object]:
 
 
 def topic_permissions(broker: ServedBroker) -> list[_Object]:
-    """`/api/topic-permissions`."""
     return [
         {
             "user": name,
@@ -209,7 +201,6 @@ def topic_permissions(broker: ServedBroker) -> list[_Object]:
 
 
 def vhost(node: Node) -> _Object:
-    """One of `/api/vhosts`."""
     described = "Default virtual host" if node.vhost == "/" else ""
     return {
         "name": node.vhost,

@@ -418,7 +418,6 @@ class ServerChannel:
         self._write(reply, tag)
 
     def settle(self, event: SettlementReceived) -> None:
-        """Ack, nack or reject."""
         match event.name:
             case "basic.ack":
                 self.state.ack(event.tag, multiple=event.multiple)
@@ -479,7 +478,6 @@ class ServerChannel:
                 self.client.socket.abort()
 
     def forget_tag(self, tag: str) -> None:
-        """A consumer is gone."""
         self._tags.pop(tag, None)
 
     def hold(self) -> None:

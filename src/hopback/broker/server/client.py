@@ -71,7 +71,6 @@ class ClientSocket(Wire):
         self._choked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is there."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a stream has one
         self._socket = transport
         transport.set_write_buffer_limits(high=_HIGH_WATER)
@@ -100,7 +99,6 @@ class ClientSocket(Wire):
         self.await_end(_GOODBYE_SECONDS)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
         if self._choked:
             self._choked = False
             self.resume_reading()
@@ -218,7 +216,6 @@ class Client:
 
     @property
     def open_channels(self) -> tuple[ServerChannel, ...]:
-        """Its channels."""
         return tuple(self._channels.values())
 
     @property
@@ -251,7 +248,6 @@ class Client:
         self.socket.abort()
 
     def on_bytes(self) -> None:
-        """The client said something."""
         self.broker.stir()
 
     def on_event(self, event: Event) -> None:
@@ -328,7 +324,6 @@ class Client:
         self._resume()
 
     def on_lost(self, error: BrokerError | None) -> None:
-        """The socket has ended."""
         self._stop_timer()
         if error is not None and self._handshake is None:
             _log.info("connection from %s lost without a goodbye", self.peer)
@@ -350,7 +345,6 @@ class Client:
 
     @property
     def is_open(self) -> bool:
-        """Whether the client still listens."""
         return self.core.state is ConnectionState.OPEN
 
     def refuse(self, refusal: Refusal) -> None:
@@ -472,7 +466,6 @@ class Client:
                 channel.state.flow(active=True)
 
     def shut(self) -> None:
-        """The server stops."""
         text = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
         if self.is_open:
             self.refuse(Refusal(_FORCED, text, connection=True))

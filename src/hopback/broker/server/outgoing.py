@@ -33,7 +33,6 @@ def short_text(text: str) -> bytes:
 
 
 def confirm_frame(channel: int, tag: int, *, stored: bool, multiple: bool = False) -> bytes:
-    """The answer to a publish."""
     return _settled(1, channel, 13, _ACK if stored else _NACK, tag, multiple, 0xCE)
 
 
@@ -51,7 +50,6 @@ class Envelopes:
         self._raw = b""
 
     def properties(self, properties: Properties) -> bytes:
-        """Flags and values."""
         if properties is not self._properties:
             self._raw = encode_properties(properties)
             self._properties = properties
@@ -71,7 +69,6 @@ class Envelopes:
         )
 
     def get_ok(self, channel: int, taken: Delivery, remaining: int) -> bytes:
-        """The method frame of `basic.get-ok`."""
         route = self._route(taken.exchange, taken.routing_key)
         return b"".join(
             (
@@ -84,7 +81,6 @@ class Envelopes:
         )
 
     def returned(self, channel: int, exchange: str, routing_key: str) -> bytes:
-        """The method frame of `basic.return`."""
         payload = b"".join(
             (_code(312), bytes((len(_NO_ROUTE),)), _NO_ROUTE, self._route(exchange, routing_key))
         )

@@ -218,7 +218,6 @@ class ServedBroker:
         return True
 
     def leave(self, client: Client) -> None:
-        """A client is gone."""
         self.stir()
         if client in self.clients:
             self.clients.remove(client)
@@ -246,7 +245,6 @@ class ServedBroker:
         self.stirred += 1
 
     def spoke(self) -> None:
-        """A client was told something."""
         self.spoken += 1
 
     def is_held(self) -> bool:

@@ -59,7 +59,6 @@ class ServerTime(Protocol):
 
 
 def time_of(kind: ClockKind) -> ServerTime:
-    """The time of that kind."""
     if kind is ClockKind.SYSTEM:
         return SystemTime()
     return AutoTime() if kind is ClockKind.AUTO else VirtualTime()
@@ -191,7 +190,6 @@ class AutoTime(VirtualTime):
         self._task = asyncio.get_running_loop().create_task(self._run(broker), name="auto clock")
 
     async def stop(self) -> None:
-        """Watch no more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

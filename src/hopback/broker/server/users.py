@@ -108,12 +108,10 @@ class Permissions:
         return bool(self._topics.pop((user, vhost), None))
 
     def forget_user(self, user: str) -> None:
-        """The user is gone."""
         self._named = {key: each for key, each in self._named.items() if key[0] != user}
         self._topics = {key: each for key, each in self._topics.items() if key[0] != user}
 
     def forget_vhost(self, vhost: str) -> None:
-        """The virtual host is gone."""
         self._named = {key: each for key, each in self._named.items() if key[1] != vhost}
         self._topics = {key: each for key, each in self._topics.items() if key[1] != vhost}
 
@@ -218,11 +216,9 @@ class Users:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
         return tuple(self._accounts)
 
     def get(self, name: str) -> Account | None:
-        """The user of that name."""
         return self._accounts.get(name)
 
     def put(self, name: str, account: Account) -> bool:

@@ -235,7 +235,6 @@ class Analysis:
 
     @cached_property
     def table(self) -> RoutingTable:
-        """Where a publish goes."""
         return RoutingTable(self.exchanges.values(), self.queues, self.topology.bindings)
 
     def route(self, exchange: str, key: str) -> tuple[str, ...]:
@@ -314,7 +313,6 @@ class Analysis:
 
     @cached_property
     def waiting(self) -> frozenset[str]:
-        """The retry queues."""
         by_plan, resting = self._roles_by_plan
         known = by_plan | resting | self.plans.keys()
         return by_plan | {
@@ -327,7 +325,6 @@ class Analysis:
 
     @cached_property
     def resting(self) -> frozenset[str]:
-        """The dead-letter queues."""
         _, by_plan = self._roles_by_plan
         known = by_plan | self.waiting | self.plans.keys()
         dead = {

@@ -73,12 +73,10 @@ class VersionedSeverity:
 
 
 def errors(since: str = "", before: str = "") -> tuple[VersionedSeverity, ...]:
-    """An error on these versions."""
     return (VersionedSeverity.of(Severity.ERROR, since, before),)
 
 
 def warnings(since: str = "", before: str = "") -> tuple[VersionedSeverity, ...]:
-    """A warning on these versions."""
     return (VersionedSeverity.of(Severity.WARNING, since, before),)
 
 
@@ -169,7 +167,6 @@ def queue_place(*names: str) -> str:
 
 
 def exchange_place(name: str) -> str:
-    """The place of an exchange."""
     return f"exchange {named(name)}"
 
 
@@ -179,5 +176,4 @@ def plan_place(queue: str) -> str:
 
 
 def policy_place(name: str) -> str:
-    """The place of a policy."""
     return f"policy {named(name)}"

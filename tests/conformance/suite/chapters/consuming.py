@@ -30,7 +30,6 @@ class _Listener:
     async def start(
         self, queue: str, *, exclusive: bool = False, arguments: Headers | None = None
     ) -> None:
-        """Begin to consume."""
         self.tag = await self.channel.consume(
             queue,
             self.got.append,
@@ -40,7 +39,6 @@ class _Listener:
         )
 
     def bodies(self) -> str:
-        """What came so far."""
         return "".join(delivery.body.decode() for delivery in self.got)
 
     async def has(self, bodies: str) -> None:
