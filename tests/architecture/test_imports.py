@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 
 import pytest
 
@@ -61,6 +62,24 @@ def _impurities(module: Module) -> set[str]:
 def test_a_module_imports_only_what_lies_below_it() -> None:
     """Every import of ours, also one inside a function, is allowed by the table of layers."""
     assert {module.name: found for module in library() if (found := _forbidden(module))} == {}
+
+
+def _loaded_modules(module: Module) -> set[str]:
+    """Return the modules of ours that it imports at run time, at its top or in a function."""
+    tree = ast.parse(module.text)
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    ]
+    loading = Module(module.name, module.path, module.text, tree, tuple(ast.walk(tree)))
+    ours = {_target(name) for name in loading.imports() if within(name, "hopback")}
+    return ours - {module.name}
+
+
+def test_modules_import_each_other_without_cycles() -> None:
+    graph = {module.name: _loaded_modules(module) for module in library()}
+    TopologicalSorter(graph).prepare()  # CycleError names the modules
 
 
 def _inner(module: Module) -> set[str]:

@@ -125,11 +125,11 @@ _COMMANDS = {
         "hopback.cli.publish:publish", "Publish a message, and have it confirmed."
     ),
     "pause": LazyCommand(
-        "hopback.cli.run:pause",
+        "hopback.cli.pause:pause",
         "Let a running service take no deliveries of a queue.",
     ),
     "resume": LazyCommand(
-        "hopback.cli.run:resume",
+        "hopback.cli.pause:resume",
         "Let a running service take deliveries of a paused queue again.",
     ),
     "dlq": LazyCommand(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hopback.cli.app_loading import load_module
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import format_option
-from hopback.cli.run import load_module
 from hopback.cli.terminal import document, json_text
 from hopback.cli.topology import print_findings
 from hopback.extras import needs

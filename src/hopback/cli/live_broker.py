@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopback.cli.broker_options import Access, Reached, broker_options, reach
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import (
-    Access,
-    Reached,
-    TopologySource,
-    broker_options,
-    format_option,
-    reach,
-    topology_source,
-)
+from hopback.cli.options import format_option
 from hopback.cli.terminal import ask, document, json_text, on_terminal, table, wrapped
+from hopback.cli.topology_options import TopologySource, topology_source
 from hopback.text import one_line as safe
 from hopback.text import safe_lines
 

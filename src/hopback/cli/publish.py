@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopback.cli.broker_options import LOCAL_BROKER, rabbitmq
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import LOCAL_BROKER, header_pairs, rabbitmq
+from hopback.cli.options import header_pairs
 from hopback.errors import ConnectionLost, PublishFailed
 from hopback.text import one_line as safe
 

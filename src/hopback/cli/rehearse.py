@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hopback.cli.broker_options import Access, reach_management
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import (
-    Access,
-    TopologySource,
-    broker_version_option,
-    format_option,
-    reach_management,
-    topology_source_as,
-)
+from hopback.cli.options import format_option
 from hopback.cli.terminal import document, gap, json_text, on_terminal, table
+from hopback.cli.topology_options import TopologySource, broker_version_option, topology_source_as
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.findings import findings_of
@@ -207,7 +202,7 @@ def rehearse(
     """
     app = None
     if ":" in name and not Path(name).exists():
-        from hopback.cli.run import load_app
+        from hopback.cli.app_loading import load_app
 
         app = load_app(name)
     if app is not None and (hardened or params):

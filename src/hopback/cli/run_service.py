@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
@@ -15,11 +14,12 @@ import click
 
 from hopback.broker.declare import Ownership
 from hopback.broker.management import Management, ManagementAddress, virtual_host
-from hopback.cli.options import LOCAL_BROKER, cannot_listen, rabbitmq, url_host
-from hopback.clock import SystemClock
+from hopback.cli.broker_options import LOCAL_BROKER, rabbitmq
+from hopback.cli.log import open_log
+from hopback.cli.options import cannot_listen, url_host
+from hopback.cli.signals import Stopper, listen_to_signals
 from hopback.endpoint import Endpoint
 from hopback.observe.events import Bus
-from hopback.observe.logs import SEVERITY, JsonLog, LogBridge, TextLog
 from hopback.private_files import control_socket
 from hopback.runtime.depths import (
     ConsumerTimeoutReader,
@@ -42,40 +42,13 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Connection
     from hopback.broker.rabbitmq import RabbitMQ
-    from hopback.cli.run import RunSettings
+    from hopback.cli.run_settings import RunSettings
     from hopback.observe.logs import EventLog
     from hopback.observe.metrics import Metrics
     from hopback.runtime.app import App
     from hopback.runtime.shutdown import Report
 
 _LOG = logging.getLogger("hopback.run")
-
-
-class Stopper:
-    """Stops something when a signal comes; the second time it forces."""
-
-    def __init__(self, stop: Callable[[], object]) -> None:
-        self._stop = stop
-        self.asked: int = 0
-
-    @property
-    def forced(self) -> bool:
-        """Whether the end was asked for twice."""
-        return self.asked > 1
-
-    def __call__(self) -> None:
-        """A signal has come."""
-        self.asked += 1
-        if self.asked == 1:
-            _LOG.info("stopping in order; a second signal stops at once")
-        self._stop()
-
-
-def listen_to_signals(stopper: Stopper) -> None:
-    """SIGINT and SIGTERM stop, from now on."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopper)
 
 
 def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
@@ -86,22 +59,6 @@ def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
     return open_log(
         settings.log_level, settings.log_format, codes=codes, silent=silent, process=process
     )
-
-
-def open_log(level: str, form: str, **more: Any) -> EventLog:
-    """JSON lines on stderr, short ones on a terminal; Python's own logging joins them."""
-    on_terminal = sys.stderr.isatty()
-    as_text = form == "text" or (form == "auto" and on_terminal)
-    colour = on_terminal and not os.environ.get("NO_COLOR")
-    clock = SystemClock()
-    log: EventLog = (
-        TextLog(clock, colour=colour, level=level, **more)
-        if as_text
-        else JsonLog(clock, level=level, **more)
-    )
-    # An application that has configured logging for itself is left alone.
-    logging.basicConfig(level=SEVERITY[level], handlers=[LogBridge(log)])
-    return log
 
 
 async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:

@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import (
-    TopologySource,
-    broker_version_option,
-    format_option,
-    topology_source,
-)
+from hopback.cli.options import format_option
 from hopback.cli.terminal import document, json_text
+from hopback.cli.topology_options import TopologySource, broker_version_option, topology_source
 from hopback.testing.simulate import Script, TimelineStep
 from hopback.text import one_line as safe
 from hopback.topology.durations import format_duration, parse_duration_ms

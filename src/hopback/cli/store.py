@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopback.cli.broker_options import rabbitmq
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.cli.options import log_format_option, rabbitmq
+from hopback.cli.options import log_format_option
 from hopback.errors import StoreDamaged, StoreTooNew, StoreUnavailable
 from hopback.private_files import private_folder
 from hopback.waiting import first_of
@@ -271,7 +272,7 @@ def relay(url: str, broker: str, idle: float, log_format: str) -> None:
     The first SIGINT or SIGTERM ends it after what is in flight, a second one at once; what was not
     confirmed stays in the outbox.
     """
-    from hopback.cli.run_service import open_log
+    from hopback.cli.log import open_log
 
     open_log("info", log_format)
     published = asyncio.run(_relay(url, rabbitmq(broker), idle))

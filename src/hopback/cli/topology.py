@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import (
+from hopback.cli.options import did_you_mean, format_option
+from hopback.cli.terminal import document, json_text, on_terminal, table, wrapped
+from hopback.cli.topology_options import (
     TopologySource,
     broker_version_option,
-    did_you_mean,
-    format_option,
     topology_source,
     vhost_option,
 )
-from hopback.cli.terminal import document, json_text, on_terminal, table, wrapped
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:

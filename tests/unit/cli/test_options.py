@@ -8,7 +8,7 @@ import click
 import pytest
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import TopologySource
+from hopback.cli.topology_options import TopologySource
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
 from hopback.topology.document import write_toml

@@ -9,9 +9,10 @@ import click
 import pytest
 
 from hopback.cli.app import run
+from hopback.cli.app_loading import load_app
 from hopback.cli.exits import CommandFailed
 from hopback.cli.options import HttpAddress
-from hopback.cli.run import RunSettings, load_app
+from hopback.cli.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

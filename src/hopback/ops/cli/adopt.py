@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopback.cli.broker_options import Access, broker_options, reach
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import Access, broker_options, format_option, reach
+from hopback.cli.options import format_option
 from hopback.cli.terminal import ask, details, document, json_text, on_terminal, wrapped
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from hopback.broker.management import Management, QueueReading
-    from hopback.cli.options import Reached
+    from hopback.cli.broker_options import Reached
     from hopback.fields import Headers
     from hopback.ops.brokers.adoption import Adoption, AdoptionChoice
     from hopback.ops.contract.values import Survey

@@ -16,20 +16,20 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from hopback.cli.event_loop import quick_loop
-from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import (
+from hopback.cli.broker_options import (
     EMBEDDED,
     Access,
-    TopologySource,
     config_option,
-    did_you_mean,
     is_broker_name,
     named_broker,
     rabbitmq,
     reach_management,
 )
+from hopback.cli.event_loop import quick_loop
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import did_you_mean
 from hopback.cli.store import alert_book, journal, light_journal, state_folder
+from hopback.cli.topology_options import TopologySource
 from hopback.clock import SystemClock
 from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, NoSuch

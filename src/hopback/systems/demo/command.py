@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hopback.cli.broker_options import EMBEDDED
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import EMBEDDED, HttpAddress, did_you_mean
+from hopback.cli.options import HttpAddress, did_you_mean
 from hopback.extras import needs
 from hopback.systems import HOMES
 from hopback.text import one_line as safe
@@ -82,7 +83,7 @@ def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any)
 
 async def _run(settings: DemoSettings) -> int:
     """Run until the first signal, then end in order; a second one ends at once."""
-    from hopback.cli.run_service import Stopper, listen_to_signals
+    from hopback.cli.signals import Stopper, listen_to_signals
 
     stopping = asyncio.Event()
     running = asyncio.create_task(_run_until(stopping, settings))

@@ -17,8 +17,9 @@ import httpx
 from hopback import Environment, RabbitMQ, SystemClock
 from hopback.broker.management import Management, ManagementAddress, virtual_host
 from hopback.broker.server import BrokerServer, ServerSettings
+from hopback.cli.broker_options import rabbitmq
 from hopback.cli.exits import CommandFailed
-from hopback.cli.options import cannot_listen, rabbitmq, url_host
+from hopback.cli.options import cannot_listen, url_host
 from hopback.designs import DESIGNS
 from hopback.errors import BrokerError
 from hopback.observe import Bus

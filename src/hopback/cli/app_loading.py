@@ -1,0 +1,143 @@
+"""Import the user's application, and report the line to correct if that fails."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import re
+import sys
+import traceback
+from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit, exit_of
+from hopback.errors import HopbackError, MissingExtra
+from hopback.extras import needs
+from hopback.text import one_line as safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from hopback.runtime.app import App
+
+
+_HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
+"""Where our own modules are: a line in there is never the one that a user has to correct."""
+
+
+_DECLARES = re.compile(r"\.(?:handler|batch|push|middleware)\b|\bRouter\(")
+"""What a module says that declares something; others are not imported: they may be scripts."""
+
+
+def load_app(target: str) -> App:
+    """The application; the current directory is searched first. CommandFailed says what is missing."""
+    from hopback.runtime.app import App
+
+    module, said = load_module(target)
+    attribute = said or "app"
+    app = getattr(module, attribute, None)
+    if not isinstance(app, App):
+        there = [name for name, value in vars(module).items() if isinstance(value, App)]
+        got = "nothing" if app is None else type(app).__name__
+        known = f"It has: {', '.join(there)}." if there else "It has no application at all."
+        raise CommandFailed(
+            f"expected an App as {attribute!r} in {module.__name__}, got {got}",
+            do=f"{known} Say `hopback run {module.__name__}:NAME`.",
+            code=Exit.NOT_FOUND,
+        )
+    try:
+        found = discover(module)
+    except Exception as error:
+        raise _broken(module.__name__, error) from error
+    for router in left_out((module, *found)):
+        click.echo(
+            safe(f"{router} is included in no application: its handlers do not run."), err=True
+        )
+    return app
+
+
+def load_module(target: str) -> tuple[ModuleType, str]:
+    """The module of `module:attribute`, imported, and the attribute's name, empty if none was said."""
+    name, _, attribute = target.partition(":")
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        raise CommandFailed(
+            f"expected module:attribute, for example shop:app, got {target!r}",
+            do="Name a Python module, not a file: shop:app rather than shop.py:app.",
+            code=Exit.USAGE,
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    ours = name.startswith("hopback.")  # a documented system; what it lacks comes with its extra
+    try:
+        with needs("systems", name) if ours else nullcontext():
+            return import_module(name), attribute
+    except MissingExtra:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise CommandFailed(
+                f"there is no module {error.name!r} in {here} or on Python's path",
+                do="Run it in the folder of the module, or install the package.",
+                code=Exit.NOT_FOUND,
+            ) from error
+        raise _broken(name, error) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> CommandFailed:
+    """The module is there but cannot be imported: say at which line its author has to look."""
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [one for one in frames if "importlib" not in one.filename]
+    if not name.startswith("hopback."):
+        # What Hopback refuses, it refuses deep inside; the line to correct is the one that called it.
+        found = [one for one in found if not one.filename.startswith(_HOPBACK)]
+    where = f"{found[-1].filename}, line {found[-1].lineno}: " if found else ""
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}: "
+    if isinstance(error, HopbackError):
+        told = f"{name} cannot be imported: {where}{error}"
+        return CommandFailed(told, do=error.remedy, code=exit_of(error))
+    return CommandFailed(
+        f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
+        do="Correct the module; `python -m` it to see the whole traceback.",
+    )
+
+
+def discover(package: ModuleType) -> tuple[ModuleType, ...]:
+    """Import the modules below a package that declare handlers; a plain module has none below it."""
+    return tuple(import_module(name) for name in _declaring(package))
+
+
+def left_out(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
+    """Where routers stand that no application has included: their handlers do not run."""
+    from hopback.runtime.app import App, Router
+
+    return tuple(
+        f"{module.__name__}.{name}"
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, Router) and not isinstance(value, App) and not value.is_included
+    )
+
+
+def _declaring(package: ModuleType) -> Iterator[str]:
+    folders = getattr(package, "__path__", ())
+    for found in pkgutil.iter_modules(folders, f"{package.__name__}."):
+        last = found.name.rpartition(".")[2]
+        if last.startswith(("_", "test")) or last in ("conftest", "tests"):
+            continue
+        spec = find_spec(found.name)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            continue
+        if _DECLARES.search(Path(spec.origin).read_text(encoding="utf-8", errors="replace")):
+            yield found.name
+        if found.ispkg and spec.submodule_search_locations is not None:
+            yield from _declaring(import_module(found.name))

@@ -1,0 +1,85 @@
+"""`hopback pause` and `resume`: control the consumers of a running `hopback run --http`."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+import click
+
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import HttpAddress, url_host
+from hopback.text import one_line as safe
+
+_TIMEOUT_S = 10.0  # the service answers from memory; one that takes longer is not well
+
+
+_MOST_ANSWER_BYTES = (
+    65_536  # its answers have some hundred bytes; what has more is no service of ours
+)
+
+
+_http = click.option(
+    "--http",
+    "addresses",
+    type=HttpAddress(),
+    envvar="HOPBACK_HTTP",
+    multiple=True,
+    required=True,
+    metavar="[HOST:]PORT",
+    help="Where `hopback run --http` listens; repeatable, for several processes.",
+)
+
+
+@click.command(short_help="Let a running service take no deliveries of a queue.")
+@click.argument("queue")
+@_http
+def pause(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
+    """Pause QUEUE: what runs finishes, what waits stays in the queue until `hopback resume`."""
+    for address in addresses:
+        _tell_service(queue, "pause", address)
+
+
+@click.command(short_help="Let a running service take deliveries of a paused queue again.")
+@click.argument("queue")
+@_http
+def resume(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
+    """Resume QUEUE after `hopback pause`."""
+    for address in addresses:
+        _tell_service(queue, "resume", address)
+
+
+def _tell_service(queue: str, verb: str, address: tuple[str, int]) -> None:
+    import socket
+    from http.client import HTTPConnection, HTTPException
+
+    from hopback.private_files import control_socket
+
+    class UnixConnection(HTTPConnection):
+        def connect(self) -> None:
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(_TIMEOUT_S)
+            self.sock.connect(str(control_socket(address[1])))
+
+    connection = UnixConnection("localhost")
+    try:
+        connection.request("POST", f"/queues/{quote(queue, safe='')}/{verb}")
+        response = connection.getresponse()
+        told = json.loads(response.read(_MOST_ANSWER_BYTES) or b"{}")
+    except (OSError, HTTPException, ValueError) as error:
+        raise CommandFailed(
+            f"no service of this user answers at {url_host(*address)}: {error}",
+            do="Start it with `hopback run … --http PORT`, or name the right port. "
+            "Run this command as the user of the service, on its machine.",
+            code=Exit.UNREACHABLE,
+        ) from error
+    finally:
+        connection.close()
+    status, answer = response.status, told if isinstance(told, dict) else {}
+    if status != 200:
+        raise CommandFailed(
+            str(answer.get("error", f"HTTP {status}")),
+            do="Name a queue that the service consumes.",
+            code={404: Exit.NOT_FOUND}.get(status, Exit.FAILED),
+        )
+    click.echo(safe(f"{queue} is {answer.get('state')} at {url_host(*address)}"))

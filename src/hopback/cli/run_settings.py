@@ -1,0 +1,67 @@
+"""The settings of `hopback run`, and the command line that passes them to a worker process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from hopback.cli.broker_options import EMBEDDED
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """Everything that the options say."""
+
+    target: str
+    broker: str
+    management: str | None
+    queues: tuple[str, ...]
+    concurrency: int | None
+    processes: int
+    reload: bool
+    ownership: str
+    accept: tuple[str, ...]
+    grace: float
+    http: tuple[str, int] | None
+    log_level: str
+    log_format: str
+    otel: bool
+    number: int = 0
+    """Which of several processes this is."""
+    parent: int | None = None
+    """The descriptor of the connection to the parent, in a child."""
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the broker lives in the process."""
+        return self.broker == EMBEDDED
+
+    def command(self, number: int, descriptor: int) -> list[str]:
+        """The command of a child; what may hold a password goes by the environment."""
+        words = [sys.executable, "-m", "hopback", "run", self.target]
+        words += ["--child", str(number), "--parent", str(descriptor)]
+        words += [f"--queue={queue}" for queue in self.queues]
+        words += [f"--accept={rule}" for rule in self.accept]
+        if self.concurrency is not None:
+            words.append(f"--concurrency={self.concurrency}")
+        if self.http is not None:
+            host, port = self.http
+            # Each process has a port of its own, one after the other.
+            words.append(f"--http={host}:{port + number if port else 0}")
+        if self.otel:
+            words.append("--otel")
+        return [
+            *words,
+            f"--ownership={self.ownership}",
+            f"--grace={self.grace}",
+            f"--log-level={self.log_level}",
+            f"--log-format={self.log_format}",
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a child."""
+        own = {"HOPBACK_BROKER": self.broker}
+        if self.management is not None:
+            own["HOPBACK_MANAGEMENT"] = self.management
+        return {**os.environ, **own}

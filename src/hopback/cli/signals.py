@@ -1,0 +1,40 @@
+"""SIGINT and SIGTERM: the first stops in order, the second at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LOG = logging.getLogger("hopback.run")
+
+
+class Stopper:
+    """Stops something when a signal comes; the second time it forces."""
+
+    def __init__(self, stop: Callable[[], object]) -> None:
+        self._stop = stop
+        self.asked: int = 0
+
+    @property
+    def forced(self) -> bool:
+        """Whether the end was asked for twice."""
+        return self.asked > 1
+
+    def __call__(self) -> None:
+        """A signal has come."""
+        self.asked += 1
+        if self.asked == 1:
+            _LOG.info("stopping in order; a second signal stops at once")
+        self._stop()
+
+
+def listen_to_signals(stopper: Stopper) -> None:
+    """SIGINT and SIGTERM stop, from now on."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopper)
