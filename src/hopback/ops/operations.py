@@ -356,7 +356,7 @@ class Operations:
     async def trend(self, queue: str) -> QueueTrend:
         """How the depth of a queue went, as far as it was kept."""
         (await self.broker.snapshot()).one(queue)
-        return await self.surveys.trend(queue)
+        return await self.surveys.trends.of(queue)
 
     async def search(
         self, request: SearchRequest, *, by: Who | None = None

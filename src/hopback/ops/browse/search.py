@@ -1,7 +1,8 @@
-"""Search through whole queues, as people type it: what is asked, what is found, and how far it is.
+"""Search whole queues for messages that match a filter.
 
-Nothing is kept of what does not match, so a queue of a million takes no more memory than one of a
-hundred. The broker holds what was read until the search is over, and then has it back in order.
+Messages that do not match are not kept, so a queue of a million messages needs no more memory than one of
+a hundred. The broker holds the messages that were read until the search of a queue ends, and then requeues
+them in order. A search also reads the messages that browse sessions of this process hold.
 """
 
 from __future__ import annotations
@@ -13,14 +14,8 @@ from typing import TYPE_CHECKING
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.search import (
-    MOST_WALKED,
-    SearchHit,
-    SearchProgress,
-    SearchRequest,
-    SkippedQueue,
-)
-from hopback.ops.contract.values import DeadLetter, HeldMessages, Price
+from hopback.ops.contract.search import MOST_WALKED, SearchHit, SearchProgress, SkippedQueue
+from hopback.ops.contract.values import HeldMessages, Price
 from hopback.ops.messages.body import unpacked
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import Judgement, parse_filter
@@ -37,21 +32,22 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.browse.sessions import Sessions
-    from hopback.ops.contract.values import Cost
+    from hopback.ops.contract.search import SearchRequest
+    from hopback.ops.contract.values import Cost, DeadLetter
     from hopback.ops.messages.filters import Filter
 
-
-_EXCERPT = 60  # characters on either side of what was found: a line of a terminal
-_TELL_S = 0.5  # as often as an eye follows a number
-_HITS_AT_ONCE = 200  # then they are told, so that none waits in memory
-_EXCERPT_BYTES = 1024 * 1024  # of a body in which the word is looked for once more, to show it
+_EXCERPT = 60
+"""Characters on each side of the found word: together a line of a terminal."""
+_REPORT_S = 0.5
+"""Seconds between two progress reports."""
+_MOST_HITS = 200
+"""Number of hits after which a report follows at once, so that few hits are in memory."""
+_EXCERPT_BYTES = 1024 * 1024
+"""Bytes of a body in which the word is searched for its excerpt. Behind them there is no excerpt."""
 
 
 class Search:
-    """A running search. Closing its progress cancels it and requeues its messages in order.
-
-    It also reads the messages that browse sessions of this process hold.
-    """
+    """A running search. Closing its progress cancels it and requeues its messages in order."""
 
     def __init__(
         self, live: ManagedBroker, request: SearchRequest, clock: Clock, sessions: Sessions
@@ -59,55 +55,49 @@ class Search:
         self._live = live
         self._sessions = sessions
         self._request = request
-        self._wanted = parse_filter(request.where)
-        self._grouping = Grouping(request.by) if request.by else None
-        self._now = clock.now()
-        self._seen = 0
+        self._found = _Findings(request, clock.now())
         self._total = 0
-        self._matching = 0
-        self._unread = 0
         self._beyond = 0
-        self._told = 0
-        self._hits: list[SearchHit] = []
 
     async def progress(self) -> AsyncGenerator[SearchProgress, None]:
-        """How far it is, about twice a second, and at the end."""
-        if not self._wanted.terms and self._grouping is None:
+        """Report the progress about twice a second, and at the end."""
+        found = self._found
+        if not found.wanted.terms and found.grouping is None:
             raise BadRequest("filter", "a word or a term to look for")
         snapshot = await self._live.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
         sources = [snapshot.one(name) for name in names]
-        held_by_others = await self._held_by_others([source.name for source in sources])
-        found, skipped = await self._may_look(snapshot, sources)
+        held_by_others = await self._find_held([source.name for source in sources])
+        counts, skipped = await self._count_messages(snapshot, sources)
         own = [
             each
             for each in self._sessions.active()
             if each.source.name in names and each.is_held_here
         ]
-        self._total = sum(found.values()) + sum(each.view.held for each in own)
+        self._total = sum(counts.values()) + sum(each.view.held for each in own)
         for session in own:
-            self._see_session(session)
+            found.see_session(session)
         for source in sources:
-            count = found.get(source.name, 0)
+            count = counts.get(source.name, 0)
             if count:
-                looking = self._through(source, count, snapshot.cost(source.name))
-                async with aclosing(looking):
-                    async for told in looking:
-                        yield told
+                reports = self._search_queue(source, count, snapshot.cost(source.name))
+                async with aclosing(reports):
+                    async for report in reports:
+                        yield report
         yield SearchProgress(
-            seen=self._seen,
+            seen=found.seen,
             total=self._total,
-            matching=self._matching,
-            not_looked_into=self._unread,
-            hits=self._taken(),
+            matching=found.matching,
+            not_looked_into=found.unread,
+            hits=found.take_hits(),
             skipped=skipped,
-            groups=() if self._grouping is None else self._grouping.groups(),
+            groups=() if found.grouping is None else found.grouping.groups(),
             beyond=self._beyond,
             held_by_others=held_by_others,
             is_over=True,
         )
 
-    async def _held_by_others(self, names: list[str]) -> tuple[HeldMessages, ...]:
+    async def _find_held(self, names: list[str]) -> tuple[HeldMessages, ...]:
         """Return the messages that other consumers hold, before the search takes any.
 
         AMQP shows the consumers at once. The broker counts their messages every few seconds.
@@ -115,51 +105,37 @@ class Search:
         readings, found = await self._live.readings() or {}, []
         depths = await self._live.depths(names, None)
         for name in names:
-            own = self._sessions.active(name)
             unacked = (readings[name].counts.unacked or 0) if name in readings else 0
             count = unacked - self._sessions.count_held(name)
             consumers = (depths[name][0].consumers or 0) if name in depths else 0
-            if count > 0 or consumers > len(own):
-                found.append(HeldMessages(name, max(count, 0) or None, await self._holders(name)))
+            if count > 0 or consumers > len(self._sessions.active(name)):
+                holders = await self._live.consumers_of(name)
+                names_of = tuple(f"{one.tag} of {one.connection}" for one in holders)
+                found.append(HeldMessages(name, max(count, 0) or None, names_of))
         return tuple(found)
 
-    async def _holders(self, queue: str) -> tuple[str, ...]:
-        consumers = await self._live.consumers_of(queue)
-        return tuple(f"{one.tag} of {one.connection}" for one in consumers)
-
-    async def _may_look(
+    async def _count_messages(
         self, snapshot: BrokerSnapshot, sources: list[DeadLetterQueue]
     ) -> tuple[dict[str, int], tuple[SkippedQueue, ...]]:
-        """How many each queue has that can be looked into without harm; one that was named is refused."""
-        found, skipped = dict[str, int](), list[SkippedQueue]()
-        # By AMQP: what the management API says may be some seconds old, and lack what came since.
+        """Return the number of messages to read from each queue, and the queues that cannot be read.
+
+        Raise NoSuch or UnsafeOperation if the only requested queue cannot be read.
+        """
+        counts, skipped = dict[str, int](), list[SkippedQueue]()
+        # By AMQP: the counts of the management API are some seconds old.
         depths = await self._live.depths([each.name for each in sources], None)
         for source in sources:
-            name, cost = source.name, snapshot.cost(source.name)
-            counted = depths.get(name)
+            name, cost, counted = source.name, snapshot.cost(source.name), depths.get(source.name)
             ready = None if counted is None else counted[0].ready
-            if (
-                counted is not None and ready is None
-            ):  # who may not ask by AMQP may read the statistics
+            if counted is not None and ready is None:  # not permitted by AMQP
                 ready = (await self._live.depth(name))[0].ready
-            wanted = min(ready or 0, self._request.first or MOST_WALKED + 1)
-            if cost.is_stream:  # of which nothing is held, so that no broker takes anything back
-                wanted = min(wanted, MOST_WALKED)
-            reason = ""
-            if counted is None:
-                reason = "it is not on the broker"
-            elif ready is None:
-                reason = "it is not known how many messages it has"
-            elif wanted > MOST_WALKED:
-                reason = (
-                    f"it has {ready:,} messages: a broker would take them back before all were read;"
-                    f" look at the first {MOST_WALKED:,} by their place instead"
-                )
-            elif cost.price is Price.REFUSED and not self._request.force:
-                reason = cost.text
+            count = min(ready or 0, self._request.first or MOST_WALKED + 1)
+            if cost.is_stream:  # the broker's timeout does not apply, as no message is held
+                count = min(count, MOST_WALKED)
+            reason = self._why_not(cost, ready, count, exists=counted is not None)
             if not reason:
-                found[name] = wanted
-                self._beyond += (ready or 0) - wanted
+                counts[name] = count
+                self._beyond += (ready or 0) - count
                 continue
             if self._request.queues and len(sources) == 1:
                 if counted is None:
@@ -167,76 +143,103 @@ class Search:
                 check_cost(cost, forced=self._request.force)
                 raise UnsafeOperation(f"{name!r} was not searched: {reason}")
             skipped.append(SkippedQueue(name, reason))
-        return found, tuple(skipped)
+        return counts, tuple(skipped)
 
-    async def _through(
+    def _why_not(self, cost: Cost, ready: int | None, count: int, *, exists: bool) -> str:
+        """Return the reason why a queue is not searched, empty if it is."""
+        if not exists:
+            return "it is not on the broker"
+        if ready is None:
+            return "it is not known how many messages it has"
+        if count > MOST_WALKED:
+            return (
+                f"it has {ready:,} messages: a broker would take them back before all were read;"
+                f" look at the first {MOST_WALKED:,} by their place instead"
+            )
+        return cost.text if cost.price is Price.REFUSED and not self._request.force else ""
+
+    async def _search_queue(
         self, source: DeadLetterQueue, count: int, cost: Cost
     ) -> AsyncGenerator[SearchProgress, None]:
-        loop, place = asyncio.get_running_loop(), 0
+        loop, place, found = asyncio.get_running_loop(), 0, self._found
         due = loop.time()
         async with aclosing(walk(self._live.broker, source.name, count, cost)) as messages:
             async for delivery in messages:
                 place += 1
-                self._seen += 1
-                self._see(delivery, place, source)
-                # Asking the time costs as much as a message: not each time.
-                asks = place % 64 == 0 or bool(self._hits)
-                if asks and (loop.time() >= due or len(self._hits) >= _HITS_AT_ONCE):
-                    due = loop.time() + _TELL_S
-                    yield self._so_far(source.name, place)
-        yield self._so_far(source.name, 0)
+                found.see(delivery, place, source)
+                # Reading the clock costs as much as a message, so it is not read for each.
+                is_checked = place % 64 == 0 or bool(found.hits)
+                if is_checked and (loop.time() >= due or len(found.hits) >= _MOST_HITS):
+                    due = loop.time() + _REPORT_S
+                    yield self._report(source.name, place)
+        yield self._report(source.name, 0)
 
-    def _see_session(self, session: BrowseSession) -> None:
+    def _report(self, queue: str, held: int) -> SearchProgress:
+        return SearchProgress(
+            queue=queue,
+            seen=self._found.seen,
+            total=self._total,
+            held=held,
+            matching=self._found.matching,
+            not_looked_into=self._found.unread,
+            hits=self._found.take_hits(),
+        )
+
+
+class _Findings:
+    """The matching messages of a search: their number, their groups and the hits to report."""
+
+    def __init__(self, request: SearchRequest, now: float) -> None:
+        self.wanted = parse_filter(request.where)
+        self.grouping = Grouping(request.by) if request.by else None
+        self.seen = 0
+        self.matching = 0
+        self.unread = 0
+        self.hits: list[SearchHit] = []
+        self._left = request.limit
+        self._groups_only = bool(request.by) and not self.wanted.terms and not request.limit
+        self._now = now
+
+    def see(self, delivery: Delivery, place: int, source: DeadLetterQueue) -> None:
+        """Judge a message of a queue. It is decoded only if it contains the searched words."""
+        self.seen += 1
+        if self.grouping is not None and self._groups_only:
+            self.matching += 1
+            self.grouping.see(delivery, place, source)
+        elif self.wanted.words_in(delivery) is not Judgement.DIFFERS:
+            self._judge(read_dead_letter(delivery, place, source), delivery)
+
+    def see_session(self, session: BrowseSession) -> None:
         """Judge the messages that a browse session of this process holds."""
         for dead_letter in session.dead_letters:
-            self._seen += 1
+            self.seen += 1
             delivery = session.content(dead_letter.id)
-            if delivery is None and self._wanted.needs_content:
-                self._unread += 1
+            if delivery is None and self.wanted.needs_content:
+                self.unread += 1
             else:
                 self._judge(dead_letter, delivery, session.id)
 
-    def _see(self, delivery: Delivery, place: int, source: DeadLetterQueue) -> None:
-        """Judge one message. It is decoded only if it contains the searched words."""
-        if self._grouping is not None and not self._wanted.terms and not self._request.limit:
-            self._matching += 1
-            self._grouping.see(delivery, place, source)
-            return
-        if self._wanted.words_in(delivery) is Judgement.DIFFERS:
-            return
-        self._judge(read_dead_letter(delivery, place, source), delivery)
+    def take_hits(self) -> tuple[SearchHit, ...]:
+        """Return the hits since the last call."""
+        hits, self.hits = tuple(self.hits), []
+        return hits
 
     def _judge(self, dead_letter: DeadLetter, delivery: Delivery | None, session: str = "") -> None:
-        judged = self._wanted.judge(dead_letter, delivery, self._now)
+        judged = self.wanted.judge(dead_letter, delivery, self._now)
         if judged is Judgement.NOT_LOOKED_INTO:
-            self._unread += 1
+            self.unread += 1
         elif judged is Judgement.MATCHES:
-            self._matching += 1
-            if self._grouping is not None:
-                self._grouping.add(dead_letter, delivery)
-            if self._told < self._request.limit:
-                self._told += 1
-                text = "" if delivery is None else excerpt(delivery, self._wanted)
-                self._hits.append(SearchHit(dead_letter, text, session))
-
-    def _so_far(self, queue: str, held: int) -> SearchProgress:
-        return SearchProgress(
-            queue=queue,
-            seen=self._seen,
-            total=self._total,
-            held=held,
-            matching=self._matching,
-            not_looked_into=self._unread,
-            hits=self._taken(),
-        )
-
-    def _taken(self) -> tuple[SearchHit, ...]:
-        hits, self._hits = tuple(self._hits), []
-        return hits
+            self.matching += 1
+            if self.grouping is not None:
+                self.grouping.add(dead_letter, delivery)
+            if self._left:
+                self._left -= 1
+                text = "" if delivery is None else excerpt(delivery, self.wanted)
+                self.hits.append(SearchHit(dead_letter, text, session))
 
 
 def excerpt(delivery: Delivery, wanted: Filter) -> str:
-    """What the body says around the first of the words; empty if it stands elsewhere."""
+    """Return the body around the first searched word, empty if the body does not contain it."""
     word = next(iter(wanted.words), "")
     if not word:
         return ""

@@ -94,7 +94,7 @@ class BoardRow:
     def trend(self) -> tuple[tuple[float, int], ...]:
         """Its depths of the last day, as the store has them, up to now; of the last minutes before that."""
         minutes = self.services.sweep.trend(self.summary.queue)
-        day = self.services.operations.surveys.recent.get(self.summary.queue)
+        day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         if day is None or len(day.samples) < 2:
             return minutes
         kept = tuple((float(one.at), one.messages) for one in day.samples)
@@ -103,7 +103,7 @@ class BoardRow:
     @property
     def arrived(self) -> int:
         """How many messages came in the last day at least, as far as depths were kept."""
-        day = self.services.operations.surveys.recent.get(self.summary.queue)
+        day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         return 0 if day is None else day.arrived
 
     @property

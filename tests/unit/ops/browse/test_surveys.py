@@ -139,7 +139,7 @@ async def test_a_survey_leaves_alone_what_it_could_harm(tmp_path: Path) -> None:
             assert why["orders.dlq"] == ""
             assert "consumers" in why["busy.dlq"]
             assert job.id in why["billing.dlq"]
-            assert why["mail.dlq"] == "somebody looks into it"
+            assert why["mail.dlq"] == "a browse session holds its messages"
             assert "come back 21 times" in why["ledger.dlq"]
             assert found.messages == 3
             await operations.cancel(job.id)
@@ -162,7 +162,7 @@ async def test_depths_are_kept_and_surveys_come_by_themselves(tmp_path: Path) ->
             assert (await operations.errors()).survey_s == 600.0
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-            day = operations.surveys.recent["orders.dlq"]
+            day = operations.surveys.trends.recent["orders.dlq"]
             assert ([one.messages for one in day.samples][::3], day.arrived) == ([5, 5, 7], 2)
         async with site.operations() as later:
             trend = await later.trend("orders.dlq")

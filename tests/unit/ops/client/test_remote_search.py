@@ -54,7 +54,7 @@ async def test_what_a_server_finds_is_what_the_library_finds() -> None:
             surveyed = await remote.errors(survey=True)
             assert sum(one.count for one in surveyed.items) == 30
             assert await remote.errors() == await found.operations.errors()
-            await found.operations.surveys.sample()
+            await found.operations.surveys.trends.sample()
             trend = await remote.trend(DLQ)
             assert [one.messages for one in trend.samples] == [30]
             await _unknown_queue(found, 4)

@@ -198,15 +198,15 @@ async def test_the_list_draws_the_last_day_from_the_store() -> None:
     async with admin(*(dead_letter(n) for n in range(5))) as service:
         surveys = service.operations.surveys
         for count in (4, 0, 3):
-            await surveys.sample()
+            await surveys.trends.sample()
             service.clock.advance(3600)
             await publish(service.broker, *(dead_letter(n) for n in range(count)))
         connection = await service.broker.connect("somebody")
         await (await connection.open_channel()).purge_queue(DLQ)
         await publish(service.broker, dead_letter(1))
-        await surveys.sample()
-        surveys.recent.clear()  # as in a process that has just begun
-        await surveys.sample()
+        await surveys.trends.sample()
+        surveys.trends.recent.clear()  # as in a process that has just begun
+        await surveys.trends.sample()
         page = (await service.client.get("/")).text
     assert "<polyline points=" in page
     assert "-4 in the last 3 h; 4 came" in page
@@ -216,7 +216,7 @@ async def test_a_queue_tells_its_depth_up_to_now() -> None:
     """What a job has moved since the last sample was kept is no time in which nothing changed."""
     async with admin(*(dead_letter(n) for n in range(5))) as service:
         for _ in range(2):
-            await service.operations.surveys.sample()
+            await service.operations.surveys.trends.sample()
             service.clock.advance(900)
         await publish(service.broker, dead_letter(5))
         page = (await service.client.get(f"/queues/{DLQ}")).text

@@ -1,0 +1,136 @@
+"""Count the errors in the files that discards have written.
+
+Only lines that were added since the last survey are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hopback.errors import BadLine
+from hopback.message import Received
+from hopback.ops.contract.surveys import ErrorGroup  # noqa: TC001  msgspec reads it at run time
+from hopback.ops.contract.values import Moment
+from hopback.ops.messages.archive import discarded_files, job_and_run, lines_from, read_line
+from hopback.ops.messages.error_groups import add_errors, group_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from hopback.clock import Clock
+    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.browse.survey_store import SurveyStore
+
+_ARCHIVE = "archive-survey"
+_MOST_LINES = 100_000
+"""Lines of all files in one survey: about ten seconds. The next survey continues there."""
+_MOST_BYTES = 256 * 1024 * 1024
+"""Bytes of one file in one survey. The next survey continues there."""
+
+
+class ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):
+    """The errors in one file up to a position.
+
+    Its key is job and run: each run writes one file on one host. `place` is the host and the folder where
+    the file was read last. Only a process there knows whether the file was deleted.
+    """
+
+    place: str = ""
+    file: str = ""
+    job: str = ""
+    at: Moment = Moment(0)
+    queue: str = ""
+    seen: int = 0
+    position: int = 0
+    groups: tuple[ErrorGroup, ...] = ()
+
+
+class ArchiveSurveys:
+    """Surveys the files of discards in one folder. Without a folder it only returns known surveys."""
+
+    def __init__(self, store: SurveyStore, folder: Path | None, clock: Clock) -> None:
+        self._store = store
+        self._folder = folder
+        self._clock = clock
+
+    async def known(self) -> tuple[ArchiveSurvey, ...]:
+        """Return the last survey of each file."""
+        return tuple(one for _, one in sorted((await self._read()).items()))
+
+    async def _read(self) -> dict[str, ArchiveSurvey]:
+        return await self._store.read(_ARCHIVE, ArchiveSurvey)
+
+    async def run(self, sources: Mapping[str, DeadLetterQueue]) -> None:
+        """Read the new lines of all files and forget deleted files."""
+        if self._folder is None:
+            return
+        kept = await self._read()
+        found = await asyncio.to_thread(discarded_files, self._folder)
+        paths = {"{}/{}".format(*job_and_run(path)): path for path in found}
+        place = f"{socket.gethostname()}:{self._folder}"
+        for key, one in kept.items():
+            if key not in paths and await self._is_deleted(one, place):
+                await self._store.delete(_ARCHIVE, key)
+        room = _MOST_LINES
+        for key, path in paths.items():
+            job, _ = job_and_run(path)
+            if key not in kept and not await self._store.is_discard(job):
+                continue  # another broker uses the same folder
+            known = kept.get(key, ArchiveSurvey())
+            last = replace(known, place=place, file=path.name, job=job)
+            now = Moment(self._clock.now())
+            more = await asyncio.to_thread(_read_on, path, last, room, sources, now)
+            room -= more.seen - last.seen
+            if more.position != known.position or known.place != place:
+                await self._store.write(_ARCHIVE, {key: more})
+            if room <= 0:
+                break
+
+    async def _is_deleted(self, one: ArchiveSurvey, place: str) -> bool:
+        """Return whether a file that is not in this folder was deleted.
+
+        As long as its job is known, it may be in another place.
+        """
+        return one.place == place or not await self._store.is_discard(one.job)
+
+
+def _read_on(
+    path: Path,
+    last: ArchiveSurvey,
+    most: int,
+    sources: Mapping[str, DeadLetterQueue],
+    now: Moment,
+) -> ArchiveSurvey:
+    """Return the survey with the lines behind its position. It runs in a thread, as files may be large."""
+    grouping, queue, seen = group_errors(), last.queue, 0
+    lines, position = lines_from(path, last.position, most, _MOST_BYTES)
+    for line in lines:
+        try:
+            archived = read_line(line)
+        except BadLine:  # cut off by a crash: an import would report it
+            continue
+        seen += 1
+        queue = archived.queue
+        message = Received(
+            queue=queue,
+            exchange=archived.exchange,
+            routing_key=archived.routing_key,
+            body=archived.body,
+            properties=archived.properties,
+            tag=seen,
+        )
+        grouping.see(message, seen, sources.get(queue))
+    return replace(
+        last,
+        at=now,
+        queue=queue,
+        seen=last.seen + seen,
+        position=position,
+        groups=add_errors(last.groups, grouping.groups(), now),
+    )

@@ -1,0 +1,119 @@
+"""Errors of several queues by their fingerprints. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from hopback.ops.contract.requests import GroupBy
+from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue
+from hopback.ops.contract.values import Moment
+from hopback.ops.messages.grouping import Grouping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hopback.ops.contract.values import Group
+
+MOST_GROUPS = 200
+"""Number of errors of one queue that are kept, the most frequent ones."""
+
+
+def group_errors() -> Grouping:
+    """Return a grouping by fingerprint. It counts more groups than are kept, to find the frequent ones."""
+    return Grouping(GroupBy.FINGERPRINT, MOST_GROUPS * 10)
+
+
+def error_of(group: Group, first_seen: Moment) -> ErrorGroup:
+    """Return the error that the messages of a group have in common."""
+    sample = group.sample
+    return ErrorGroup(
+        fingerprint=group.key,
+        error=sample.error,
+        message=sample.error_message,
+        reason=sample.reason,
+        count=group.count,
+        first=group.first,
+        last=group.last,
+        first_seen=first_seen,
+    )
+
+
+def add_errors(
+    known: tuple[ErrorGroup, ...], groups: tuple[Group, ...], now: float
+) -> tuple[ErrorGroup, ...]:
+    """Return the known errors with the counts and times of new groups, the most frequent first."""
+    sums = {one.fingerprint: one for one in known}
+    for group in groups:
+        fresh = error_of(group, Moment(now))
+        before = sums.get(group.key)
+        if before is None:
+            sums[group.key] = fresh
+            continue
+        sums[group.key] = replace(
+            before,
+            count=before.count + fresh.count,
+            first=min(_known(before.first, fresh.first), default=None),
+            last=max(_known(before.last, fresh.last), default=None),
+        )
+    return _most_frequent(sums.values())[:MOST_GROUPS]
+
+
+def merge_errors(
+    queues: Mapping[str, tuple[ErrorGroup, ...]], new_after: Mapping[str, float]
+) -> tuple[ErrorGroup, ...]:
+    """Return the errors of all queues by fingerprint, the most frequent first.
+
+    An error is new if each of its queues met it first after the time in `new_after`.
+    """
+    found: defaultdict[str, list[tuple[str, ErrorGroup]]] = defaultdict(list)
+    for queue, errors in sorted(queues.items()):
+        for error in errors:
+            found[error.fingerprint].append((queue, error))
+    merged = []
+    for places in found.values():
+        errors_here = [error for _, error in places]
+        merged.append(
+            replace(
+                errors_here[0],
+                count=sum(error.count for error in errors_here),
+                queues=tuple(ErrorInQueue(queue, error.count) for queue, error in places),
+                first=min(_known(*(error.first for error in errors_here)), default=None),
+                last=max(_known(*(error.last for error in errors_here)), default=None),
+                first_seen=min(error.first_seen or Moment(0) for error in errors_here),
+                is_new=all((error.first_seen or 0.0) > new_after[queue] for queue, error in places),
+            )
+        )
+    return _most_frequent(merged)
+
+
+def add_discards(
+    errors: tuple[ErrorGroup, ...], discards: Iterable[tuple[str, tuple[ErrorGroup, ...]]]
+) -> tuple[ErrorGroup, ...]:
+    """Return the errors with the number of their discarded messages by queue."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for queue, groups in discards:
+        for group in groups:
+            counts[group.fingerprint][queue] += group.count
+    return tuple(
+        replace(
+            error,
+            discarded=tuple(
+                ErrorInQueue(queue, count)
+                for queue, count in sorted(counts[error.fingerprint].items())
+            ),
+        )
+        if error.fingerprint in counts
+        else error
+        for error in errors
+    )
+
+
+def _known(*times: Moment | None) -> list[Moment]:
+    return [time for time in times if time is not None]
+
+
+def _most_frequent(errors: Iterable[ErrorGroup]) -> tuple[ErrorGroup, ...]:
+    return tuple(sorted(errors, key=lambda one: (-one.count, one.fingerprint)))
