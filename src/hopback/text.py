@@ -15,12 +15,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hopback.fields import as_text, text_bytes
+from hopback.fields import FieldValue, as_text, text_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.fields import FieldValue
 
 # C0 and C1 controls, DEL, and the marks that reorder or hide text.
 _UNSAFE = re.compile(

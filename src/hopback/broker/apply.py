@@ -16,13 +16,14 @@ from hopback.broker.limits import (
     DEFAULT_LIMIT_SINCE,
     DLQ_LIMIT_PREFIX,
     MAIN_LIMIT_PREFIX,
+    PolicyLedger,
     has_default_limit,
     lifting,
 )
-from hopback.broker.migrate import immovable, migration, replace_queues
-from hopback.broker.port import QueueState, count_now
+from hopback.broker.migrate import Replacement, immovable, migration, replace_queues
+from hopback.broker.port import Channel, Connection, QueueState, count_now
 from hopback.errors import PreconditionFailed, TopologyConflict, UnsafeOperation
-from hopback.topology.diff import Diff, Kind, diff
+from hopback.topology.diff import Conflict, Diff, DiffEntry, Kind, diff
 from hopback.topology.expand import SHADOW
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.plan import Leave
@@ -31,10 +32,6 @@ from hopback.topology.roles import QueueRole, queue_roles
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from hopback.broker.limits import PolicyLedger
-    from hopback.broker.migrate import Replacement
-    from hopback.broker.port import Channel, Connection
-    from hopback.topology.diff import Conflict, DiffEntry
     from hopback.version import BrokerVersion
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.broker.port import count
+from hopback.broker.port import Channel, Connection, QueueState, count
 from hopback.errors import (
     ChannelClosed,
     NotFound,
@@ -31,12 +31,12 @@ from hopback.errors import (
     TopologyConflict,
     TopologyError,
 )
-from hopback.topology.diff import Conflict, Kind, advise_exchange, advise_queue, diff
+from hopback.topology.diff import Conflict, Diff, Kind, advise_exchange, advise_queue, diff
 
 # The old names below have a `Difference` of their own.
 from hopback.topology.diff import Difference as FieldDifference
 from hopback.topology.expand import SHADOW
-from hopback.topology.model import Exchange, Queue, QueueType, Topology
+from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ if TYPE_CHECKING:
         Mapping,
     )
 
-    from hopback.broker.port import Channel, Connection, QueueState
     from hopback.fields import FieldValue
-    from hopback.topology.diff import Diff
-    from hopback.topology.model import Binding
 
 _MOST_QUESTIONS = (
     40  # more than any object has fields; a broker that answers oddly must not keep us

@@ -5,9 +5,9 @@ hazards of what stands on it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from hopback.broker.limits import lifted_limits
+from hopback.broker.limits import LiftedLimit, lifted_limits
 from hopback.errors import ManagementError, ManagementRefused
 from hopback.topology.check import check
 from hopback.topology.effective import effective_topology
@@ -17,9 +17,7 @@ from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
-    from typing import TypeVar
 
-    from hopback.broker.limits import LiftedLimit
     from hopback.broker.management import (
         Alarm,
         BrokerOverview,

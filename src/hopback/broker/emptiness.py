@@ -17,7 +17,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from hopback.broker.port import count_now
+from hopback.broker.port import Connection, count_now
 from hopback.errors import (
     ManagementError,
     ManagementNotFound,
@@ -26,14 +26,12 @@ from hopback.errors import (
 )
 from hopback.topology.effective import effective_arguments
 from hopback.topology.expand import retry_queues
-from hopback.topology.model import Queue, QueueType
+from hopback.topology.model import Queue, QueueType, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from hopback.broker.management.readings import QueueCounts, QueueReading
-    from hopback.broker.port import Connection
-    from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.emptiness import WATCH_S, Emptiness, Ledger
-from hopback.broker.port import count_now
+from hopback.broker.port import Connection, count_now
 from hopback.errors import UnsafeOperation
 from hopback.headers import counter_in
 from hopback.topology.effective import applied_policy, delivery_limit, effective_arguments
@@ -27,7 +27,6 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from hopback.broker.port import Connection
     from hopback.message import Delivery
 
 DEFAULT_LIMIT_SINCE = BrokerVersion(4, 0)

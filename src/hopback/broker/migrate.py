@@ -21,25 +21,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.declare import declare
-from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness
-from hopback.broker.port import count, count_now
+from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness, Ledger
+from hopback.broker.port import Channel, Connection, count, count_now
 from hopback.errors import BrokerError, PreconditionFailed, UnsafeOperation
 from hopback.headers import Mark, moved_properties, retry_properties
-from hopback.message import Message
+from hopback.message import Delivery, Message, Properties
 from hopback.policy.reading import failures_so_far
 from hopback.topology.diff import diff
 from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW, retry_queues
-from hopback.topology.model import Queue, QueueType, Topology
-from hopback.topology.plan import Count
+from hopback.topology.model import Binding, Queue, QueueType, Topology
+from hopback.topology.plan import Count, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from hopback.broker.emptiness import Ledger
-    from hopback.broker.port import Channel, Connection
-    from hopback.message import Delivery, Properties
-    from hopback.topology.model import Binding
-    from hopback.topology.plan import Plan
 
 
 _IN_FLIGHT = 200  # enough to hide the confirm's round trip; so few copies if we die in between

@@ -12,17 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from hopback.errors import NotFound
-from hopback.topology.model import Queue
+from hopback.errors import BrokerError, NotFound
+from hopback.topology.model import Binding, Exchange, Queue
 
 if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable
 
-    from hopback.errors import BrokerError
     from hopback.fields import Headers
     from hopback.message import Delivery, Message
-    from hopback.topology.model import Binding, Exchange
     from hopback.version import BrokerVersion
 
 REPLY_TO = "amq.rabbitmq.reply-to"

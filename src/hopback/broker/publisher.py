@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from hopback.broker.proven_routes import ProvenRoutes
 from hopback.broker.reply_publisher import ReplyPublisher, is_direct_reply
 from hopback.broker.sendable import check_message, is_plain
-from hopback.broker.supervise import Supervised
+from hopback.broker.supervise import Backoff, OnFailure, OnState, Supervised, SupervisedState
 from hopback.errors import (
     ChannelClosed,
     ConnectionFailed,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hopback.broker.port import Broker, Channel, Connection
-    from hopback.broker.supervise import Backoff, OnFailure, OnState, SupervisedState
     from hopback.message import Message
 
 _NACKS_IN_A_ROW = 10

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.port import REPLY_TO
 from hopback.errors import InvalidMessage
-from hopback.fields import RawValue
+from hopback.fields import FieldValue, RawValue
 
 if TYPE_CHECKING:
-    from hopback.fields import FieldValue
     from hopback.message import Message, Properties
 
 _LONGEST_MS = 315_360_000_000

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.durations import LONGEST_MS, parse_duration_ms
-from hopback.topology.model import QueueType
+from hopback.topology.model import QueueType, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from hopback.topology.model import Topology
 
 _LONGEST_NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})

@@ -9,14 +9,13 @@ from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.fields import text_bytes
+from hopback.fields import FieldValue, text_bytes
 from hopback.text import clipped, count_in, json_in, seconds_in, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from hopback.fields import FieldValue
 
 FAILURE_BYTES = 8 * 1024
 """The largest failure record."""

@@ -7,23 +7,17 @@ and reason. `hopback-deaths` is our bounded memory of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import islice
 from json.encoder import encode_basestring, encode_basestring_ascii
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from hopback.fields import LongStr, Timestamp, text_bytes
+from hopback.fields import FieldValue, Headers, LongStr, Timestamp, text_bytes
 from hopback.headers import names
-from hopback.headers.failure import failure_in, failure_text_in
+from hopback.headers.failure import Failure, failure_in, failure_text_in
 from hopback.headers.names import DEATHS, X_DEATH
 from hopback.text import clipped, count_in, json_in, text_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hopback.fields import FieldValue, Headers
-    from hopback.headers.failure import Failure
 
 REMEMBERED_DEATHS = 10
 """How many deaths `hopback-deaths` remembers."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from hopback.fields import canonical
+from hopback.fields import Headers, canonical
 from hopback.headers.names import is_protected
 from hopback.headers.rewrite import unread_headers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from hopback.fields import Headers
     from hopback.message import Delivery, Properties
 
 # What the documented designs write on the way; a message stays itself whatever they add.

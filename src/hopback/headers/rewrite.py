@@ -16,21 +16,31 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.fields import field_text, further_size, table_size, text_bytes
+from hopback.fields import (
+    FieldValue,
+    FurtherHeaders,
+    Headers,
+    field_text,
+    further_size,
+    table_size,
+    text_bytes,
+)
 from hopback.headers import names
-from hopback.headers.failure import FAILURE_BYTES, failure_json
-from hopback.headers.history import History, deaths_json, remembered_deaths, well_formed_deaths
-from hopback.message import NO_HEADERS
+from hopback.headers.failure import FAILURE_BYTES, Failure, failure_json
+from hopback.headers.history import (
+    Death,
+    History,
+    deaths_json,
+    remembered_deaths,
+    well_formed_deaths,
+)
+from hopback.message import NO_HEADERS, Properties
 from hopback.text import clipped, count_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
-    from hopback.fields import FieldValue, FurtherHeaders, Headers
-    from hopback.headers.failure import Failure
-    from hopback.headers.history import Death
-    from hopback.message import Properties
 
 FRAME_BYTES = 131_072
 """Bytes that RabbitMQ accepts in a header frame at its usual frame_max, of which it does not deduct the

@@ -7,15 +7,17 @@ are written this way.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from decimal import Decimal
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hopback.fields import (
     MAX_DEPTH,
+    FieldValue,
     Float32,
+    Headers,
     Int8,
     Int16,
     Int32,
@@ -30,11 +32,6 @@ from hopback.fields import (
     text_bytes,
 )
 from hopback.message import NO_HEADERS, Properties
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hopback.fields import FieldValue, Headers
 
 _INTEGERS: dict[type, str] = {
     Int8: "b", UInt8: "B", Int16: "s", UInt16: "u", Int32: "I", UInt32: "i", int: "l", UInt64: "L",

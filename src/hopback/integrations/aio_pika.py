@@ -19,14 +19,16 @@ import logging
 import sys
 from datetime import datetime
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from weakref import WeakKeyDictionary
 
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.fields import LongStr
 from hopback.integrations.planned import (
+    ForeignDelivery,
     PlannedQueues,
+    PlanOptions,
     broker_url,
     given_back,
     header_values,
@@ -35,7 +37,7 @@ from hopback.integrations.planned import (
 )
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
-from hopback.runtime.answer import DONE
+from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.worker import answer_for
 
 with needs("aio-pika", "hopback.integrations.aio_pika"):
@@ -44,14 +46,11 @@ with needs("aio-pika", "hopback.integrations.aio_pika"):
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
-    from typing import Unpack
 
     from aio_pika import Connection
     from aio_pika.abc import AbstractConnection, AbstractIncomingMessage, AbstractQueue
 
-    from hopback.integrations.planned import ForeignDelivery, PlanOptions
     from hopback.policy.outcome import Rule
-    from hopback.runtime.answer import Answer
 
 __all__ = [
     "AioPikaPlans",

@@ -15,14 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakKeyDictionary
 
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.headers import failure_from_exception, failure_from_traceback
 from hopback.integrations.celery_settings import CELERY_RULES, check_settings
-from hopback.integrations.planned import LoopThread, PlannedQueues, broker_url, header_values
+from hopback.integrations.planned import (
+    LoopThread,
+    PlannedQueues,
+    PlanOptions,
+    broker_url,
+    header_values,
+)
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
 from hopback.policy.outcome import Park, reason_of
@@ -44,9 +50,7 @@ with needs("celery", "hopback.integrations.celery"):  # in this order: what is m
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Unpack
 
-    from hopback.integrations.planned import PlanOptions
 
 __all__ = ["CELERY_RULES", "CeleryPlans", "ParkingRequest", "check_settings", "park_failed_tasks"]
 

@@ -14,12 +14,18 @@ belongs to it has been done, its replies and publishers included. FastStream its
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.integrations.aio_pika import ChannelEndings, connection_url, received, settle
-from hopback.integrations.planned import PlannedQueues, given_back, rejected
+from hopback.integrations.planned import (
+    ForeignDelivery,
+    PlannedQueues,
+    PlanOptions,
+    given_back,
+    rejected,
+)
 from hopback.policy.outcome import Park, Retry, Rule, Verdict, reason_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.worker import answer_for
@@ -34,11 +40,9 @@ with needs("faststream", "hopback.integrations.faststream"):
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
-    from typing import Unpack
 
     from faststream.rabbit import RabbitBroker
 
-    from hopback.integrations.planned import ForeignDelivery, PlanOptions
 
 __all__ = ["FastStreamPlans"]
 

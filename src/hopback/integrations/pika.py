@@ -22,13 +22,15 @@ import logging
 import sys
 from functools import partial
 from inspect import iscoroutine
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.integrations.planned import (
+    ForeignDelivery,
     LoopThread,
     PlannedQueues,
+    PlanOptions,
     broker_url,
     given_back,
     header_values,
@@ -37,7 +39,7 @@ from hopback.integrations.planned import (
 )
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
-from hopback.runtime.answer import DONE
+from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.worker import answer_for
 
 with needs("pika", "hopback.integrations.pika"):
@@ -48,13 +50,10 @@ with needs("pika", "hopback.integrations.pika"):
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
-    from typing import Unpack
 
     from pika.connection import Parameters  # type: ignore[import-untyped]
 
-    from hopback.integrations.planned import ForeignDelivery, PlanOptions
     from hopback.policy.outcome import Rule
-    from hopback.runtime.answer import Answer
     from hopback.runtime.app import Waits
 
 __all__ = ["PikaPlans", "PlannedChannel", "parameters_url"]

@@ -21,9 +21,9 @@ from urllib.parse import quote, urlencode
 from hopback.broker.declare import Ownership
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ConnectionFailed, InvalidTopology, Problem
-from hopback.fields import LongStr, Timestamp, UInt64
+from hopback.fields import FieldValue, Headers, LongStr, Timestamp, UInt64
 from hopback.headers import failure_from_exception
-from hopback.message import NO_HEADERS
+from hopback.message import NO_HEADERS, Received
 from hopback.observe.events import Bus
 from hopback.observe.logs import LEVELS, SEVERITY
 from hopback.policy.decision import Settlement
@@ -31,13 +31,14 @@ from hopback.policy.outcome import (
     Done,
     Park,
     Retry,
+    Rule,
     Snooze,
     check_rules,
     outcome_of,
     reason_of,
 )
 from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
-from hopback.runtime.app import App
+from hopback.runtime.app import App, Waits
 from hopback.runtime.failures import FailedRuns
 from hopback.runtime.handler import waits_ms
 from hopback.runtime.service import Service, ServiceOptions
@@ -50,7 +51,7 @@ from hopback.topology.expand import (
     recommended_plan,
     unique_queues,
 )
-from hopback.topology.model import Topology
+from hopback.topology.model import Queue, Topology
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -58,11 +59,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hopback.broker.port import Broker, Channel, Connection
-    from hopback.fields import FieldValue, Headers
-    from hopback.message import Received
-    from hopback.policy.outcome import Rule
-    from hopback.runtime.app import Waits
-    from hopback.topology.model import Queue
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 

@@ -41,7 +41,7 @@ from hopback.policy import outcome as said
 from hopback.policy.effects import count_mark
 from hopback.policy.reading import Reading
 from hopback.topology.delays import way_in
-from hopback.topology.plan import Leave, Route, Tier
+from hopback.topology.plan import Leave, LocalWait, Plan, Route, Tier
 from hopback.topology.routing import topic_matches
 from hopback.version import BrokerVersion
 
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.policy.decision import Decision
     from hopback.policy.outcome import Outcome
-    from hopback.topology.plan import LocalWait, Plan
 
 _V4_0 = BrokerVersion(4, 0)
 _UNREAD = "its headers cannot be read, so its attempts cannot be counted"

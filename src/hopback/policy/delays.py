@@ -15,9 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from hopback.fields import MAX_DEPTH, as_text, field_text, nests_deeper
+from hopback.fields import (
+    MAX_DEPTH,
+    FieldValue,
+    FurtherHeaders,
+    Headers,
+    as_text,
+    field_text,
+    nests_deeper,
+)
 from hopback.headers import deaths
 from hopback.headers.names import (
     DELAY,
@@ -26,12 +33,8 @@ from hopback.headers.names import (
     is_protected,
     may_stand_twice,
 )
-from hopback.message import NO_HEADERS, Message
+from hopback.message import NO_HEADERS, Delivery, Message
 from hopback.topology.delays import asked_levels, came_by_ladder, way_in
-
-if TYPE_CHECKING:
-    from hopback.fields import FieldValue, FurtherHeaders, Headers
-    from hopback.message import Delivery
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
-from hopback.fields import field_text
+from hopback.fields import FieldValue, field_text
 from hopback.headers import (
     Failure,
     Mark,
@@ -24,20 +24,15 @@ from hopback.headers import (
     retry_properties,
     timestamp,
 )
-from hopback.message import Message, Properties
+from hopback.message import Delivery, Message, Properties
 from hopback.policy import decision as decided
-from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.policy.decision import Decision, Effect, Hold, Park, Publish, Retry, Settle, Settlement
 from hopback.policy.delays import delay
 from hopback.policy.reading import Reading
-from hopback.topology.plan import Fact, Leave
+from hopback.topology.plan import Fact, Leave, Plan, Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from hopback.fields import FieldValue
-    from hopback.message import Delivery
-    from hopback.policy.decision import Decision, Effect, Park, Retry
-    from hopback.topology.plan import Plan, Stamp
 
 
 _TEXT_BYTES = 1024  # a reason is for people: more than a screenful helps nobody

@@ -5,22 +5,18 @@ A return value, the exception that was raised and an HTTP answer to a pushed eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, assert_never
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.headers import type_and_message
+from hopback.headers import Failure, type_and_message
 from hopback.policy import decision as decided
-from hopback.topology.durations import duration_seconds, parse_wait_ms
+from hopback.topology.durations import Duration, duration_seconds, parse_wait_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hopback.headers import Failure
     from hopback.policy.decision import Decision
-    from hopback.topology.durations import Duration
 
 
 def _read(duration: Duration) -> float:

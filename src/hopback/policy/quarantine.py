@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 
 from hopback.headers import counter_in
 from hopback.policy.outcome import Park
-from hopback.topology.plan import Leave
+from hopback.topology.plan import Leave, Plan
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.policy.reading import Reading
-    from hopback.topology.plan import Plan
 
 _ORDINARY_RETURNS = 3
 """See rule 1. Each more lets a deadly message take its neighbours along once more. One less makes a queue

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.headers import History, counter_in, identity, last_death_queue, text_in
-from hopback.topology.plan import Count, Fact
+from hopback.headers import Death, History, counter_in, identity, last_death_queue, text_in
+from hopback.topology.plan import Count, Fact, Plan
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.headers import Death
     from hopback.message import Delivery
-    from hopback.topology.plan import Plan
 
 
 class Reading:

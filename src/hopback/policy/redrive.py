@@ -17,7 +17,14 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.errors import UnsafeOperation
-from hopback.fields import LayeredHeaders, SharedHeaders, field_text, table_size, value_end
+from hopback.fields import (
+    FieldValue,
+    LayeredHeaders,
+    SharedHeaders,
+    field_text,
+    table_size,
+    value_end,
+)
 from hopback.headers import (
     Mark,
     clipped,
@@ -43,17 +50,14 @@ from hopback.headers.names import (
 )
 from hopback.headers.raw import cut_properties
 from hopback.headers.rewrite import DEATHS_BYTES, is_harmful
-from hopback.message import Message, Properties
+from hopback.message import Delivery, Message, Properties
 from hopback.policy.reading import Reading
 from hopback.text import json_in
-from hopback.topology.plan import MAX_REDRIVES, Fact
+from hopback.topology.plan import MAX_REDRIVES, Fact, Plan, Redrive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.fields import FieldValue
-    from hopback.message import Delivery
-    from hopback.topology.plan import Plan, Redrive
 
 _NAME_BYTES = 255  # what every name in AMQP 0-9-1 is held to
 _SMALL_BYTES = 64 * 1024

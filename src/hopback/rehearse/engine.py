@@ -5,17 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.rehearse.fluid import flows_of
-from hopback.rehearse.forecast import Track, forecast_of, sample_times
-from hopback.rehearse.station import stations_of
+from hopback.rehearse.fluid import Flow, flows_of
+from hopback.rehearse.forecast import Forecast, Track, forecast_of, sample_times
+from hopback.rehearse.station import Station, stations_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.rehearse.fluid import Flow
-    from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Scenario
-    from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
 

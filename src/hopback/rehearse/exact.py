@@ -13,14 +13,14 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hopback.broker.embedded import EmbeddedBroker, EventKind, run_virtual
+from hopback.broker.embedded import EmbeddedBroker, EventKind, Refusal, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.message import Message, Properties
 from hopback.policy.outcome import Retry
 from hopback.policy.redrive import RedriveOccasion, plan_of, redrive_message
-from hopback.rehearse.forecast import Track, forecast_of, sample_times
-from hopback.rehearse.scenario import ArrivalKind
-from hopback.rehearse.station import stations_of
+from hopback.rehearse.forecast import Forecast, Track, forecast_of, sample_times
+from hopback.rehearse.scenario import ArrivalKind, Crash, RedriveWave, Scenario
+from hopback.rehearse.station import Station, stations_of
 from hopback.runtime.app import App
 from hopback.runtime.context import Context  # noqa: TC001  read when the handler is inspected
 from hopback.runtime.service import Service, ServiceOptions
@@ -31,11 +31,7 @@ from hopback.waiting import first_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-    from hopback.broker.embedded import Refusal
     from hopback.broker.embedded.stored import Taken
-    from hopback.rehearse.forecast import Forecast
-    from hopback.rehearse.scenario import Crash, RedriveWave, Scenario
-    from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
 _FAILED = Retry("rehearsed failure")

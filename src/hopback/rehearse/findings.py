@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hopback.policy.breaker import BreakerPolicy
 from hopback.rehearse.engine import forecast_stations
 from hopback.rehearse.quantities import show_bytes, show_count, show_rate, show_seconds
-from hopback.rehearse.station import Wait
+from hopback.rehearse.station import Station, Wait
 from hopback.topology.durations import format_duration
 from hopback.topology.hazards.rule import Finding, Severity
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hopback.rehearse.forecast import Forecast, StationCourse
-    from hopback.rehearse.station import Station
     from hopback.topology.model import Topology
 
 _FURTHER_TIERS_S = (600, 1800, 3600, 7200, 14_400, 28_800, 86_400)

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.rehearse.forecast import Cumulative
-from hopback.rehearse.scenario import ArrivalKind
+from hopback.rehearse.scenario import ArrivalKind, RedriveWave, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hopback.policy.breaker import BreakerPolicy
-    from hopback.rehearse.scenario import RedriveWave, Scenario
     from hopback.rehearse.station import Station
 
 _FINEST = 50_000

@@ -8,14 +8,13 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from hopback.rehearse.chart import chart_css, charts_of, page_css, svg_chart
-from hopback.rehearse.findings import load_while_down
+from hopback.rehearse.findings import TimedFinding, load_while_down
 from hopback.rehearse.quantities import show_bytes, show_count, show_rate, show_seconds
 from hopback.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopback.rehearse.findings import TimedFinding
     from hopback.rehearse.forecast import Forecast
 
 _MOST_NAMED = 3

@@ -19,13 +19,12 @@ from hopback.rehearse.quantities import (
     parse_size,
     parse_spread,
 )
-from hopback.topology.located import Located
+from hopback.topology.located import Located, Table
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.topology.located import Table
 
 _MOST_SAMPLES = 10_000
 """Of a curve: more than a screen, a page or a spreadsheet shows."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.effective import effective_arguments
-from hopback.topology.routing import RoutingTable, find_entrance, topic_matches
+from hopback.topology.routing import Entrance, RoutingTable, find_entrance, topic_matches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hopback.rehearse.scenario import Crash, Load, Outage, RedriveWave, Scenario, Slowdown
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
-    from hopback.topology.routing import Entrance
 
 _AFTERWARDS_S = 1800.0
 """A rehearsal goes on for half an hour after the last retry of an outage: queues need time to empty."""

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hopback.policy.outcome import Done
+from hopback.policy.outcome import Done, Outcome
 from hopback.policy.reading import Reading
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.headers import Failure
     from hopback.message import Delivery
-    from hopback.policy.outcome import Outcome
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 

@@ -8,17 +8,33 @@ for its topology and its handlers.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.policy.outcome import MENU, check_rules, is_outcome
+from hopback.policy.outcome import MENU, Outcome, Rule, check_rules, is_outcome
 from hopback.policy.periodic import Missed
-from hopback.runtime.context import compose, current_context, publish_from_thread, watch_publish
-from hopback.runtime.delays import DueMessages
+from hopback.runtime.context import (
+    PublishOptions,
+    compose,
+    current_context,
+    publish_from_thread,
+    watch_publish,
+)
+from hopback.runtime.delays import Cancellations, DueMessages
 from hopback.runtime.handler import (
     BatchHandler,
     BatchOptions,
@@ -32,15 +48,15 @@ from hopback.runtime.handler import (
     wait_ms,
     waits_ms,
 )
-from hopback.runtime.message_types import TypedHandlers, by_property
-from hopback.runtime.middleware import check_middleware
+from hopback.runtime.message_types import TypedHandlers, TypeOf, by_property
+from hopback.runtime.middleware import Middleware, check_middleware
 from hopback.runtime.periodic import Periodic, read_schedule
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.runtime.requests import REQUEST_TIMEOUT
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology, schedule_queue
-from hopback.topology.durations import duration_seconds
+from hopback.topology.durations import Duration, duration_seconds
 from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
-from hopback.topology.feed import feeds_of
+from hopback.topology.feed import Bind, Feed, feeds_of
 from hopback.topology.model import Binding, Exchange, Topology, joined
 
 if TYPE_CHECKING:
@@ -53,23 +69,14 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-    from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
-    from typing import Unpack
 
     from hopback.message import Delivery, Message
     from hopback.policy.breaker import BreakerPolicy
-    from hopback.policy.outcome import Outcome, Rule
     from hopback.runtime.codecs import Codecs
-    from hopback.runtime.context import PublishOptions
-    from hopback.runtime.delays import Cancellations
     from hopback.runtime.dependencies import Provider
     from hopback.runtime.failures import OnError
-    from hopback.runtime.message_types import TypeOf
-    from hopback.runtime.middleware import Middleware
     from hopback.runtime.service import Service
-    from hopback.topology.durations import Duration
-    from hopback.topology.feed import Bind, Feed
     from hopback.topology.plan import Plan
 
 AnyHandler: TypeAlias = Handler | BatchHandler | PushHandler | TypedHandlers

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hopback.policy.batching import BatchWindow, halves
-from hopback.policy.outcome import MENU, Done, Park, Retry, Snooze, outcome_of
-from hopback.runtime.answer import DONE, Answer
+from hopback.policy.outcome import MENU, Done, Park, Retry, Rule, Snooze, outcome_of
+from hopback.runtime.answer import DONE, Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.context import (
     BatchRun,
     Context,
@@ -24,11 +24,17 @@ from hopback.runtime.context import (
     end_run,
     publishes_of,
 )
-from hopback.runtime.middleware import run_through
+from hopback.runtime.middleware import Middleware, run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool, ended
 from hopback.runtime.slow_runs import CurrentRun
-from hopback.runtime.worker import NOT_PUBLISHED, answer_for, is_being_cancelled, undecodable
+from hopback.runtime.worker import (
+    NOT_PUBLISHED,
+    FunctionRunner,
+    answer_for,
+    is_being_cancelled,
+    undecodable,
+)
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -44,13 +50,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from hopback.message import Delivery
-    from hopback.policy.outcome import Rule
-    from hopback.runtime.answer import ConsumeSession, HeldDelivery
     from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import BatchHandler
-    from hopback.runtime.middleware import Middleware
     from hopback.runtime.settling import Environment, Settling
-    from hopback.runtime.worker import FunctionRunner
     from hopback.topology.plan import Plan
 
 _ENTERING = 10

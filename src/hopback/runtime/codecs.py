@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 from hopback.errors import MissingExtra
 from hopback.extras import needs
 from hopback.runtime.payload import (
+    Decoder,
     Undecodable,
     decoder_for,
     encode_payload,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hopback.message import Delivery
-    from hopback.runtime.payload import Decoder
 
 Compression: TypeAlias = Literal["gzip", "deflate", "zstd"]
 """How a body can be compressed; `zstd` needs the extra of that name."""

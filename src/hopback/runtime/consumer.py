@@ -25,10 +25,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hopback.errors import BrokerError
-from hopback.policy.breaker import Breaker, BreakerState, after_run, at
+from hopback.policy.breaker import Breaker, BreakerPolicy, BreakerState, after_run, at
 from hopback.policy.outcome import Done, Snooze
-from hopback.runtime.answer import ConsumeSession, HeldDelivery
-from hopback.runtime.slow_runs import consumer_timeout_in
+from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
+from hopback.runtime.slow_runs import SlowRuns, consumer_timeout_in
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -36,11 +36,8 @@ if TYPE_CHECKING:
 
     from hopback.broker.port import Connection, QueueState
     from hopback.message import Delivery
-    from hopback.policy.breaker import BreakerPolicy
-    from hopback.runtime.answer import Answer
     from hopback.runtime.quarantine import Quarantine
     from hopback.runtime.settling import Environment
-    from hopback.runtime.slow_runs import SlowRuns
     from hopback.runtime.worker import Work
 
 _LOG = logging.getLogger("hopback.runtime")

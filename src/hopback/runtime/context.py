@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
 from hopback.broker.reply_publisher import DIRECT_REPLY, is_reply_address
 from hopback.errors import ReplyRefused
-from hopback.message import Message, Properties
+from hopback.message import Delivery, Message, Properties
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
 from hopback.text import did_you_mean
-from hopback.topology.durations import parse_wait_ms
+from hopback.topology.durations import Duration, parse_wait_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
     from datetime import datetime
 
     from hopback.fields import Headers
-    from hopback.message import Delivery
     from hopback.runtime.codecs import Codecs, Compression
-    from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
 
 current_context: ContextVar[Context] = ContextVar("hopback_current_context")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hopback.broker.port import count_now
+from hopback.broker.port import Connection, count_now
 from hopback.errors import (
     BrokerError,
     DeliveryLost,
@@ -18,6 +18,7 @@ from hopback.errors import (
     Returned,
 )
 from hopback.policy.delays import (
+    Delayed,
     delay,
     is_shortened,
     pause,
@@ -35,17 +36,14 @@ from hopback.topology.delays import (
     way_in,
 )
 from hopback.topology.durations import format_duration
-from hopback.topology.model import Exchange
+from hopback.topology.model import Exchange, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from hopback.broker.port import Connection
     from hopback.clock import Clock
     from hopback.message import Delivery, Message
-    from hopback.policy.delays import Delayed
     from hopback.runtime.service import Service
-    from hopback.topology.model import Topology
 
 _SHORTEST_LEVEL_MS = 1000
 """Milliseconds of the shortest level. A shorter rest is the difference between two clocks, and the message

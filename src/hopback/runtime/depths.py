@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.broker.port import count
+from hopback.broker.port import Channel, Connection, count
 from hopback.errors import BrokerError
 from hopback.topology.expand import retry_queues
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from hopback.broker.management import Management
     from hopback.broker.management.readings import QueueReading
-    from hopback.broker.port import Channel, Connection
     from hopback.observe.events import Bus
     from hopback.topology.model import Queue, Topology
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import (
@@ -22,21 +22,15 @@ from typing import (
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.policy.breaker import BreakerPolicy
-from hopback.policy.outcome import MENU, Outcome, check_rules
+from hopback.policy.outcome import MENU, Outcome, Rule, check_rules
 from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context
-from hopback.runtime.dependencies import Injector, hints_of, needs_of
+from hopback.runtime.dependencies import Injector, Need, hints_of, needs_of
 from hopback.runtime.payload import Decoder, decoder_for, guarded
-from hopback.topology.durations import duration_seconds, parse_wait_ms
+from hopback.topology.durations import Duration, duration_seconds, parse_wait_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from hopback.message import Delivery
-    from hopback.policy.outcome import Rule
-    from hopback.runtime.dependencies import Need
-    from hopback.runtime.payload import Decoder
-    from hopback.topology.durations import Duration
 
 
 def blames_rows(error: Exception) -> bool:

@@ -25,14 +25,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from hopback.broker.supervise import SupervisedState
-from hopback.endpoint import Response
+from hopback.endpoint import Request, Response
 from hopback.policy.breaker import BreakerState
 from hopback.runtime.consumer import ConsumerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hopback.endpoint import Request
     from hopback.runtime.service import Service
 
 _LOOK_EVERY = 1.0  # a client that asks each second hears of a change at once

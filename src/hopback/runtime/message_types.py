@@ -12,20 +12,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.policy.outcome import Park, outcome_of
+from hopback.policy.outcome import Outcome, Park, outcome_of
 from hopback.runtime.answer import Answer
-from hopback.runtime.handler import BatchHandler, Handler
-from hopback.runtime.worker import answer_for
+from hopback.runtime.handler import BatchHandler, Handler, HandlerOptions
+from hopback.runtime.worker import FunctionRunner, answer_for
 from hopback.topology.asyncapi import PayloadSchemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hopback.message import Delivery
-    from hopback.policy.outcome import Outcome
     from hopback.runtime.app import AnyHandler, App
-    from hopback.runtime.handler import HandlerOptions
-    from hopback.runtime.worker import FunctionRunner
 
 TypeOf: TypeAlias = "Callable[[Delivery], str | None]"
 """Tells the type of a message; None if it has none."""

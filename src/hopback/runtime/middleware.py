@@ -8,15 +8,12 @@ it without saying what else is to happen. No message is done because a `return` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.runtime.context import Context
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NextRun: TypeAlias = Callable[[], Awaitable[object]]
 """Runs what is inside, and gives back what the handler returned."""

@@ -22,25 +22,21 @@ import json
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopback.errors import BrokerError, InvalidTopology, Problem
-from hopback.message import Message, Properties
-from hopback.policy.periodic import Every, due_id, due_now, parse_cron
+from hopback.message import Delivery, Message, Properties
+from hopback.policy.periodic import Every, Missed, Schedule, due_id, due_now, parse_cron
 from hopback.runtime.context import compose
 from hopback.topology.delays import schedule_queue_name
-from hopback.topology.durations import parse_wait_ms
+from hopback.topology.durations import Duration, parse_wait_ms
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
-    from typing import Any
 
     from hopback.broker.port import Channel, Connection
-    from hopback.message import Delivery
-    from hopback.policy.periodic import Missed, Schedule
     from hopback.runtime.settling import Environment
-    from hopback.topology.durations import Duration
 
 _RENEW_S = 300.0
 """How long the message is held at most: far less than the 30 minutes after which RabbitMQ takes a delivery

@@ -23,7 +23,7 @@ from hopback.policy.outcome import TOO_EARLY, Done, Retry, outcome_for_status, r
 from hopback.policy.reading import Reading
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.context import trace_source
-from hopback.runtime.handler import require
+from hopback.runtime.handler import HandlerOptions, require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.message import Delivery
-    from hopback.runtime.handler import HandlerOptions
     from hopback.topology.plan import Plan
 
 _HARMLESS = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?\Z")

@@ -19,13 +19,12 @@ from hopback.policy.quarantine import (
     returns_of,
     suspect_token,
 )
-from hopback.runtime.answer import Answer
+from hopback.runtime.answer import Answer, HeldDelivery
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from hopback.message import Delivery
-    from hopback.runtime.answer import HeldDelivery
     from hopback.runtime.settling import Environment
     from hopback.runtime.worker import Work
     from hopback.topology.plan import Plan

@@ -11,28 +11,23 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from hopback.broker.port import REPLY_TO
+from hopback.broker.port import REPLY_TO, Broker, Channel, Connection
 from hopback.broker.proven_routes import ProvenRoutes
 from hopback.broker.sendable import check_message
-from hopback.broker.supervise import Supervised
+from hopback.broker.supervise import Backoff, Supervised
 from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, DeliveryLost, NoReply
-from hopback.runtime.context import check_options, compose, end_of_session
+from hopback.runtime.context import PublishOptions, check_options, compose, end_of_session
 from hopback.runtime.payload import decoder_for
-from hopback.topology.durations import parse_wait_ms
+from hopback.topology.durations import Duration, parse_wait_ms
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Unpack
 
-    from hopback.broker.port import Broker, Channel, Connection
-    from hopback.broker.supervise import Backoff
     from hopback.message import Delivery, Message
     from hopback.runtime.codecs import Codecs
-    from hopback.runtime.context import PublishOptions
-    from hopback.topology.durations import Duration
 
 T = TypeVar("T")
 

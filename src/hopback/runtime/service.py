@@ -26,9 +26,9 @@ from hopback.broker.declare import (
     rebind,
     restore,
 )
-from hopback.broker.port import count_now
+from hopback.broker.port import Broker, Connection, count_now
 from hopback.broker.publisher import Publisher
-from hopback.broker.supervise import Supervised, SupervisedState
+from hopback.broker.supervise import OnState, Supervised, SupervisedState
 from hopback.errors import (
     BrokerError,
     ConnectionFailed,
@@ -47,11 +47,11 @@ from hopback.observe.events import reporter
 from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, ConsumerLimits
-from hopback.runtime.context import Outlet, context_with, current_context
+from hopback.runtime.context import Outlet, Send, context_with, current_context
 from hopback.runtime.delays import DelayQueues
-from hopback.runtime.dependencies import Injector
+from hopback.runtime.dependencies import Injector, Need, Overrides, Provider
 from hopback.runtime.failures import FailedRuns
-from hopback.runtime.handler import BatchHandler, require
+from hopback.runtime.handler import BatchHandler, Handler, HandlerOptions, require
 from hopback.runtime.message_types import TypedHandlers, TypedRunner
 from hopback.runtime.periodic import PeriodicSender
 from hopback.runtime.push import PushHandler, PushRunner
@@ -65,26 +65,19 @@ from hopback.topology.check import check
 from hopback.topology.delays import longest_delay_ms
 from hopback.topology.effective import effective_arguments
 from hopback.topology.expand import dead_letters_park
-from hopback.topology.hazards.rule import Severity
-from hopback.topology.model import ExchangeType
+from hopback.topology.hazards.rule import Finding, Severity
+from hopback.topology.model import ExchangeType, Queue, Topology
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
-    from hopback.broker.port import Broker, Connection
-    from hopback.broker.supervise import OnState
     from hopback.fields import Headers
     from hopback.message import Message
     from hopback.runtime.answer import Answer, Run
     from hopback.runtime.app import AnyHandler, App
     from hopback.runtime.codecs import Codecs
-    from hopback.runtime.context import Send
-    from hopback.runtime.dependencies import Need, Overrides, Provider
-    from hopback.runtime.handler import Handler, HandlerOptions
     from hopback.runtime.middleware import Middleware
-    from hopback.topology.hazards.rule import Finding
-    from hopback.topology.model import Queue, Topology
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 

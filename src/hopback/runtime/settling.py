@@ -23,18 +23,15 @@ from hopback.observe.events import Bus
 from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
-from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.policy.decision import Decision, Effect, Hold, Publish, Settle, Settlement
 from hopback.policy.effects import Occasion, effects, failure_said, park_raw
-from hopback.runtime.answer import DONE, Answer
-from hopback.runtime.context import Context
+from hopback.runtime.answer import DONE, Answer, AroundBatch, ConsumeSession, HeldDelivery, Run
+from hopback.runtime.context import Context, Send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hopback.message import Message
-    from hopback.policy.decision import Decision, Effect
-    from hopback.runtime.answer import AroundBatch, ConsumeSession, HeldDelivery, Run
-    from hopback.runtime.context import Send
     from hopback.runtime.failures import FailedRuns
     from hopback.runtime.quarantine import Survivor
     from hopback.topology.plan import Plan

@@ -29,18 +29,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopback.errors import PreconditionFailed
+from hopback.errors import BrokerError, PreconditionFailed
 from hopback.headers import failure_from_exception, identity
 from hopback.policy.outcome import Retry
-from hopback.runtime.answer import Answer
+from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-    from hopback.errors import BrokerError
     from hopback.message import Delivery
-    from hopback.runtime.answer import ConsumeSession, HeldDelivery
     from hopback.runtime.settling import Environment
     from hopback.runtime.worker import Work
     from hopback.topology.plan import Plan

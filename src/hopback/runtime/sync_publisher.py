@@ -13,20 +13,18 @@ import os
 import threading
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from hopback.broker.publisher import Publisher
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ConnectionFailed
-from hopback.runtime.context import compose
+from hopback.runtime.context import PublishOptions, compose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Unpack
 
     from hopback.broker.port import Broker
     from hopback.message import Message
-    from hopback.runtime.context import PublishOptions
 
 _IN_FLIGHT = 500
 """Messages of one call of `send_all` on their way at once: enough to fill a line, bounded in memory."""

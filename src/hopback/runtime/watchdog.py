@@ -18,13 +18,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopback.endpoint import Endpoint, Response
+from hopback.endpoint import Endpoint, Request, Respond, Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from hopback.endpoint import Request, Respond
 
 _LOG = logging.getLogger("hopback.runtime")
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hopback.errors import ReplyRefused
 from hopback.headers import failure_from_exception
-from hopback.policy.outcome import Park, Retry, classify, is_outcome, outcome_of
-from hopback.runtime.answer import DONE, Answer
+from hopback.policy.outcome import Park, Retry, Rule, classify, is_outcome, outcome_of
+from hopback.runtime.answer import DONE, Answer, ConsumeSession, HeldDelivery, Run
 from hopback.runtime.context import (
     Context,
     check_reply_to,
@@ -25,7 +25,7 @@ from hopback.runtime.context import (
     end_run,
     publishes_of,
 )
-from hopback.runtime.middleware import run_through
+from hopback.runtime.middleware import Middleware, run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
 from hopback.runtime.slow_runs import CurrentRun, in_thread
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery, Message
     from hopback.observe.events import Bus
-    from hopback.policy.outcome import Rule
-    from hopback.runtime.answer import ConsumeSession, HeldDelivery, Run
     from hopback.runtime.codecs import Codecs
     from hopback.runtime.dependencies import Injector, Opened
     from hopback.runtime.handler import Handler, HandlerOptions
-    from hopback.runtime.middleware import Middleware
     from hopback.runtime.settling import Settling
     from hopback.topology.plan import Plan
 

@@ -19,14 +19,13 @@ from urllib.parse import quote, unquote
 
 from hopback.errors import StoreDamaged, StoreUnavailable
 from hopback.private_files import create_private, make_private
-from hopback.sql.database import NOTHING, RowRefused, is_damage
+from hopback.sql.database import NOTHING, Execute, Row, RowRefused, Values, is_damage
 from hopback.sql.versions import LATEST, apply_missing, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hopback.clock import Clock
-    from hopback.sql.database import Execute, Row, Values
 
 T = TypeVar("T")
 

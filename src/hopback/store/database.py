@@ -16,6 +16,7 @@ from weakref import WeakSet
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Double,
     Index,
     Integer,
@@ -26,15 +27,15 @@ from sqlalchemy import (
     event,
     text,
 )
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
-from hopback.clock import SystemClock
+from hopback.clock import Clock, SystemClock
 from hopback.errors import HopbackError, StoreDamaged, StoreUnavailable
 from hopback.extras import needs
-from hopback.sql.database import NOTHING, RowRefused, is_damage
+from hopback.sql.database import NOTHING, Execute, Row, RowRefused, Values, is_damage
 from hopback.sql.sqlite import (
     create_database_file,
     damage_text,
@@ -47,13 +48,6 @@ from hopback.sql.versions import apply_missing, version_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from threading import Thread
-
-    from sqlalchemy import Connection
-    from sqlalchemy.engine import ExceptionContext
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from hopback.clock import Clock
-    from hopback.sql.database import Execute, Row, Values
 
 
 T = TypeVar("T")

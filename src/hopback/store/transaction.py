@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from sqlalchemy import bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Executable, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from hopback.clock import SystemClock
+from hopback.clock import Clock, SystemClock
 from hopback.errors import HopbackError
 from hopback.headers import identity, without_unread
 from hopback.headers.names import DELAY
 from hopback.headers.typed_json import properties_from_json, properties_to_json
-from hopback.message import Message, Properties
+from hopback.message import Delivery, Message, Properties
 from hopback.observe.events import reporter
 from hopback.policy.delays import delay, delay_until_due
 from hopback.policy.reading import origin_of
@@ -37,12 +37,9 @@ from hopback.text import one_line
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from sqlalchemy import Executable
     from sqlalchemy.engine import CursorResult
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-    from hopback.clock import Clock
-    from hopback.message import Delivery
 
 _LOG = logging.getLogger("hopback.store")
 _written = 0

@@ -12,11 +12,13 @@ import functools
 import math
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeAlias, Unpack, overload
 
 from hopback.broker.embedded import (
     EmbeddedBroker,
     EventKind,
+    Faults,
+    Node,
     Refusal,
     StoredMessage,
     VirtualTimeLoop,
@@ -24,12 +26,12 @@ from hopback.broker.embedded import (
 )
 from hopback.broker.embedded.refusal import channel_error, refused
 from hopback.broker.embedded.virtual_time import LoopClock
-from hopback.broker.port import count_now
+from hopback.broker.port import Broker, Channel, Connection, count_now
 from hopback.observe.events import Bus
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.quantities import parse_seconds, show_count, show_seconds
-from hopback.runtime.context import compose
+from hopback.runtime.context import PublishOptions, compose
 from hopback.runtime.requests import REQUEST_TIMEOUT, RequestClient
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
@@ -41,16 +43,12 @@ from hopback.waiting import first_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
     from datetime import datetime
-    from typing import Unpack
 
-    from hopback.broker.embedded import Faults, Node
     from hopback.broker.embedded.stored import Taken
-    from hopback.broker.port import Broker, Channel, Connection
     from hopback.message import Message
     from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Scenario
     from hopback.runtime.app import App
-    from hopback.runtime.context import PublishOptions
     from hopback.runtime.dependencies import Overrides
     from hopback.runtime.shutdown import Report
     from hopback.topology.durations import Duration

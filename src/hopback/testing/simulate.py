@@ -26,35 +26,28 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
-from hopback.broker.embedded import EmbeddedBroker, EventKind, run_virtual
+from hopback.broker.embedded import EmbeddedBroker, Event, EventKind, Node, run_virtual
 from hopback.headers import deaths
-from hopback.message import Message, Properties
+from hopback.message import Delivery, Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy import decision as decided
-from hopback.policy.decision import Hold, Publish, Settle, Settlement
+from hopback.policy.decision import Decision, Hold, Publish, Settle, Settlement
 from hopback.policy.delays import delay, read_delayed
-from hopback.policy.outcome import Done, Park, Retry, Snooze
+from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
 from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms
 from hopback.topology.diagram import Ids, label
-from hopback.topology.durations import format_duration
+from hopback.topology.durations import Duration, format_duration
 from hopback.topology.expand import retry_queues
-from hopback.topology.plan import Fact
-from hopback.topology.routing import CannotSimulate, find_entrance
+from hopback.topology.plan import Fact, Plan
+from hopback.topology.routing import CannotSimulate, Entrance, find_entrance
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.broker.embedded import Event, Node
     from hopback.broker.port import Channel
     from hopback.fields import Headers
-    from hopback.message import Delivery
-    from hopback.policy.decision import Decision
-    from hopback.policy.outcome import Outcome
-    from hopback.topology.durations import Duration
     from hopback.topology.model import Topology
-    from hopback.topology.plan import Plan
-    from hopback.topology.routing import Entrance
 
 _MOST_PLANNED_RUNS = 10_000  # a plan of more attempts is a slip; the simulation must end
 _DONE = Done()

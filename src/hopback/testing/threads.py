@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.broker.server import BrokerServer, ClockKind, ServerSettings
+from hopback.broker.server import Advanced, BrokerServer, ClockKind, ServerSettings
 from hopback.observe.events import Bus
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from hopback.broker.embedded import NodeSnapshot
-    from hopback.broker.server import Advanced
     from hopback.runtime.app import App
     from hopback.runtime.dependencies import Overrides
     from hopback.runtime.shutdown import Report

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 from hopback.fields import (
+    FieldValue,
     Float32,
+    Headers,
     Int8,
     Int16,
     Int32,
@@ -33,9 +35,6 @@ from hopback.fields import (
 from hopback.topology.wording import did_you_mean, either, quoted, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hopback.fields import FieldValue, Headers
     from hopback.topology.located import Located
     from hopback.topology.model import Topology
 

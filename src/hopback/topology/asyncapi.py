@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from hopback.topology.arguments import without_what_json_lacks
 from hopback.topology.durations import format_duration
-from hopback.topology.model import ExchangeType
+from hopback.topology.model import Exchange, ExchangeType, Queue, Topology
 from hopback.topology.roles import QueueRole, queue_roles
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
-    from hopback.topology.model import Exchange, Queue, Topology
 
 _AMQP = "0.3.0"
 _KNOWN_TYPES = frozenset({*ExchangeType, "default"})

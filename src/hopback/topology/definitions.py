@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.arguments import decode, decode_table, without_what_json_lacks
@@ -28,9 +28,6 @@ from hopback.topology.wording import did_you_mean, either, quoted, shown
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import NoReturn
-
     from hopback.fields import FieldValue
 
 

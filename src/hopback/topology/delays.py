@@ -14,9 +14,8 @@ no broker takes for a cycle, as long as it enters without deaths of an earlier t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from hopback.topology.durations import parse_wait_ms
+from hopback.topology.durations import Duration, parse_wait_ms
 from hopback.topology.expand import (
     NO_DELIVERY_LIMIT,
     at_least_once,
@@ -25,9 +24,6 @@ from hopback.topology.expand import (
     recommended_plan,
 )
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType, Topology
-
-if TYPE_CHECKING:
-    from hopback.topology.durations import Duration
 
 DUE = "hopback.delay.due"
 """The queue of what is due: applications with delays send it on from there."""

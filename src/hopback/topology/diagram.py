@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.delays import DUE, longest_delay_ms, scheduled_queue, without_delay_levels
 from hopback.topology.durations import LONGEST_MS, format_duration
-from hopback.topology.plan import Leave, Return
+from hopback.topology.plan import Leave, Plan, Return, Tier
 from hopback.topology.roles import QueueRole, queue_roles
 from hopback.topology.wording import did_you_mean, either, shown, waits
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hopback.topology.model import Exchange, Queue, Topology
-    from hopback.topology.plan import Plan, Tier
 
 # It was a package: without a path, Python would not look for the old names below it.
 __path__: list[str] = []

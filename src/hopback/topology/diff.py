@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.topology.definitions import identity
+from hopback.topology.definitions import Definable, identity
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF, QUEUE_ARGUMENTS, Prevails, policy_key
 from hopback.topology.wording import quoted, shown
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hopback.fields import FieldValue
-    from hopback.topology.definitions import Definable
 
 
 _MIGRATE = (

@@ -18,7 +18,7 @@ from hopback.errors import InvalidTopology, Problem
 from hopback.topology.arguments import decode, decode_table, encode, encode_table
 from hopback.topology.durations import format_duration
 from hopback.topology.expand import DELIVERY_LIMIT, hardened_queues, recommended_plan
-from hopback.topology.located import Located
+from hopback.topology.located import Located, Table
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze
 from hopback.topology.plan import (
     Count,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.fields import FieldValue
-    from hopback.topology.located import Table
 
 
 def from_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.topology.model import Exchange, Queue, QueueType
+from hopback.topology.model import Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.policy_pattern import pattern_matches
 from hopback.topology.rabbitmq_arguments import QUEUE_ARGUMENTS, Prevails
 from hopback.version import BrokerVersion
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.fields import FieldValue
-    from hopback.topology.model import Policy, Topology
 
 DEFAULT_DELIVERY_LIMIT = 20
 """What a quorum queue without any limit of its own gets from RabbitMQ 4.0 on."""

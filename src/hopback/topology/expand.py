@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.durations import LONGEST_MS, format_duration
-from hopback.topology.model import Queue, QueueType
+from hopback.topology.model import Queue, QueueType, Topology
 from hopback.topology.plan import (
     Count,
     Leave,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hopback.fields import FieldValue
-    from hopback.topology.model import Topology
 
 DELIVERY_LIMIT = 200
 """How often a message may come back to a hardened main queue: at its 201st delivery it is parked.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -10,8 +10,6 @@ from hopback.errors import InvalidTopology, Problem
 from hopback.topology.model import Binding, Exchange, ExchangeType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from hopback.fields import FieldValue, Headers
 
 

@@ -7,7 +7,7 @@ finds every problem.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
@@ -15,7 +15,6 @@ from hopback.topology.durations import parse_duration_ms
 from hopback.topology.wording import did_you_mean, either, path_to, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from enum import StrEnum
 
     Option = TypeVar("Option", bound=StrEnum)

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hopback.topology.durations import LONGEST_MS
-from hopback.topology.model import QueueType
+from hopback.topology.model import Queue, QueueType
 from hopback.topology.wording import either
 from hopback.version import BrokerVersion
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hopback.fields import FieldValue
-    from hopback.topology.model import Queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,23 +9,17 @@ exchange then routes nowhere. Each queue is reached once, however many paths lea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from hopback.errors import HopbackError
-from hopback.fields import Timestamp
-from hopback.topology.model import Exchange, ExchangeType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from hopback.fields import FieldValue, Headers
-    from hopback.topology.model import Binding, Topology
+from hopback.fields import FieldValue, Headers, Timestamp
+from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
 
 PREDECLARED: tuple[Exchange, ...] = (
     Exchange("amq.direct", ExchangeType.DIRECT),

@@ -5,22 +5,19 @@ A hazard that a broker accepts is not here; `check` finds those.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from hopback.errors import Problem
 from hopback.topology.arguments import INTEGER_RANGES, fits_decimal
 from hopback.topology.durations import LONGEST_MS, format_duration
-from hopback.topology.model import QueueType
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import APPLY_TO, ARGUMENTS_OF, QUEUE_ARGUMENTS
 from hopback.topology.wording import did_you_mean, either, path_to, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from hopback.fields import FieldValue, Headers
-    from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
     from hopback.topology.plan import Plan, Stamp, Tier
 
 

@@ -7,19 +7,13 @@ character through to a terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from hopback.text import printable
 from hopback.topology.durations import format_duration
-from hopback.topology.plan import Count, Leave, Return
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hopback.topology.plan import Plan, Tier
+from hopback.topology.plan import Count, Leave, Plan, Return, Tier
 
 
 def waits(plan: Plan) -> tuple[tuple[Tier, int], ...]:

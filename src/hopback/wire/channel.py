@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING
 
-from hopback.wire.events import read_content
-from hopback.wire.frames import BODY, END, HEADER, Broken, ChannelState, ReplyCode, unknown_frame
+from hopback.wire.events import Content, read_content
+from hopback.wire.frames import (
+    BODY,
+    END,
+    HEADER,
+    Broken,
+    ChannelState,
+    Limits,
+    ReplyCode,
+    unknown_frame,
+)
 from hopback.wire.methods import Side
 from hopback.wire.settlement import Settlements
-
-if TYPE_CHECKING:
-    from hopback.wire.events import Content
-    from hopback.wire.frames import Limits
 
 
 class ChannelCore:

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from hopback.errors import ProtocolError
 from hopback.wire.channel import Assembler, ChannelCore
 from hopback.wire.events import (
+    Content,
     Delivered,
+    Event,
     Got,
     HeaderReceived,
     MethodReceived,
@@ -46,13 +48,18 @@ from hopback.wire.frames import (
     undecodable,
     unknown_frame,
 )
-from hopback.wire.methods import BY_ID, METHODS, Side, decode_arguments, encode_arguments
+from hopback.wire.methods import (
+    BY_ID,
+    METHODS,
+    MethodSpec,
+    Side,
+    decode_arguments,
+    encode_arguments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.wire.events import Content, Event
-    from hopback.wire.methods import MethodSpec
 
 _envelope = struct.Struct(">BHI").unpack_from
 _method_id = struct.Struct(">I").unpack_from

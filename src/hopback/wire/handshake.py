@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hopback import __version__
 from hopback.errors import ConnectionFailed, LoginRefused, ProtocolError
-from hopback.wire.events import HeaderReceived, MethodReceived, Violation
+from hopback.wire.events import Event, HeaderReceived, MethodReceived, Violation
 from hopback.wire.frames import MIN_FRAME, ConnectionState
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.wire.connection import WireConnection
-    from hopback.wire.events import Event
 
 
 Secret: TypeAlias = Callable[[], str]

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hopback.errors import ProtocolError
 from hopback.fields import (
     MAX_DEPTH,
+    FieldValue,
     Float32,
+    FurtherHeaders,
+    Headers,
     Int8,
     Int16,
     Int32,
@@ -32,9 +35,6 @@ from hopback.fields import (
     UInt64,
     value_end,
 )
-
-if TYPE_CHECKING:
-    from hopback.fields import FieldValue, FurtherHeaders, Headers
 
 _KEPT_BYTES = 2048
 """The longest array that is kept for the next message: ten deaths take less, and a stranger no memory."""

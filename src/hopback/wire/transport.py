@@ -10,13 +10,11 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
-from hopback.errors import ConnectionFailed, ConnectionLost, ProtocolError
-from hopback.wire.events import Violation
+from hopback.errors import BrokerError, ConnectionFailed, ConnectionLost, ProtocolError
+from hopback.wire.events import Event, Violation
 
 if TYPE_CHECKING:
-    from hopback.errors import BrokerError
     from hopback.wire.connection import WireConnection
-    from hopback.wire.events import Event
     from hopback.wire.url import TlsOptions
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.broker.embedded.refusal import precondition_failed, type_name
-from hopback.fields import Timestamp
+from hopback.broker.embedded.refusal import Refusal, precondition_failed, type_name
+from hopback.fields import FieldValue, Headers, Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hopback.broker.embedded.profile import Profile
-    from hopback.broker.embedded.refusal import Refusal
-    from hopback.fields import FieldValue, Headers
 
 LONGEST_MS = 315_360_000_000
 """Ten years, the longest time the broker takes."""

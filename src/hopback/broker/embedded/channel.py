@@ -25,9 +25,9 @@ from hopback.broker.embedded.refusal import (
     refused,
     timed_out,
 )
-from hopback.broker.port import REPLY_TO, QueueState
-from hopback.errors import ChannelClosed, ProtocolError
-from hopback.message import Received
+from hopback.broker.port import REPLY_TO, OnCancel, OnDelivery, QueueState
+from hopback.errors import BrokerError, ChannelClosed, ProtocolError
+from hopback.message import Message, Properties, Received
 from hopback.wire.outgoing import check_body, check_route, encode_message
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.embedded.connection import EmbeddedConnection
     from hopback.broker.embedded.stored import Taken
-    from hopback.broker.port import OnCancel, OnDelivery
-    from hopback.errors import BrokerError
     from hopback.fields import Headers
-    from hopback.message import Message, Properties
     from hopback.topology.model import Binding, Exchange, Queue
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.embedded.channel import EmbeddedChannel
-from hopback.errors import ConnectionLost
+from hopback.errors import BrokerError, ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.broker import EmbeddedBroker
     from hopback.broker.embedded.faults import Faults
     from hopback.broker.embedded.session import Session
-    from hopback.errors import BrokerError
     from hopback.version import BrokerVersion
 
 

@@ -8,23 +8,25 @@ exchange and routing keys stay those of the first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.broker.embedded.journal import EventKind, Loss
-from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
+from hopback.broker.embedded.stored import (
+    Entry,
+    StoredContent,
+    copied_table,
+    taken_off,
+    with_headers,
+)
 from hopback.broker.embedded.timers import Deadline
-from hopback.fields import Timestamp, as_text, field_text
+from hopback.fields import FieldValue, Headers, Timestamp, as_text, field_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.profile import Profile
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.embedded.stored import Entry
-    from hopback.fields import FieldValue, Headers
 
 _Table: TypeAlias = "dict[str, FieldValue]"
 

@@ -9,14 +9,13 @@ from hopback.broker.embedded.timers import TICK_S
 from hopback.broker.management.readings import ConsumerReading, QueueCounts, QueueReading
 from hopback.errors import ManagementError, ManagementNotFound
 from hopback.topology.effective import applied_policy
-from hopback.topology.model import Queue, QueueType, Topology
+from hopback.topology.model import Policy, Queue, QueueType, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.embedded.broker import EmbeddedBroker
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.topology.model import Policy
 
 
 class EmbeddedManagement:

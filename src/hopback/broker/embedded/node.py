@@ -19,8 +19,8 @@ from hopback.broker.embedded.arguments import (
     inequivalent_argument,
 )
 from hopback.broker.embedded.dead_lettering import DeadLetterer, published_deaths
-from hopback.broker.embedded.journal import EventKind, EventReporter, Loss
-from hopback.broker.embedded.profile import profile_for
+from hopback.broker.embedded.journal import Event, EventKind, EventReporter, Loss
+from hopback.broker.embedded.profile import Profile, profile_for
 from hopback.broker.embedded.queue import LiveQueue
 from hopback.broker.embedded.refusal import (
     Refusal,
@@ -33,23 +33,24 @@ from hopback.broker.embedded.refusal import (
     type_name,
     where,
 )
-from hopback.broker.embedded.rights import Right
+from hopback.broker.embedded.rights import Right, Rights
 from hopback.broker.embedded.routing import Routing
 from hopback.broker.embedded.session import Session
 from hopback.broker.embedded.settings import Policies
-from hopback.broker.embedded.stored import StoredContent, copied_table, taken_off, with_headers
+from hopback.broker.embedded.stored import (
+    StoredContent,
+    Taken,
+    copied_table,
+    taken_off,
+    with_headers,
+)
 from hopback.broker.embedded.timers import Timers
-from hopback.fields import RawValue, as_text, further_size, table_size, text_bytes
+from hopback.fields import FieldValue, RawValue, as_text, further_size, table_size, text_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from hopback.broker.embedded.journal import Event
-    from hopback.broker.embedded.profile import Profile
-    from hopback.broker.embedded.rights import Rights
-    from hopback.broker.embedded.stored import Taken
     from hopback.clock import Clock, ManualClock
-    from hopback.fields import FieldValue
     from hopback.message import Message, Properties
     from hopback.topology.model import Exchange, Queue
     from hopback.version import BrokerVersion

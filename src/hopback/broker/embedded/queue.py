@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded.consumers import ConsumerRing, QueueConsumer
 from hopback.broker.embedded.dead_lettering import AtLeastOnce, Reason
 from hopback.broker.embedded.journal import EventKind, Loss
-from hopback.broker.embedded.profile import CountHeaders, Discards
-from hopback.broker.embedded.ready import ClassicReady, PriorityReady, QuorumReady
+from hopback.broker.embedded.profile import CountHeaders, Discards, Profile
+from hopback.broker.embedded.ready import ClassicReady, PriorityReady, QuorumReady, Ready
 from hopback.broker.embedded.stored import Entry, StoredContent, Taken
 from hopback.broker.embedded.timers import Deadline, Delays, QueueExpiry, Ticks
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.embedded.node import Node
-    from hopback.broker.embedded.profile import Profile
-    from hopback.broker.embedded.ready import Ready
     from hopback.broker.embedded.session import Session
     from hopback.broker.embedded.settings import QueueSettings
     from hopback.fields import FieldValue, Headers

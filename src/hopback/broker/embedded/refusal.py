@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded.journal import EventKind
 from hopback.errors import (
     AccessRefused,
+    BrokerError,
     ChannelClosed,
     ConfirmTimeout,
     ConnectionLost,
@@ -25,6 +26,7 @@ from hopback.errors import (
     Returned,
 )
 from hopback.fields import (
+    FieldValue,
     Float32,
     Int8,
     Int16,
@@ -38,8 +40,6 @@ from hopback.fields import (
 )
 
 if TYPE_CHECKING:
-    from hopback.errors import BrokerError
-    from hopback.fields import FieldValue
     from hopback.message import Message, Properties
 
 

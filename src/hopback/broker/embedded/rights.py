@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from hopback.broker.embedded.refusal import access_refused, where
-
-if TYPE_CHECKING:
-    from hopback.broker.embedded.refusal import Refusal
+from hopback.broker.embedded.refusal import Refusal, access_refused, where
 
 DEFAULT_EXCHANGE = "amq.default"
 """What the exchange without a name is called where it needs one."""

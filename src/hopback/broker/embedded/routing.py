@@ -14,14 +14,13 @@ from hopback.broker.embedded.refusal import (
     where,
 )
 from hopback.broker.embedded.settings import policy_for
-from hopback.topology.model import Binding, Exchange, ExchangeType
+from hopback.topology.model import Binding, Exchange, ExchangeType, Policy
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hopback.broker.embedded.profile import Profile
-    from hopback.topology.model import Policy
 
 _KINDS = frozenset({"exchanges", "all"})
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")

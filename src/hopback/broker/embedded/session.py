@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 from hopback.broker.embedded.arguments import integer_problem
 from hopback.broker.embedded.consumers import ConsumerTimeout, QueueConsumer
 from hopback.broker.embedded.journal import EventKind, Loss
-from hopback.broker.embedded.queue import ReturnKind
+from hopback.broker.embedded.queue import LiveQueue, ReturnKind
 from hopback.broker.embedded.refusal import (
     Refusal,
     access_refused,
@@ -16,20 +16,22 @@ from hopback.broker.embedded.refusal import (
     not_implemented,
     precondition_failed,
 )
-from hopback.broker.embedded.rights import DEFAULT_EXCHANGE, Right, refused_access, refused_topic
-from hopback.broker.embedded.stored import Taken
-from hopback.topology.model import ExchangeType
+from hopback.broker.embedded.rights import (
+    DEFAULT_EXCHANGE,
+    Right,
+    Rights,
+    refused_access,
+    refused_topic,
+)
+from hopback.broker.embedded.stored import Entry, Taken
+from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hopback.broker.embedded.node import Node
-    from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.embedded.rights import Rights
-    from hopback.broker.embedded.stored import Entry
     from hopback.fields import Headers
     from hopback.message import Message, Properties
-    from hopback.topology.model import Binding, Exchange, Queue
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.broker.embedded.stored import copied_table, with_headers
+from hopback.broker.embedded.stored import Entry, copied_table, with_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.queue import LiveQueue
-    from hopback.broker.embedded.stored import Entry
     from hopback.message import Properties
     from hopback.topology.model import Binding, Exchange
 

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 from hopback.broker.limits import exactly
 from hopback.broker.management import readings
-from hopback.clock import SystemClock
+from hopback.clock import Clock, SystemClock
 from hopback.errors import (
     ConnectionFailed,
     ManagementError,
@@ -28,7 +28,7 @@ from hopback.errors import (
     ManagementRefused,
 )
 from hopback.extras import needs
-from hopback.topology.model import Policy, Topology
+from hopback.topology.model import Binding, Exchange, Policy, Topology
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
         QueueCounts,
         QueueReading,
     )
-    from hopback.clock import Clock
-    from hopback.topology.model import Binding, Exchange
 
 _PLAIN_PORT = 15672  # RabbitMQ's default
 _TLS_PORT = 15671  # RabbitMQ's default

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.rabbitmq.connection import ANSWER_TIMEOUT_S, RabbitConnection
 from hopback.errors import ConnectionFailed, LoginRefused
-from hopback.wire.handshake import Credentials
+from hopback.wire.handshake import Credentials, Secret
 from hopback.wire.transport import tls_context
-from hopback.wire.url import parse_url
+from hopback.wire.url import Address, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopback.wire.handshake import Secret
-    from hopback.wire.url import Address
 
 _LOG = logging.getLogger("hopback.broker.rabbitmq")
 

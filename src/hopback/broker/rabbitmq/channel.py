@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopback.broker.port import QueueState
+from hopback.broker.port import OnCancel, OnDelivery, QueueState
 from hopback.errors import (
     AccessRefused,
     AnswerTimeout,
@@ -29,7 +29,14 @@ from hopback.errors import (
     Returned,
 )
 from hopback.wire.confirms import Confirms, InFlight
-from hopback.wire.events import Delivered, Got, MethodReceived, ReturnedMessage, SettlementReceived
+from hopback.wire.events import (
+    Delivered,
+    Event,
+    Got,
+    MethodReceived,
+    ReturnedMessage,
+    SettlementReceived,
+)
 from hopback.wire.frames import METHOD, frame
 from hopback.wire.methods import METHODS, encode_arguments
 from hopback.wire.outgoing import check_body, check_route, unsendable
@@ -40,11 +47,9 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable, Mapping
 
-    from hopback.broker.port import OnCancel, OnDelivery
     from hopback.fields import Headers
     from hopback.message import Delivery, Message, Properties
     from hopback.topology.model import Binding, Exchange, Queue
-    from hopback.wire.events import Event
     from hopback.wire.transport import Wire
 
 _PUBLISH = METHODS["basic.publish"]

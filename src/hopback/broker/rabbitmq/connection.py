@@ -16,7 +16,7 @@ from hopback.errors import (
 )
 from hopback.version import BrokerVersion
 from hopback.wire.connection import WireConnection as Core
-from hopback.wire.events import MethodReceived
+from hopback.wire.events import Event, MethodReceived
 from hopback.wire.frames import ConnectionState
 from hopback.wire.handshake import ClientHandshake, Tuning
 from hopback.wire.methods import Side
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable
 
-    from hopback.wire.events import Event
     from hopback.wire.url import Address
 
 ANSWER_TIMEOUT_S = 30.0

@@ -36,8 +36,8 @@ from hopback.broker.server import (
     api_objects,
     api_users,
 )
-from hopback.broker.server.api_users import NODE, Caller, Denied, Missing
-from hopback.endpoint import Response, is_loopback
+from hopback.broker.server.api_users import NODE, Caller, Denied, Missing, VhostAccess
+from hopback.endpoint import Request, Response, is_loopback
 from hopback.errors import InvalidTopology
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 
@@ -45,10 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hopback.broker.embedded.node import Node
-    from hopback.broker.server.api_users import VhostAccess
     from hopback.broker.server.served import ServedBroker
     from hopback.broker.server.time_travel import ServerTime
-    from hopback.endpoint import Request
     from hopback.version import BrokerVersion
 
 

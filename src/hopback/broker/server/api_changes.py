@@ -15,19 +15,17 @@ from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.rights import DEFAULT_EXCHANGE, Right
 from hopback.broker.server.api_objects import properties_key
-from hopback.broker.server.api_users import plain, table, take_users
+from hopback.broker.server.api_users import VhostAccess, plain, table, take_users
 from hopback.message import Message, Properties
-from hopback.topology.definitions import SECTIONS, parse
+from hopback.topology.definitions import SECTIONS, Definable, parse
 from hopback.topology.located import Located
 from hopback.topology.model import Binding, Exchange, Policy, Queue
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.stored import Taken
-    from hopback.broker.server.api_users import VhostAccess
     from hopback.broker.server.served import ServedBroker
     from hopback.errors import Problem
-    from hopback.topology.definitions import Definable
 
 _Json: TypeAlias = Mapping[str, Any]
 _T = TypeVar("_T")

@@ -18,7 +18,7 @@ from hopback.broker.server.api_users import (
     topic_permissions,
     users,
 )
-from hopback.topology.model import Exchange
+from hopback.topology.model import Binding, Exchange, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hopback.broker.server.channel import ServerChannel
     from hopback.broker.server.client import Client
     from hopback.broker.server.served import ServedBroker
-    from hopback.topology.model import Binding, Policy
 
 
 def connections(broker: ServedBroker, node: Node) -> list[_Object]:

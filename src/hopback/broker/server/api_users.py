@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hopback.broker.server.users import EVERYTHING, Account, Permission, TopicPermission
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.refusal import Refusal
     from hopback.broker.embedded.session import Session, SessionChannel

@@ -16,9 +16,9 @@ from hopback.broker.embedded.refusal import (
 from hopback.broker.port import REPLY_TO
 from hopback.broker.server.outgoing import confirm_frame, short_text
 from hopback.errors import ProtocolError
-from hopback.message import Message, Received
+from hopback.message import Delivery, Message, Properties, Received
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
-from hopback.wire.events import MethodReceived, Published, SettlementReceived
+from hopback.wire.events import Event, MethodReceived, Published, SettlementReceived
 from hopback.wire.frames import ChannelState as WireState
 from hopback.wire.methods import METHODS
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Taken
     from hopback.broker.server.client import Client
     from hopback.fields import FieldValue
-    from hopback.message import Delivery, Properties
-    from hopback.wire.events import Event
 
 _Arguments: TypeAlias = dict[str, Any]
 _Handler: TypeAlias = "Callable[[ServerChannel, _Arguments], None]"

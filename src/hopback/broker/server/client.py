@@ -14,10 +14,10 @@ from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.server.channel import ServerChannel, reply_text
 from hopback.broker.server.outgoing import Envelopes
 from hopback.broker.server.users import MECHANISMS
-from hopback.errors import ProtocolError
+from hopback.errors import BrokerError, ProtocolError
 from hopback.message import Properties
 from hopback.wire.connection import WireConnection
-from hopback.wire.events import MethodReceived, Published
+from hopback.wire.events import Event, MethodReceived, Published
 from hopback.wire.frames import ConnectionState, Limits
 from hopback.wire.handshake import ServerHandshake, Tuning
 from hopback.wire.methods import Side
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
     from hopback.broker.embedded.session import Session
     from hopback.broker.server.served import ServedBroker
-    from hopback.errors import BrokerError
     from hopback.fields import Headers
-    from hopback.wire.events import Event
 
 
 _log = logging.getLogger("hopback.broker")

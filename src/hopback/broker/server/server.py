@@ -8,20 +8,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from hopback.broker.embedded.refusal import Refusal
-from hopback.broker.embedded.snapshot import snapshot
+from hopback.broker.embedded.snapshot import NodeSnapshot, snapshot
 from hopback.broker.server.api import Api
 from hopback.broker.server.api_changes import take_definitions
 from hopback.broker.server.client import Client
 from hopback.broker.server.served import ServedBroker
 from hopback.broker.server.settings import ServerSettings
-from hopback.broker.server.time_travel import time_of
+from hopback.broker.server.time_travel import Advanced, ServerTime, time_of
 from hopback.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hopback.broker.embedded.snapshot import NodeSnapshot
-    from hopback.broker.server.time_travel import Advanced, ServerTime
     from hopback.topology.model import Policy
 
 _LOOK_S = 0.25

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.server.settings import ClockKind
-from hopback.clock import ManualClock, SystemClock
+from hopback.clock import Clock, ManualClock, SystemClock
 
 if TYPE_CHECKING:
     from hopback.broker.server.served import ServedBroker
-    from hopback.clock import Clock
 
 _GLANCE_S = 0.01
 """How often we look whether clients are still busy."""

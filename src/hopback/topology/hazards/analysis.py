@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.topology.definitions import RECORD
 from hopback.topology.effective import DEFAULT_DELIVERY_LIMIT, effective_topology
-from hopback.topology.model import ExchangeType, Policy, Queue, QueueType, Topology
+from hopback.topology.model import Exchange, ExchangeType, Policy, Queue, QueueType, Topology
 from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from hopback.topology.model import Exchange
     from hopback.topology.plan import Plan, Route
     from hopback.version import BrokerVersion
 

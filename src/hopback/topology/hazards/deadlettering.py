@@ -7,7 +7,15 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hopback.topology.hazards.analysis import drops_head, limited, number, seems_resting, text
+from hopback.topology.hazards.analysis import (
+    Analysis,
+    Leg,
+    drops_head,
+    limited,
+    number,
+    seems_resting,
+    text,
+)
 from hopback.topology.hazards.rule import (
     HARDENED,
     HazardRule,
@@ -26,7 +34,6 @@ from hopback.topology.wording import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.analysis import Analysis, Leg
 
 _OUT = "out into the retry queue"
 _BACK = "back from the retry queue"

@@ -21,7 +21,7 @@ from hopback.topology.hazards.rule import (
     queue_place,
     warnings,
 )
-from hopback.topology.model import QueueType
+from hopback.topology.model import Queue, QueueType
 from hopback.topology.rabbitmq_arguments import QUEUE_ARGUMENTS
 from hopback.topology.routing import PREDECLARED
 from hopback.topology.wording import did_you_mean, shown
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hopback.topology.hazards.analysis import Analysis
-    from hopback.topology.model import Queue
 
 _LONGEST_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _GENERATED = "amq.gen"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.topology.expand import NO_DELIVERY_LIMIT
-from hopback.topology.hazards.analysis import drops_head, number
+from hopback.topology.hazards.analysis import Analysis, drops_head, number
 from hopback.topology.hazards.rule import (
     HARDENED,
     HazardRule,
@@ -15,13 +15,11 @@ from hopback.topology.hazards.rule import (
     queue_place,
     warnings,
 )
-from hopback.topology.model import QueueType
+from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.analysis import Analysis
-    from hopback.topology.model import Queue
 
 _KEEP_THEM = "Set a dead-letter exchange that leads to a dead-letter queue"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hopback.topology.hazards.analysis import limited, number, text
+from hopback.topology.hazards.analysis import Analysis, limited, number, text
 from hopback.topology.hazards.rule import (
     HARDENED,
     HazardRule,
@@ -19,14 +19,12 @@ from hopback.topology.hazards.rule import (
     queue_place,
     warnings,
 )
-from hopback.topology.model import QueueType
+from hopback.topology.model import Queue, QueueType
 from hopback.topology.plan import Leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.analysis import Analysis
-    from hopback.topology.model import Queue
 
 _LOOKING = (
     VersionedSeverity.of(Severity.ERROR, "4.0", "4.3"),

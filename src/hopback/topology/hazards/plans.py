@@ -18,13 +18,12 @@ from hopback.topology.hazards.rule import (
     warnings,
 )
 from hopback.topology.model import QueueType
-from hopback.topology.plan import Leave
+from hopback.topology.plan import Leave, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hopback.topology.hazards.analysis import Analysis
-    from hopback.topology.plan import Plan
 
 
 def _missing(analysis: Analysis) -> Iterator[Hit]:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from hopback.topology.effective import applied_policy, matching_policies
-from hopback.topology.hazards.analysis import operator_policies, parameters
+from hopback.topology.hazards.analysis import Analysis, Parameter, operator_policies, parameters
 from hopback.topology.hazards.rule import (
     HazardRule,
     Hit,
@@ -25,7 +25,7 @@ from hopback.topology.hazards.rule import (
     queue_place,
     warnings,
 )
-from hopback.topology.model import QueueType
+from hopback.topology.model import Exchange, Policy, Queue, QueueType
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 from hopback.topology.rabbitmq_arguments import APPLY_TO, POLICY_KEYS, QUEUE_ARGUMENTS
 from hopback.topology.wording import did_you_mean, shown
@@ -34,8 +34,6 @@ from hopback.version import BrokerVersion
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hopback.topology.hazards.analysis import Analysis, Parameter
-    from hopback.topology.model import Exchange, Policy, Queue
 
 _ALWAYS = BrokerVersion(0)
 

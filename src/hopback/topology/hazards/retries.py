@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.topology.delays import DUE, delay_level_names, delay_topology, is_delay_level
 from hopback.topology.durations import LONGEST_MS, format_duration
-from hopback.topology.hazards.analysis import drops_head, limited, number, seems_waiting
+from hopback.topology.hazards.analysis import Analysis, drops_head, limited, number, seems_waiting
 from hopback.topology.hazards.rule import (
     HARDENED,
     HazardRule,
@@ -22,15 +22,12 @@ from hopback.topology.hazards.rule import (
     queue_place,
     warnings,
 )
-from hopback.topology.model import QueueType
-from hopback.topology.plan import Leave
+from hopback.topology.model import Queue, QueueType
+from hopback.topology.plan import Leave, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hopback.topology.hazards.analysis import Analysis
-    from hopback.topology.model import Queue
-    from hopback.topology.plan import Plan
 
 # By exchange and the queues reached beside the right one: the queues whose retries do that.
 _Strays: TypeAlias = "defaultdict[tuple[str, frozenset[str]], set[str]]"
