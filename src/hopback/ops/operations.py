@@ -127,9 +127,7 @@ class Operations:
         self._planner = Planner(
             broker, self._sessions, self.settings, self.clock, self.journal.store_id
         )
-        self._runner = JobRunner(
-            broker.broker, self.journal, self.settings, self.clock, self._planner
-        )
+        self._runner = JobRunner(broker, self.journal, self.settings, self.clock, self._planner)
         self.surveys: Surveys = Surveys(
             broker,
             self.journal,

@@ -100,6 +100,7 @@ class ManagedBroker:
         self._overrides = tuple(overrides)
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
+        self._sharing: list[str] = []
         self._version: BrokerVersion | None = None
         self._snapshots = Recent(self._read, _FRESH_S, self.clock)
         self._discovered: (
@@ -126,12 +127,23 @@ class ManagedBroker:
     @asynccontextmanager
     async def query(self) -> AsyncIterator[Connection]:
         """Share the query connection. The channels that the caller leaves open are closed."""
-        connection = self._connection or await self._connect_again(None)
-        shared = _SharedConnection(connection, self._open_channel)
+        shared = await self.connect()
         try:
             yield shared
         finally:
             await shared.close()
+
+    async def connect(self, name: str = _QUERY_CONNECTION) -> Connection:
+        """Return the query connection for one caller, who closes only the channels that it opened.
+
+        `connection_names` contains `name` until then. Publishing and reading whole queues need a connection
+        of their own, by `broker.connect`.
+        """
+        connection = self._connection or await self._connect_again(None)
+        self._sharing.append(name)
+        return _SharedConnection(
+            connection, self._open_channel, partial(self._sharing.remove, name)
+        )
 
     async def _open_channel(self) -> Channel:
         connection = self._connection
@@ -228,7 +240,7 @@ class ManagedBroker:
         if self.management is None:
             return None
         try:
-            return await self.management.connection_names(self.vhost)
+            return await self.management.connection_names(self.vhost) | frozenset(self._sharing)
         except ManagementRefused:
             return None
 
@@ -347,10 +359,14 @@ class _SharedConnection:
     """The query connection as one caller sees it: `close` closes only the caller's channels."""
 
     def __init__(
-        self, connection: Connection, open_channel: Callable[[], Awaitable[Channel]]
+        self,
+        connection: Connection,
+        open_channel: Callable[[], Awaitable[Channel]],
+        end: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._open_channel = open_channel
+        self._end = end
         self._channels: list[Channel] = []
 
     @property
@@ -363,11 +379,19 @@ class _SharedConnection:
         return channel
 
     async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
+        try:
+            for channel in self._channels:
+                await channel.close()
+        finally:
+            end, self._end = self._end, _do_nothing
+            end()
 
     async def wait_closed(self) -> BrokerError | None:
         return await self._connection.wait_closed()
+
+
+def _do_nothing() -> None:
+    """The connection is closed already."""
 
 
 async def _no_overrides() -> tuple[Override, ...]:

@@ -12,7 +12,7 @@ from hopback.ops.contract.values import Price
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Broker
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.journal import JobRecord
 
@@ -42,7 +42,7 @@ class ArrivalCounter:
     of them, a look would requeue new messages before old ones.
     """
 
-    def __init__(self, broker: Broker, job: JobRecord, snapshot: BrokerSnapshot) -> None:
+    def __init__(self, broker: ManagedBroker, job: JobRecord, snapshot: BrokerSnapshot) -> None:
         self._broker = broker
         self._job = job
         self._ready = snapshot.ready
@@ -55,12 +55,9 @@ class ArrivalCounter:
 
         `holding` is whether it still holds some of them.
         """
-        connection = await self._broker.connect("hopback watch")
-        try:
+        async with self._broker.query() as connection:
             channel = await connection.open_channel()
             state = await channel.declare_queue(Queue(self._job.queue), passive=True)
-        finally:
-            await connection.close()
         expected = max(self._ready - taken, 0)
         arrived = max(state.messages - expected, 0)
         if not arrived:

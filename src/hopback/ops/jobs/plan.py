@@ -368,10 +368,6 @@ class Planner:
         await self.check_ways(spec, snapshot)
         return snapshot
 
-    async def connection_names(self) -> frozenset[str] | None:
-        """What the broker's open connections call themselves; None where nobody tells."""
-        return await self._live.connection_names()
-
     async def _select(
         self, request: JobRequest, ready: int
     ) -> tuple[SelectionSnapshot, ChosenMessages | None]:
@@ -584,7 +580,7 @@ class Planner:
 
         Before it returns, as many messages as before are `ready` again.
         """
-        async with aclosing(walk(self._live.broker, queue, count, cost)) as messages:
+        async with aclosing(walk(self._live, queue, count, cost)) as messages:
             async for delivery in messages:
                 dry_run.see(delivery)
                 yield

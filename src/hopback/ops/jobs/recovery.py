@@ -16,7 +16,7 @@ from msgspec import structs
 
 from hopback.broker.supervise import Backoff
 from hopback.errors import HopbackError, UnsafeOperation
-from hopback.ops.brokers.consumers import job_connection_name
+from hopback.ops.brokers.consumers import LOOK_TAG, job_connection_name
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
@@ -28,9 +28,9 @@ from hopback.ops.jobs.read_ahead import choose_prefetch
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Broker
     from hopback.clock import Clock
     from hopback.errors import BrokerError
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.cursor_driver import Cursor
     from hopback.ops.jobs.job_run import JobRun
@@ -70,7 +70,9 @@ def next_run(job: JobRecord) -> JobRecord:
 class Recovery:
     """Prepares each run of a job, the first one as well."""
 
-    def __init__(self, broker: Broker, planner: Planner, clock: Clock, patience_s: float) -> None:
+    def __init__(
+        self, broker: ManagedBroker, planner: Planner, clock: Clock, patience_s: float
+    ) -> None:
         """`patience_s` is how long a job waits for a broker that is away, in seconds."""
         self._broker = broker
         self._planner = planner
@@ -133,7 +135,7 @@ class Recovery:
 
     async def _holder(self, job: JobRecord) -> str:
         """Name a connection that may hold messages of the job. Empty if there is none."""
-        names = await self._planner.connection_names()
+        names = await self._broker.connection_names()
         if names is None:
             count = (await self._planner.snapshot_for(job.spec)).consumers
             return f"the consumer of {job.queue!r}" if count else ""
@@ -142,7 +144,11 @@ class Recovery:
             f"hopback browse {job.queue}",
             f"hopback look {job.queue}",
         )
-        return next((f"the connection {name!r}" for name in ours if name in names), "")
+        found = next((f"the connection {name!r}" for name in ours if name in names), "")
+        # A dry run of another process reads on a connection with another name.
+        consumers = () if found else await self._broker.consumers_of(job.queue)
+        looks = any(each.tag.startswith(LOOK_TAG) for each in consumers)
+        return f"a look at {job.queue!r}" if looks else found
 
     async def _write_reason(self, run: JobRun, reason: str, state: JobState | None = None) -> None:
         """Record why an active job waits. Empty when it continues."""
@@ -203,7 +209,7 @@ class Recovery:
         else:
             if began.has_twins:
                 await run.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
-            head = await read_head(self._broker, job, limits, snapshot.cost(job.queue))
+            head = await read_head(self._broker.broker, job, limits, snapshot.cost(job.queue))
         if head is not None:
             run.sent_again += max(head - began.kept - len(began.window), 0)
             if (again := run.sent_again) > 0:

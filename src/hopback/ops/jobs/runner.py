@@ -41,8 +41,9 @@ from hopback.ops.jobs.sender import Sender
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
-    from hopback.broker.port import Broker, Connection
+    from hopback.broker.port import Connection
     from hopback.clock import Clock
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages, Holding
     from hopback.ops.browse.source import Source
@@ -75,7 +76,7 @@ class JobRunner:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: ManagedBroker,
         journal: Journal,
         settings: Settings,
         clock: Clock,
@@ -229,11 +230,11 @@ class JobRunner:
     ) -> BrokerError | None:
         """Run the engine on one connection. Return the error if the broker went away."""
         connection = None if holding is None else holding.connection
-        action = action_of(run.job, snapshot, self._broker)
+        action = action_of(run.job, snapshot, self._broker.broker)
         try:
             if connection is None:
                 await self._recovery.wait_for_holders(run)
-                connection = await self._broker.connect(_connection_name(run.job))
+                connection = await self._broker.broker.connect(_connection_name(run.job))
             engine = await self._engine(run, snapshot, connection, holding, action)
             return await engine.run()
         except BrokerError as failed:  # raised before the engine ran, which keeps its errors
@@ -306,7 +307,7 @@ class JobRunner:
         if event is None or job.state is JobState.INTERRUPTED:
             return
         try:
-            connection = await self._broker.connect(_connection_name(job))
+            connection = await self._broker.broker.connect(_connection_name(job))
             try:
                 await (await connection.open_channel()).publish(event, mandatory=False)
             finally:

@@ -1,0 +1,93 @@
+"""The query connection and the snapshot of a managed broker."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from hopback.broker.embedded.management import EmbeddedManagement
+from hopback.clock import ManualClock
+from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.topology.model import Queue
+from tests.unit.ops.shop import CountingBroker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hopback.broker.management.readings import QueueReading
+
+
+class _CountingManagement(EmbeddedManagement):
+    """Counts how often all queues are read."""
+
+    reads = 0
+
+    async def queues(self, vhost: str = "/") -> tuple[QueueReading, ...]:
+        self.reads += 1
+        return await super().queues(vhost)
+
+
+@asynccontextmanager
+async def _managed() -> AsyncIterator[tuple[ManagedBroker, CountingBroker, _CountingManagement]]:
+    broker = CountingBroker()
+    connection = await broker.connect("declaring")
+    channel = await connection.open_channel()
+    for name in ("orders", "orders.dlq"):
+        await channel.declare_queue(Queue(name))
+    await connection.close()
+    broker.connected = 0
+    management = _CountingManagement(broker)
+    managed = ManagedBroker(broker, management=management, clock=ManualClock(0.0))
+    yield managed, broker, management
+    await managed.close()
+    assert broker.connections == ()
+
+
+async def test_questions_share_one_connection() -> None:
+    async with _managed() as (managed, broker, _):
+        await managed.snapshot(count="orders.dlq")
+        await managed.depth("orders.dlq")
+        await asyncio.gather(*(managed.count_now("orders") for _ in range(5)))
+        assert broker.connected == 1
+
+
+async def test_a_question_about_a_missing_queue_keeps_the_connection() -> None:
+    async with _managed() as (managed, broker, _):
+        assert await managed.count_now("nowhere") is None
+        assert await managed.count_now("orders") is not None
+        assert broker.connected == 1
+
+
+async def test_a_lost_query_connection_is_opened_again() -> None:
+    async with _managed() as (managed, broker, _):
+        await managed.count_now("orders")
+        broker.connections[0].cut()
+        counts = await asyncio.gather(*(managed.count_now("orders") for _ in range(3)))
+        assert None not in counts
+        assert broker.connected == 2
+
+
+async def test_channels_that_a_caller_leaves_open_are_closed() -> None:
+    async with _managed() as (managed, broker, _):
+        async with managed.query() as connection:
+            channel = await connection.open_channel()
+        assert await channel.wait_closed() is None
+        assert len(broker.connections) == 1
+
+
+async def test_recent_snapshots_share_one_reading_for_two_seconds() -> None:
+    async with _managed() as (managed, _, management):
+        snapshots = await asyncio.gather(*(managed.recent_snapshot() for _ in range(3)))
+        assert len({id(each) for each in snapshots}) == 1
+        assert management.reads == 1
+        await managed.recent_snapshot()
+        assert management.reads == 1
+
+
+async def test_the_names_of_connections_contain_those_that_share_the_query_connection() -> None:
+    async with _managed() as (managed, _, _):
+        shared = await managed.connect("hopback look orders.dlq")
+        assert "hopback look orders.dlq" in (await managed.connection_names() or ())
+        await shared.close()
+        assert "hopback look orders.dlq" not in (await managed.connection_names() or ())
