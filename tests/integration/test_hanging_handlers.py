@@ -23,6 +23,7 @@ pytestmark = pytest.mark.broker
 TIMEOUT_MS = 3_000
 
 
+@pytest.mark.waits(9)
 async def test_hanging_handler_is_parked_and_stops_no_other_message(
     start_rabbitmq: Callable[..., RabbitNode],
 ) -> None:

@@ -62,10 +62,10 @@ _APP = """
 """
 
 
-@pytest.mark.waits(27)
+@pytest.mark.waits(14)
 async def test_poison_takes_nobody_along(amqp_url: str, tmp_path: Path) -> None:
-    """A prefetch of 40, a limit of 8, a kill and an exit: both are parked, and no other."""
-    await _poisoned(amqp_url, tmp_path)
+    """A prefetch of 40, a limit of 8, a message that kills: it is parked, and no other."""
+    await _poisoned(amqp_url, tmp_path, {-1: "deaths"})
 
 
 @pytest.mark.all_brokers
@@ -73,12 +73,13 @@ async def test_poison_takes_nobody_along(amqp_url: str, tmp_path: Path) -> None:
 async def test_poison_takes_nobody_along_on_newer_brokers(
     suite: str, start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
 ) -> None:
-    """The same on RabbitMQ 4.0 and 4.3."""
+    """The same on RabbitMQ 4.0 and 4.3, with a second message that exits."""
     node = start_rabbitmq(installation=installations()[suite])
-    await _poisoned(node.url, tmp_path)
+    await _poisoned(node.url, tmp_path, {-1: "deaths", -2: "exits"})
 
 
-async def _poisoned(url: str, folder: Path) -> None:
+async def _poisoned(url: str, folder: Path, poisons: dict[int, str]) -> None:
+    """`poisons`: the deadly messages, each with the file in which its handler counts."""
     (folder / "shop.py").write_text(textwrap.dedent(_APP))
     connection = await RabbitMQ(url).connect("test")
     command = [sys.executable, "-m", "hopback", "run", "shop:app", "--processes", "2"]
@@ -86,10 +87,13 @@ async def _poisoned(url: str, folder: Path) -> None:
     try:
         await _until(lambda: _is_declared(connection))
         channel = await connection.open_channel()
-        for number in [*range(50), -1, *range(50, 100), -2, *range(100, INNOCENTS)]:
+        numbers = list(range(INNOCENTS))
+        for place, poison in zip((50, 101), poisons, strict=False):
+            numbers.insert(place, poison)
+        for number in numbers:
             properties = Properties(message_id=str(number), delivery_mode=2)
             await channel.publish(Message("", "orders", str(number).encode(), properties))
-        await _until(lambda: _depth(connection, "orders.dlq", 2))
+        await _until(lambda: _depth(connection, "orders.dlq", len(poisons)))
         await _until(lambda: _has_handled(folder))
     finally:
         process.send_signal(signal.SIGTERM)
@@ -101,9 +105,10 @@ async def _poisoned(url: str, folder: Path) -> None:
         by_limit = one.properties.headers.get("x-first-death-reason") == "delivery_limit"
         parked[int(one.body)] = failure.message if failure else by_limit * _BY_LIMIT
     await connection.close()
-    assert set(parked) == {-1, -2}
+    assert set(parked) == set(poisons)
     assert process.returncode == 0
-    for name, why in (("deaths", parked[-1]), ("exits", parked[-2])):
+    for number, name in poisons.items():
+        why = parked[number]
         alone = "times while this message alone was being handled" in why
         assert alone or why == _BY_LIMIT
         # Three times alone; before that up to three windows, unless the other one's deaths had already

@@ -339,7 +339,9 @@ def _runs(topology: Topology, queue: str, version: Any = None) -> tuple[int, Tal
     async def play() -> None:
         accept = ["delivery-limit-feeds-retry", "looking-deletes"]
         broker = EmbeddedBroker(version=version) if version else None
-        async with AppTest(app, broker=broker, options=ServiceOptions(accept=accept)) as test:
+        # Some designs wait for hours: a look at the topology every 30 virtual seconds takes seconds.
+        options = ServiceOptions(accept=accept, upkeep=86_400)
+        async with AppTest(app, broker=broker, options=options) as test:
             await test.publish("", queue, {})
             tallies.append(await test.drain())
             resting.append(len(test.dead_letters(queue)))
