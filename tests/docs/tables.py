@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from hopback.observe.events import EVENTS
 from hopback.observe.logs import LEVELS
 from hopback.observe.metrics import Metrics
+from hopback.ops.http.app import ENDPOINTS
+from hopback.ops.http.brokers import BROKERS
 from tests.docs.pages import ROOT
 
 if TYPE_CHECKING:
@@ -56,7 +58,21 @@ def _metrics() -> str:
     return _table(("metric", "kind", "labels", "meaning"), rows)
 
 
+def _endpoints() -> str:
+    """Every endpoint with the role that it needs."""
+    rows = [
+        (
+            f"`{row.method} {row.path}`",
+            "anybody" if row.public else "anyone known" if row.role is None else row.role.value,
+            row.summary,
+        )
+        for row in (*ENDPOINTS, *BROKERS)
+    ]
+    return _table(("endpoint", "role", "purpose"), rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "endpoints": ("docs/reference/http-api.md", _endpoints),
     "events": ("docs/reference/events.md", _events),
     "metrics": ("docs/reference/metrics.md", _metrics),
 }

@@ -6,9 +6,10 @@ this process ends. What it refuses is raised as the library itself would, in the
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import msgspec
@@ -31,89 +32,38 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.extras import needs
-from hopback.ops.alerts.rules import AlertList, AlertTestResult
-from hopback.ops.brokers.discovery import CandidateList
-from hopback.ops.contract.codec import decode, encode, from_json, to_json
+from hopback.ops.contract import endpoints
+from hopback.ops.contract.codec import decode, encode, from_json
+from hopback.ops.contract.endpoints import BY_OPERATION, BYTES, EVENTS, JSON, NDJSON
 from hopback.ops.contract.requests import (
     BY_CALLER,
-    BY_DESIGN,
-    NEWEST,
+    LARGEST_PAGE,
     SMALL_WINDOW,
     UNHURRIED,
     WHOLE_QUEUE,
-    EditRequest,
+    ExportRequest,
     GroupBy,
-    LimitReason,
-    NewRate,
-    Renewal,
-    RetryRequest,
+    ImportQuery,
     SessionRequest,
 )
 from hopback.ops.contract.search import SearchProgress, SearchRequest, survey_of
-from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
-from hopback.ops.contract.values import (
-    AuditList,
-    EditedCopy,
-    FailureList,
-    Groups,
-    Imported,
-    Job,
-    JobList,
-    JobPlan,
-    LimitPolicy,
-    LookProgress,
-    MessageView,
-    Overview,
-    Page,
-    QueueDetail,
-    SessionView,
-    Survey,
-)
-from hopback.ops.notes.values import (
-    FilterList,
-    GroupNote,
-    NewFilter,
-    NewNote,
-    NoteList,
-    SavedFilter,
-)
+from hopback.ops.contract.surveys import ErrorOverview
+from hopback.ops.contract.values import Imported, Job, JobPlan, LookProgress, Page, SessionView
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
     import httpx
 
-    from hopback.ops.brokers.discovery import QueueAnswer
-    from hopback.ops.contract.requests import (
-        AuditQuery,
-        Edit,
-        JobRequest,
-        Pace,
-        Selection,
-        Submission,
-        Target,
-        Who,
-        Window,
-    )
-    from hopback.ops.contract.values import (
-        AuditEntry,
-        FailedMessage,
-        OnProgress,
-        QueueSummary,
-    )
+    from hopback.ops.contract.endpoints import ApiEndpoint
+    from hopback.ops.contract.requests import JobRequest, Pace, Selection, Submission, Who, Window
+    from hopback.ops.contract.values import OnProgress, Survey
 
-ValueT = TypeVar("ValueT")
-
-_QUEUES = "/admin/dlq/queues"
-_SESSIONS = "/admin/dlq/sessions"
-_CANDIDATES = "/admin/dlq/candidates"
-_JOBS = "/admin/dlq/jobs"
 _SILENCE_S = 60.0  # a server at work says so every 15 s; a minute without a word is no answer
-_LONG = "application/json, text/event-stream;q=0.9"
-"""Accepted where it may take minutes: the answer, or how far it is until there is one."""
+_LONG = f"{JSON}, {EVENTS};q=0.9"
+"""Accepted from endpoints that may take minutes: the answer, or events that report progress."""
 _MOST_BYTES = 256 * 1024 * 1024
 """Bytes of an answer, or of one line of a stream: a body of 128 MiB in base64 fits. More is cut off."""
-_LARGEST_PAGE = 200  # what the server gives at once; more is asked for page by page
 _BY_CODE: dict[str, type[OperationRefused]] = {
     "bad-filter": BadFilter, "count-mismatch": CountMismatch, "session-over": SessionOver,
     "job-conflict": JobConflict,
@@ -183,30 +133,26 @@ class RemoteDeadLetters:
         del who
         return self
 
-    async def queues(self) -> tuple[QueueSummary, ...]:
-        """Every dead-letter queue that the caller may see, by name."""
-        return (await self.get(Overview, "/admin/dlq/overview")).items
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The operation of that name, by its endpoint."""
+        row = BY_OPERATION.get(name)
+        if row is None:
+            raise AttributeError(name)
+        return partial(self.call, row)
 
-    async def queue(self, name: str) -> QueueDetail:
-        """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
-        return await self.get(QueueDetail, _path(_QUEUES, name))
+    @property
+    def notes(self) -> RemoteNotes:
+        """Notes on groups, saved filters and what was done to a group."""
+        return RemoteNotes(self)
 
-    async def candidates(self) -> CandidateList:
-        """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
-        return await self.get(CandidateList, _CANDIDATES)
-
-    async def answer_candidate(self, said: QueueAnswer) -> None:
-        """Add a queue to the dead-letter queues, or ignore it; kept, and audited."""
-        await self.ask("PUT", _CANDIDATES, said)
-
-    async def lift_limit(self, queue: str, *, reason: str = "") -> str:
-        """Lift the queue's delivery limit by a policy of its own; the name of that policy."""
-        path = _path(_QUEUES, queue, "lift-limit")
-        return (await self.post(LimitPolicy, path, LimitReason(reason))).policy
-
-    async def restore_limit(self, queue: str, *, reason: str = "") -> None:
-        """Take that policy away again; none there is no error."""
-        await self.ask("POST", _path(_QUEUES, queue, "restore-limit"), LimitReason(reason))
+    async def call(self, row: ApiEndpoint, *given: object, **named: object) -> Any:
+        """Call an operation of the server with the arguments of the interface."""
+        path, query, body = row.read_arguments(given, named)
+        found = await self._ask(row, *path, query=query, body=body)
+        if row.answer is None:
+            return found if BYTES in row.media else None
+        answer = from_json(row.answer, found)
+        return getattr(answer, row.result) if row.result else answer
 
     async def open_session(
         self,
@@ -221,17 +167,15 @@ class RemoteDeadLetters:
         asked = SessionRequest(
             window.limit, window.max_bytes, window.seconds, forced, lift, window.skip
         )
-        path = _path(_QUEUES, queue, "sessions")
-        return from_json(SessionView, await self._ask_long("POST", path, asked, on_progress))
-
-    async def renew(self, session: str, seconds: float | None = None) -> SessionView:
-        """Hold on for as long again from now, or for so many seconds."""
-        return await self.post(SessionView, _path(_SESSIONS, session, "renew"), Renewal(seconds))
+        answer = await self._ask_long(
+            endpoints.OPEN_SESSION, queue, body=asked, on_progress=on_progress
+        )
+        return from_json(SessionView, answer)
 
     async def release(self, session: str) -> None:
         """Give everything back, in order; a session that has ended already is no error."""
         try:
-            await self._ask_long("DELETE", _path(_SESSIONS, session))
+            await self._ask_long(endpoints.RELEASE, session)
         except SessionOver:
             return
 
@@ -239,27 +183,14 @@ class RemoteDeadLetters:
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
         """Dead letters of a session that match, after the cursor; larger pages are put together."""
-        path, found = _path(_SESSIONS, session, "messages"), Page((), 0, str(cursor))
+        found = Page((), 0, str(cursor))
         while found.next is not None and len(found.dead_letters) < size:
-            limit = min(size - len(found.dead_letters), _LARGEST_PAGE)
-            page = await self.get(Page, path, filter=where, cursor=found.next, limit=limit)
+            limit = min(size - len(found.dead_letters), LARGEST_PAGE)
+            page = await self.call(
+                endpoints.MESSAGES, session, where, cursor=found.next, size=limit
+            )
             found = structs.replace(page, dead_letters=(*found.dead_letters, *page.dead_letters))
         return found
-
-    async def message(self, session: str, message: str) -> MessageView:
-        """One message with everything about it, and where it would go; audited as shown."""
-        return await self.get(MessageView, _path(_SESSIONS, session, "messages", message))
-
-    async def body(self, session: str, message: str) -> bytes:
-        """The bytes of one message; audited as shown."""
-        return await self.ask("GET", _path(_SESSIONS, session, "messages", message, "body"))
-
-    async def groups(
-        self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
-    ) -> Groups:
-        """The dead letters of a session by what they have in common, the largest group first."""
-        path = _path(_SESSIONS, session, "groups")
-        return await self.get(Groups, path, by=str(by), filter=where)
 
     async def survey(
         self,
@@ -278,18 +209,12 @@ class RemoteDeadLetters:
         self, *, survey: bool = False, on_progress: OnProgress | None = None
     ) -> ErrorOverview:
         """The errors of all queues, as they were surveyed last, or after another survey of all."""
-        if survey:
-            path = "/admin/dlq/errors/survey"
-            return from_json(ErrorOverview, await self._ask_long("POST", path, None, on_progress))
-        return await self.get(ErrorOverview, "/admin/dlq/errors")
-
-    async def trend(self, queue: str) -> QueueTrend:
-        """How the depth of a queue went, as far as the server kept it."""
-        return await self.get(QueueTrend, _path(_QUEUES, queue, "trend"))
+        row = endpoints.SURVEY if survey else endpoints.ERRORS
+        return from_json(ErrorOverview, await self._ask_long(row, on_progress=on_progress))
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
         """Look through whole queues at the server; close the generator to cancel."""
-        async with aclosing(self._events("POST", "/admin/dlq/search", request)) as events:
+        async with aclosing(self._events(endpoints.SEARCH, body=request)) as events:
             async for kind, data in events:
                 if kind == "search":
                     yield from_json(SearchProgress, data)
@@ -302,9 +227,8 @@ class RemoteDeadLetters:
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
         """What a job would do, without doing it."""
-        _check_export(submission)
         asked = structs.replace(request, dry_run=True)
-        return from_json(JobPlan, await self._ask_long("POST", _JOBS, asked, on_progress))
+        return from_json(JobPlan, await self._submit(asked, submission, on_progress))
 
     async def start(
         self,
@@ -314,30 +238,25 @@ class RemoteDeadLetters:
         on_progress: OnProgress | None = None,
     ) -> Job:
         """Begin a job at the server and return it; it goes on by itself."""
-        _check_export(submission)
-        headers = {} if submission.key is None else {"Idempotency-Key": submission.key}
-        return from_json(Job, await self._ask_long("POST", _JOBS, request, on_progress, headers))
+        return from_json(Job, await self._submit(request, submission, on_progress))
 
-    async def job(self, job: str) -> Job:
-        """One job as it is now."""
-        return await self.get(Job, _path(_JOBS, job))
-
-    async def jobs(
-        self, *, queue: str = "", active: bool = False, limit: int = 100
-    ) -> tuple[Job, ...]:
-        """Jobs, the newest first."""
-        return (await self.get(JobList, _JOBS, queue=queue, active=active, limit=limit)).items
-
-    async def failures(
-        self, job: str, *, cursor: int = 0, limit: int = 100
-    ) -> tuple[FailedMessage, ...]:
-        """What a job could not move or left out, from number `cursor` on; all of it is in its queue."""
-        path = _path(_JOBS, job, "failures")
-        return (await self.get(FailureList, path, cursor=cursor, limit=limit)).items
+    async def _submit(
+        self, request: JobRequest, submission: Submission, on_progress: OnProgress | None
+    ) -> str:
+        if submission.export_to:
+            raise BadRequest(
+                "exportTo (--export-to)",
+                "nothing for a server, which writes to its own files; its plan says where",
+            )
+        key = submission.key
+        headers = None if key is None else {"Idempotency-Key": key}
+        return await self._ask_long(
+            endpoints.START_JOB, body=request, headers=headers, on_progress=on_progress
+        )
 
     async def events(self, job: str) -> AsyncIterator[Job]:
         """The job now and after every change, until it runs no more."""
-        async with aclosing(self._events("GET", _path(_JOBS, job, "events"))) as events:
+        async with aclosing(self._events(endpoints.FOLLOW_JOB, job)) as events:
             async for kind, data in events:
                 if kind == "job":
                     yield from_json(Job, data)
@@ -346,68 +265,25 @@ class RemoteDeadLetters:
         """Return when the job is neither running nor paused."""
         async for _job in self.events(job):
             pass
-        return await self.job(job)
-
-    async def pause(self, job: str) -> Job:
-        """Let it finish what is in flight, then wait."""
-        return await self.post(Job, _path(_JOBS, job, "pause"))
-
-    async def resume(self, job: str) -> Job:
-        """Let a paused job go on, or begin an interrupted or failed one again, at the server."""
-        return await self.post(Job, _path(_JOBS, job, "resume"))
-
-    async def cancel(self, job: str) -> Job:
-        """Let it finish what is in flight, then give the rest back."""
-        return await self.post(Job, _path(_JOBS, job, "cancel"))
+        return await self.interrupt(job)
 
     async def interrupt(self, job: str) -> Job:
         """Nothing: the job is the server's and goes on there."""
-        return await self.job(job)
-
-    async def set_rate(self, job: str, rate: float | None) -> Job:
-        """Another rate, messages per second, from now on; None for no limit."""
-        return from_json(Job, await self.ask("PATCH", _path(_JOBS, job), NewRate(rate)))
-
-    async def retry_failures(self, job: str, *, reason: str = "") -> Job:
-        """A new job for exactly what this one could not move; BadRequest if there is nothing."""
-        return await self.post(Job, _path(_JOBS, job, "retry-failures"), RetryRequest(reason))
-
-    async def edit_and_redrive(
-        self,
-        session: str,
-        message: str,
-        edit: Edit,
-        *,
-        target: Target = BY_DESIGN,
-        reason: str = "",
-    ) -> str:
-        """Send a changed copy back; its new message id. The original stays where it is."""
-        asked = EditRequest(edit=edit, reason=reason, target=target)
-        path = _path(_SESSIONS, session, "messages", message, "edit")
-        return (await self.post(EditedCopy, path, asked)).message_id
+        found: Job = await self.call(endpoints.JOB, job)
+        return found
 
     async def export(
-        self,
-        queue: str,
-        selection: Selection = WHOLE_QUEUE,
-        *,
-        forced: bool = False,
+        self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
     ) -> AsyncGenerator[bytes, None]:
         """Messages as lines of JSON; nothing is removed."""
         import httpx
 
         # A filter that matches nothing has nothing to send, for as long as it takes.
         waits = httpx.Timeout(self._silence_s, read=None)
-        said = {"selection": to_json(selection), "force": forced}
-        path = _path(_QUEUES, queue, "export")
-        try:
-            async with self._client.stream("POST", path, json=said, timeout=waits) as answer:
-                if answer.status_code >= 400:
-                    raise _refusal(answer.status_code, await self._read(answer))
-                async for line in self._lines(answer):
-                    yield line + b"\n"
-        except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
+        asked = self._request(endpoints.EXPORT, queue, body=ExportRequest(selection, forced))
+        async with self._answered(self._client.stream(**asked, timeout=waits)) as answer:
+            async for line in self._lines(answer):
+                yield line + b"\n"
 
     async def import_lines(
         self,
@@ -430,84 +306,54 @@ class RemoteDeadLetters:
             async for line in lines:
                 yield line if line.endswith(b"\n") else line + b"\n"
 
-        try:
-            async with self._client.stream(
-                "POST",
-                _path(_QUEUES, queue, "import"),
-                content=content(),
-                params={"reason": reason},
-                headers={"Content-Type": "application/x-ndjson"},
-                timeout=httpx.Timeout(self._silence_s, read=None, write=None),
-            ) as answer:
-                said = await self._read(answer)
-        except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
-        if answer.status_code >= 400:
-            raise _refusal(answer.status_code, said)
-        return from_json(Imported, said)
+        waits = httpx.Timeout(self._silence_s, read=None, write=None)
+        asked = self._request(endpoints.IMPORT, queue, query=ImportQuery(reason))
+        asked |= {"content": content(), "headers": {"Content-Type": NDJSON}, "timeout": waits}
+        async with self._answered(self._client.stream(**asked)) as answer:
+            return from_json(Imported, await self._read(answer))
 
-    @property
-    def notes(self) -> RemoteNotes:
-        """Notes on groups, saved filters and what was done to a group."""
-        return RemoteNotes(self)
-
-    async def alerts(self) -> AlertList:
-        """Alerts that fire, are about to, or were resolved within a week."""
-        return await self.get(AlertList, "/admin/alerts")
-
-    async def test_alert(self, target: str) -> AlertTestResult:
-        """Send a target a message that says it is a test, and tell whether it was taken."""
-        return await self.post(AlertTestResult, "/admin/alerts/test", {"target": target})
-
-    async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
-        """What was done, the newest first."""
-        asked = structs.asdict(query)
-        asked["cursor"] = asked.pop("before")
-        return (await self.get(AuditList, "/admin/audit", **asked)).items
-
-    async def get(self, kind: type[ValueT], path: str, **query: Any) -> ValueT:
-        """What the server answers, as a value of that kind."""
-        given = {
-            name: "true" if value is True else str(value)
-            for name, value in query.items()
-            if value not in ("", None, False)
+    def _request(
+        self,
+        row: ApiEndpoint,
+        *path: str,
+        query: object = None,
+        body: object = None,
+        headers: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """The arguments of a request to this endpoint."""
+        names = dict(zip(row.path_names, (quote(one, safe="") for one in path), strict=True))
+        asked: dict[str, Any] = {
+            "method": row.method,
+            "url": row.path.format(**names),
+            "headers": headers or {},
         }
-        return from_json(kind, await self.ask("GET", path, params=given))
+        if query is not None:
+            asked["params"] = msgspec.to_builtins(query)
+        if body is not None:
+            asked["content"] = encode(body)
+            asked["headers"] = {"Content-Type": JSON, **asked["headers"]}
+        return asked
 
-    async def post(
-        self,
-        kind: type[ValueT],
-        path: str,
-        value: object = None,
-        headers: dict[str, str] | None = None,
-    ) -> ValueT:
-        """What the server answers to a value, as one of that kind."""
-        return from_json(kind, await self.ask("POST", path, value, headers=headers))
-
-    async def ask(
-        self,
-        method: str,
-        path: str,
-        value: object = None,
-        *,
-        params: dict[str, str] | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> bytes:
-        """The bytes of the answer; what the server refuses is raised."""
+    @asynccontextmanager
+    async def _answered(
+        self, asked: AbstractAsyncContextManager[httpx.Response]
+    ) -> AsyncGenerator[httpx.Response, None]:
+        """The answer to a request; what the server refuses is raised."""
         import httpx
 
-        content = None if value is None else encode(value)
-        said = {} if value is None else {"Content-Type": "application/json"}
         try:
-            async with self._client.stream(
-                method, path, content=content, params=params, headers={**said, **(headers or {})}
-            ) as answer:
-                found = await self._read(answer)
+            async with asked as answer:
+                if answer.status_code >= 400:
+                    raise _refusal(answer.status_code, await self._read(answer))
+                yield answer
         except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
-        if answer.status_code >= 400:
-            raise _refusal(answer.status_code, found)
-        return found
+            why = str(error) or type(error).__name__
+            raise ServerUnavailable(f"the server at {self._url} does not answer: {why}") from error
+
+    async def _ask(self, row: ApiEndpoint, *path: str, **asked: Any) -> bytes:
+        request = self._request(row, *path, **asked)
+        async with self._answered(self._client.stream(**request)) as answer:
+            return await self._read(answer)
 
     async def _read(self, answer: httpx.Response) -> bytes:
         """The whole answer; ServerFailed if it is too long."""
@@ -540,18 +386,18 @@ class RemoteDeadLetters:
 
     async def _ask_long(
         self,
-        method: str,
-        path: str,
-        value: object = None,
-        on_progress: OnProgress | None = None,
+        row: ApiEndpoint,
+        *path: str,
+        body: object = None,
         headers: dict[str, str] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> str:
-        """The text of an answer that may take minutes; what the server tells meanwhile is passed on.
+        """The text of an answer that may take minutes. `on_progress` gets the progress events.
 
-        Cancelled, it hangs up, and the server gives back what it holds for it.
+        If it is cancelled, it disconnects and the server requeues the messages that it holds.
         """
         said = {"Accept": _LONG, **(headers or {})}
-        async with aclosing(self._events(method, path, value, said)) as events:
+        async with aclosing(self._events(row, *path, body=body, headers=said)) as events:
             async for kind, data in events:
                 if kind == "answer":
                     return data
@@ -560,40 +406,21 @@ class RemoteDeadLetters:
         raise ServerUnavailable(f"the server at {self._url} ended its answer before it was whole")
 
     async def _events(
-        self,
-        method: str,
-        path: str,
-        value: object = None,
-        headers: dict[str, str] | None = None,
+        self, row: ApiEndpoint, *path: str, **asked: Any
     ) -> AsyncGenerator[tuple[str, str], None]:
-        """What a server tells as it happens, by type; an answer that is told at once is an `answer`, too."""
-        import httpx
-
-        content = None if value is None else encode(value)
-        said = {} if value is None else {"Content-Type": "application/json"}
-        asked = self._client.stream(
-            method, path, content=content, headers={**said, **(headers or {})}
-        )
-        try:
-            async with asked as answer:
-                if answer.status_code >= 400:
-                    raise _refusal(answer.status_code, await self._read(answer))
-                if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    yield "answer", (await self._read(answer)).decode()
-                    return
-                kind = ""
-                async for line in self._lines(answer):
-                    name, _, data = line.decode(errors="replace").rstrip("\r").partition(":")
-                    if name == "event":
-                        kind = data.strip()
-                    elif name == "data":
-                        yield kind, _streamed_answer(data) if kind == "answer" else data
-        except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
-
-    def _unavailable(self, error: Exception) -> ServerUnavailable:
-        why = str(error) or type(error).__name__
-        return ServerUnavailable(f"the server at {self._url} does not answer: {why}")
+        """The events of an answer by type. An answer without events is one event `answer`."""
+        request = self._request(row, *path, **asked)
+        async with self._answered(self._client.stream(**request)) as answer:
+            if not answer.headers.get("content-type", "").startswith(EVENTS):
+                yield "answer", (await self._read(answer)).decode()
+                return
+            kind = ""
+            async for line in self._lines(answer):
+                name, _, data = line.decode(errors="replace").rstrip("\r").partition(":")
+                if name == "event":
+                    kind = data.strip()
+                elif name == "data":
+                    yield kind, _streamed_answer(data) if kind == "answer" else data
 
 
 class RemoteNotes:
@@ -602,49 +429,12 @@ class RemoteNotes:
     def __init__(self, server: RemoteDeadLetters) -> None:
         self._server = server
 
-    async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
-        """Notes on a group, or on every group of a queue, the newest first."""
-        path = _path(_QUEUES, queue, "notes")
-        return (await self._server.get(NoteList, path, group=group)).items
-
-    async def add(self, queue: str, note: NewNote) -> GroupNote:
-        """Write a note; BadRequest where there are too many."""
-        return await self._server.post(GroupNote, _path(_QUEUES, queue, "notes"), note)
-
-    async def remove(self, queue: str, note: str) -> None:
-        """Take a note away; NoSuch if there is none."""
-        await self._server.ask("DELETE", _path(_QUEUES, queue, "notes", note))
-
-    async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
-        """What was done to a group, or to a queue, the newest first."""
-        path = _path(_QUEUES, queue, "history")
-        return (await self._server.get(AuditList, path, group=group)).items
-
-    async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
-        """The saved filters of a queue, by name."""
-        return (await self._server.get(FilterList, _path(_QUEUES, queue, "filters"))).items
-
-    async def save_filter(self, queue: str, said: NewFilter) -> SavedFilter:
-        """Save a filter under a name; BadFilter if it cannot be read."""
-        return await self._server.post(SavedFilter, _path(_QUEUES, queue, "filters"), said)
-
-    async def remove_filter(self, queue: str, name: str) -> None:
-        """Take a saved filter away; NoSuch if there is none."""
-        await self._server.ask("DELETE", _path(_QUEUES, queue, "filters", name))
-
-
-def _path(*parts: str) -> str:
-    first, *names = parts
-    return "/".join([first, *(quote(name, safe="") for name in names)])
-
-
-def _check_export(submission: Submission) -> None:
-    """A server writes to files of its own: one that is named here would be silently forgotten."""
-    if submission.export_to:
-        raise BadRequest(
-            "exportTo (--export-to)",
-            "nothing for a server, which writes to its own files; its plan says where",
-        )
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The operation of that name, by its endpoint."""
+        row = BY_OPERATION.get(f"notes.{name}")
+        if row is None:
+            raise AttributeError(name)
+        return partial(self._server.call, row)
 
 
 class _StreamedAnswer(Struct, frozen=True):

@@ -16,9 +16,9 @@ from collections import deque
 from email.message import EmailMessage
 from email.utils import formatdate
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from msgspec import Meta, Struct, structs
+from msgspec import structs
 
 from hopback.errors import HopbackError, LeaseLost, NoSuch
 from hopback.ops.alerts.book import list_alerts, read_alerts
@@ -33,11 +33,12 @@ from hopback.ops.alerts.rules import (
     QueueSeen,
     decide_alerts,
 )
+from hopback.ops.contract import endpoints
 from hopback.ops.contract.codec import encode, from_json, to_json
 from hopback.ops.contract.queue_rules import EVERY_QUEUE, VISIBLE_QUEUES
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Moment
-from hopback.ops.http.api import ApiTable, Call, Empty
+from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.settings import AlertTargetKind
 from hopback.ops.page.pages import Pages
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.alerts.book import AlertBook, WaitingNotice
     from hopback.ops.alerts.rules import Alert
+    from hopback.ops.contract.endpoints import Empty
+    from hopback.ops.contract.requests import AlertTestRequest
     from hopback.ops.contract.surveys import ErrorGroup
     from hopback.ops.contract.values import Job
     from hopback.ops.http.overview import Sweep
@@ -460,12 +463,6 @@ ALERTS = ApiTable()
 """The rows of this part, each above what answers it."""
 
 
-class AlertTestRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which target is to be tried."""
-
-    target: Annotated[str, Meta(min_length=1, max_length=100)]
-
-
 async def visible_alerts(call: Call[Empty, None]) -> AlertList:
     """The alerts of queues that the caller may see; rules and targets are for admins."""
     found, principal = await call.services.alerting.listed(), call.principal
@@ -479,23 +476,15 @@ async def visible_alerts(call: Call[Empty, None]) -> AlertList:
     return structs.replace(found, items=items, total=len(items))
 
 
-@ALERTS.row("GET", "/admin/alerts", Role.VIEWER, VISIBLE_QUEUES, answer=AlertList)
+@ALERTS.answer(endpoints.ALERTS)
 async def _list_alerts(call: Call[Empty, None]) -> AlertList:
-    """Alerts that fire, are about to, or were resolved within a week."""
+    """List alerts that fire, are pending, or were resolved within a week."""
     return await visible_alerts(call)
 
 
-@ALERTS.row(
-    "POST",
-    "/admin/alerts/test",
-    Role.ADMIN,
-    EVERY_QUEUE,
-    body=AlertTestRequest,
-    answer=AlertTestResult,
-    errors=(404,),
-)
+@ALERTS.answer(endpoints.TEST_ALERT)
 async def _test_alert(call: Call[Empty, AlertTestRequest]) -> AlertTestResult:
-    """Send a target of the settings a message that says it is a test."""
+    """Send a test message to an alert target and report whether it was accepted."""
     if not call.services.manages(call.principal):
         raise forbidden()
     found = await call.services.alerting.test(call.body.target)

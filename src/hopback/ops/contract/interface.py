@@ -1,7 +1,7 @@
-"""What can be done with dead letters: one interface, carried out in this process or by a server.
+"""The operations on dead letters: one interface, implemented in this process and by HTTP.
 
-`Operations` is it here, `remote.RemoteDeadLetters` is it by HTTP. Both take and give the values of the
-contract, so a caller need not know which of them it has.
+`Operations` implements it here, `RemoteDeadLetters` by a server. Both take and return the values of the
+contract. The first paragraph of a docstring is the summary of its endpoint in OpenAPI and in the reference.
 """
 
 from __future__ import annotations
@@ -79,22 +79,22 @@ class DeadLetters(Protocol):
         """Release every session and interrupt every job of this process. Safe to repeat."""
 
     async def queues(self) -> tuple[QueueSummary, ...]:
-        """Every dead-letter queue by name, with its depth; never looks into one."""
+        """List the dead-letter queues by name, with their depths. No message is read."""
 
     async def queue(self, name: str, /) -> QueueDetail:
-        """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
+        """Return one queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
 
     async def candidates(self) -> CandidateList:
-        """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
+        """List queues that have messages and no consumer and may contain dead letters."""
 
     async def answer_candidate(self, said: QueueAnswer, /) -> None:
-        """Add a queue to the dead-letter queues, or ignore it; kept, and audited."""
+        """Declare that a queue contains dead letters, or that it does not. The audit records it."""
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:
-        """Lift the queue's delivery limit by a policy of its own; the name of that policy."""
+        """Lift the delivery limit of a queue by a policy. Return the name of the policy."""
 
     async def restore_limit(self, queue: str, *, reason: str = "") -> None:
-        """Take that policy away again; none there is no error."""
+        """Restore the delivery limit of a queue. Refused while the limit would drop messages."""
 
     async def open_session(
         self,
@@ -108,26 +108,26 @@ class DeadLetters(Protocol):
         """Hold messages for looking at; `forced` accepts a danger, `lift` removes it by a policy."""
 
     async def renew(self, session: str, /, seconds: float | None = None) -> SessionView:
-        """Hold on for as long again from now, or for so many seconds."""
+        """Extend a browse session by its original time, or by this number of seconds."""
 
     async def release(self, session: str, /) -> None:
-        """Give everything back, in order; a session that has ended already is no error."""
+        """Requeue all messages of a session, in order. A session that has ended is not an error."""
 
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
-        """Dead letters of a session that match, after the cursor."""
+        """List the dead letters of a session that match the filter, after the cursor."""
 
     async def message(self, session: str, message: str, /) -> MessageView:
-        """One message with everything about it, and where it would go; audited as shown."""
+        """Return a message with its history, headers, payload and target. The audit records it."""
 
     async def body(self, session: str, message: str, /) -> bytes:
-        """The bytes of one message; audited as shown."""
+        """Return the body of a message. The audit records it."""
 
     async def groups(
         self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
-        """The dead letters of a session by what they have in common, the largest group first."""
+        """Group the dead letters of a session, the largest group first."""
 
     async def survey(
         self,
@@ -143,10 +143,13 @@ class DeadLetters(Protocol):
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None
     ) -> ErrorOverview:
-        """The errors of all queues, as they were surveyed last, or after another survey of all."""
+        """List the errors of all queues, by the last survey of each.
+
+        `survey` surveys all queues first.
+        """
 
     async def trend(self, queue: str, /) -> QueueTrend:
-        """How the depth of a queue went, as far as it was kept."""
+        """Return the depth of a queue over the last month, as far as the store has it."""
 
     def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
         """Look through whole queues; close the generator to cancel."""
@@ -170,17 +173,17 @@ class DeadLetters(Protocol):
         """Begin a job and return it; it goes on by itself."""
 
     async def job(self, job: str, /) -> Job:
-        """One job as it is now."""
+        """Return a job."""
 
     async def jobs(
         self, *, queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[Job, ...]:
-        """Jobs, the newest first."""
+        """List jobs, the newest first."""
 
     async def failures(
         self, job: str, /, *, cursor: int = 0, limit: int = 100
     ) -> tuple[FailedMessage, ...]:
-        """What a job could not move or left out, from number `cursor` on; all of it is in its queue."""
+        """List the messages that a job could not move or left out. They are still in the queue."""
 
     def events(self, job: str, /) -> AsyncIterator[Job]:
         """The job now and after every change, until it runs no more."""
@@ -189,13 +192,13 @@ class DeadLetters(Protocol):
         """Return when the job is neither running nor paused."""
 
     async def pause(self, job: str, /) -> Job:
-        """Let it finish what is in flight, then wait; in whatever process it runs."""
+        """Pause a job after the messages in flight are confirmed, in whichever process it runs."""
 
     async def resume(self, job: str, /) -> Job:
-        """Let a paused job go on, or begin an interrupted or failed one again."""
+        """Resume a job that is paused, interrupted, stopped or failed."""
 
     async def cancel(self, job: str, /) -> Job:
-        """Let it finish what is in flight, then give the rest back."""
+        """Cancel a job after the messages in flight are confirmed. The others are requeued."""
 
     async def interrupt(self, job: str, /) -> Job:
         """Before this process ends: finish what is in flight, and leave the job to be resumed.
@@ -203,23 +206,23 @@ class DeadLetters(Protocol):
         A job that runs elsewhere goes on.
         """
 
-    async def set_rate(self, job: str, rate: float | None, /) -> Job:
-        """Another rate, messages per second, from now on; None for no limit."""
+    async def set_rate(self, job: str, /, rate: float | None) -> Job:
+        """Change the rate of a job, in messages per second. No rate means no limit."""
 
     async def retry_failures(self, job: str, /, *, reason: str = "") -> Job:
-        """A new job for exactly what this one could not move; BadRequest if there is nothing."""
+        """Start a new job for exactly the messages that a job could not move."""
 
     async def edit_and_redrive(
         self,
         session: str,
         message: str,
-        edit: Edit,
         /,
+        edit: Edit,
         *,
         target: Target = BY_DESIGN,
         reason: str = "",
     ) -> str:
-        """Send a changed copy back; its new message id. The original stays where it is."""
+        """Send a changed copy of a message back and return its id. The original stays in the queue."""
 
     def export(
         self,
@@ -245,10 +248,10 @@ class DeadLetters(Protocol):
         """Notes on groups, saved filters and what was done to a group."""
 
     async def alerts(self) -> AlertList:
-        """Alerts that fire, are about to, or were resolved within a week."""
+        """List alerts that fire, are pending, or were resolved within a week."""
 
     async def test_alert(self, target: str, /) -> AlertTestResult:
-        """Send a target a message that says it is a test, and tell whether it was taken."""
+        """Send a test message to an alert target and report whether it was accepted."""
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
-        """What was done, the newest first."""
+        """List the entries of the audit, the newest first."""

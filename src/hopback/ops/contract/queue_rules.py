@@ -7,18 +7,23 @@ answer: the caller needs the role of the endpoint for each queue that a rule ret
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hopback.ops.contract.requests import BY_DESIGN, JobKind
+from hopback.ops.contract.requests import BY_DESIGN, JobKind, RedriveRequest
+from hopback.ops.contract.roles import Role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from hopback.ops.brokers.discovery import QueueAnswer
-    from hopback.ops.contract.requests import Target
+    from hopback.ops.contract.requests import EditRequest, JobRequest, Target
     from hopback.ops.contract.roles import Principal
+    from hopback.ops.contract.search import SearchRequest
     from hopback.ops.contract.values import Job
     from hopback.ops.operations import Operations
+
+
+BodyT = TypeVar("BodyT", covariant=True)
 
 
 class TouchingRequest(Protocol):
@@ -32,6 +37,13 @@ class TouchingRequest(Protocol):
     def path(self) -> Mapping[str, str]: ...
 
 
+class RequestBody(TouchingRequest, Protocol[BodyT]):
+    """An API call with its body."""
+
+    @property
+    def body(self) -> BodyT: ...
+
+
 @dataclass(frozen=True, slots=True)
 class QueueRule:
     """One source of queue names. `text` completes the sentence "needs the role for …"."""
@@ -43,10 +55,18 @@ class QueueRule:
     """The role must hold for all queues."""
     hides_others: bool = False
     """The answer contains only queues that the caller may see."""
+    is_in_path: bool = False
+    """The path names the queue, so the role is checked before the request is read."""
+    find_role: Callable[[Any], Awaitable[Role]] | None = None
+    """Return the role that replaces the role of the endpoint."""
 
 
 async def _path_queue(asked: TouchingRequest) -> Iterable[str]:
     return (asked.path["queue"],)
+
+
+async def _dead_letter_queue(asked: TouchingRequest) -> Iterable[str]:
+    return ((await asked.operations.dead_letter_queue(asked.path["queue"])).name,)
 
 
 async def _session_queue(asked: TouchingRequest) -> Iterable[str]:
@@ -59,6 +79,37 @@ async def _job_queue(asked: TouchingRequest) -> Iterable[str]:
 
 async def _job_targets(asked: TouchingRequest) -> Iterable[str] | None:
     return await targets_of_job(asked, await asked.operations.job(asked.path["job"]))
+
+
+async def _steering_role(asked: TouchingRequest) -> Role:
+    job = await asked.operations.job(asked.path["job"])
+    return Role.OPERATOR if job.by_id == asked.principal.id else Role.ADMIN
+
+
+async def _request_queue(asked: RequestBody[JobRequest]) -> Iterable[str]:
+    return (asked.body.queue,)
+
+
+async def _redrive_targets(asked: RequestBody[JobRequest]) -> Iterable[str] | None:
+    if not isinstance(asked.body, RedriveRequest):
+        return ()
+    return await targets_of(asked, asked.body.queue, asked.body.target)
+
+
+async def _copy_targets(asked: RequestBody[EditRequest]) -> Iterable[str] | None:
+    queue = asked.operations.session(asked.path["session"]).queue
+    return await targets_of(asked, queue, asked.body.target)
+
+
+async def _answered_queues(asked: RequestBody[QueueAnswer]) -> Iterable[str]:
+    return queues_of_answer(asked.body)
+
+
+async def searched_queues(asked: RequestBody[SearchRequest]) -> tuple[str, ...]:
+    """Return the queues that a search names, or the queue of its job."""
+    if asked.body.job:
+        return ((await asked.operations.job(asked.body.job)).queue,)
+    return asked.body.queues
 
 
 async def targets_of_job(asked: TouchingRequest, job: Job) -> Iterable[str] | None:
@@ -84,7 +135,22 @@ VISIBLE_QUEUES = QueueRule(
 )
 BROKER_MAP = QueueRule("any queue; the answer is the topology of the whole broker")
 EVERY_QUEUE = QueueRule("all queues", is_everywhere=True)
-PATH_QUEUE = QueueRule("the queue in the path", _path_queue)
+PATH_QUEUE = QueueRule("the queue in the path", _path_queue, is_in_path=True)
+DEAD_LETTER_QUEUE = QueueRule(
+    "the dead-letter queue in the path", _dead_letter_queue, is_in_path=True
+)
 SESSION_QUEUE = QueueRule("the queue of the browse session", _session_queue)
 JOB_QUEUE = QueueRule("the queue of the job", _job_queue)
+STEERED_JOB = QueueRule(
+    "the queue of the job, the role `admin` for a job of another caller",
+    _job_queue,
+    find_role=_steering_role,
+)
 JOB_TARGETS = QueueRule("every queue that the job publishes to", _job_targets)
+REQUEST_QUEUE = QueueRule("the dead-letter queue", _request_queue)
+REDRIVE_TARGETS = QueueRule("every queue that a re-drive reaches", _redrive_targets)
+COPY_TARGETS = QueueRule("every queue that the copy reaches", _copy_targets)
+ANSWERED_QUEUES = QueueRule("the queue and its main queue", _answered_queues)
+SEARCHED_QUEUES = QueueRule(
+    "each named queue, or the queues that the caller may search", searched_queues
+)

@@ -35,6 +35,10 @@ MOST_HELD = 10_000
 """Messages of one browse session: more than anybody looks through, few enough for a process to hold."""
 
 
+LARGEST_PAGE = 200
+"""Messages of one answer. A client asks for more page by page."""
+
+
 MOST_IN_FLIGHT = 10_000
 """Unconfirmed messages of one job: what a broker and this process can hold without harm."""
 
@@ -69,6 +73,8 @@ _Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 # A page of terms: longer ones are made by mistake.
 _FilterText = Annotated[str, Meta(max_length=4096)]
+
+_Cursor = Annotated[int, Meta(ge=0, le=2**31)]
 
 _Ids = Annotated[tuple[_Name, ...], Meta(max_length=2000)]
 
@@ -188,7 +194,22 @@ class SessionRequest(_Asked, frozen=True):
 class Renewal(_Asked, frozen=True):
     """For how long again; the session's own time by default."""
 
-    ttl_seconds: _SessionSeconds | None = None
+    seconds: _SessionSeconds | None = field(default=None, name="ttlSeconds")
+
+
+class MessagesQuery(_Asked, frozen=True, omit_defaults=True):
+    """Which dead letters, and after which."""
+
+    where: _FilterText = field(default="", name="filter")
+    cursor: _Cursor = 0
+    size: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = field(default=20, name="limit")
+
+
+class GroupQuery(_Asked, frozen=True, omit_defaults=True):
+    """What to group by: one of `GroupBy`, or a `header.NAME` or `payload.PATH`."""
+
+    by: Annotated[str, Meta(max_length=512)] = GroupBy.FINGERPRINT.value
+    where: _FilterText = field(default="", name="filter")
 
 
 class Pace(_Asked, frozen=True):
@@ -273,6 +294,19 @@ WHOLE_QUEUE = Selection()
 """All messages that are ready when they are counted."""
 
 
+class ExportRequest(_Asked, frozen=True):
+    """Which messages of a queue; `forced` accepts the danger where looking could lose some."""
+
+    selection: Selection = WHOLE_QUEUE
+    forced: bool = field(default=False, name="force")
+
+
+class ImportQuery(_Asked, frozen=True, omit_defaults=True):
+    """The reason of an import."""
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
 class JobKind(StrEnum):
     """What a job does with its messages."""
 
@@ -346,6 +380,21 @@ BY_CALLER = Submission()
 """A submission by the person for whom the operations act."""
 
 
+class JobsQuery(_Asked, frozen=True, omit_defaults=True):
+    """Which jobs."""
+
+    queue: _Name = ""
+    active: bool = False
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class FailuresQuery(_Asked, frozen=True, omit_defaults=True):
+    """Which failures of a job, from number `cursor` on."""
+
+    cursor: _Cursor = 0
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
 class NewRate(_Asked, frozen=True):
     """Another rate, messages per second; null for no limit."""
 
@@ -385,14 +434,26 @@ class EditRequest(_Asked, frozen=True, kw_only=True):
     target: Target = BY_DESIGN
 
 
-class AuditQuery(_Asked, frozen=True):
+class NotesQuery(_Asked, frozen=True, omit_defaults=True):
+    """Of which group; all if none is named."""
+
+    group: Annotated[str, Meta(max_length=64)] = ""
+
+
+class AlertTestRequest(_Asked, frozen=True):
+    """The target that gets a test message."""
+
+    target: Annotated[str, Meta(min_length=1, max_length=100)]
+
+
+class AuditQuery(_Asked, frozen=True, omit_defaults=True):
     """Which entries are wanted, the newest first; empty means any. `before` is a number to go on from."""
 
     by: _Name = ""
     action: _Name = ""
     queue: _Name = ""
     job: _Name = ""
-    before: int | None = None
+    before: Annotated[int, Meta(ge=1, le=2**53)] | None = field(default=None, name="cursor")
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 

@@ -634,4 +634,4 @@ class AuditList(_AnswerStruct, frozen=True):
     """Entries of the audit, the newest first; `cursor` asks for what comes after them, null at the end."""
 
     items: tuple[AuditEntry, ...]
-    cursor: str | None
+    cursor: str | None = None

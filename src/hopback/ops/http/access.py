@@ -13,11 +13,12 @@ from starlette.routing import Route
 
 from hopback import __version__
 from hopback.errors import HopbackError
+from hopback.ops.contract import endpoints
 from hopback.ops.contract.queue_rules import EVERY_QUEUE, NO_QUEUE
 from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.contract.roles import EVERYTHING, Role
 from hopback.ops.contract.values import AuditList, Moment
-from hopback.ops.http.api import ApiAnswer, ApiTable, Call, Empty
+from hopback.ops.http.api import ApiAnswer, ApiTable, Call
 from hopback.ops.http.auth import CALLBACK, address_of, cookie_name
 from hopback.ops.http.keys import ApiKey, new_key
 from hopback.ops.http.problems import Refused, trouble_title
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from starlette.requests import Request
 
+    from hopback.ops.contract.endpoints import Empty
     from hopback.ops.contract.roles import Principal
     from hopback.ops.http.auth import Gate
     from hopback.ops.http.services import Services
@@ -104,17 +106,6 @@ class KeyList(Struct, frozen=True, rename="camel"):
     total: int
 
 
-class AuditRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which entries."""
-
-    by: _Name = ""
-    action: _Name = ""
-    queue: _Name = ""
-    job: _Name = ""
-    cursor: Annotated[int, Meta(ge=1, le=2**53)] | None = None
-    limit: Annotated[int, Meta(ge=1, le=500)] = 100
-
-
 class ReadyAnswer(Struct, frozen=True, rename="camel"):
     """Whether the service can do its work; strangers get no address and no error text."""
 
@@ -180,13 +171,11 @@ async def _delete_key(call: Call[Empty, None]) -> None:
     await call.operations.note("key.delete", details=details)
 
 
-@ACCESS.row("GET", "/admin/audit", Role.ADMIN, EVERY_QUEUE, query=AuditRequest, answer=AuditList)
-async def _list_audit(call: Call[AuditRequest, None]) -> AuditList:
-    """What was done, the newest first."""
-    asked = call.query
-    query = AuditQuery(asked.by, asked.action, asked.queue, asked.job, asked.cursor, asked.limit)
-    entries = await call.operations.audit(query)
-    more = str(entries[-1].number) if len(entries) == asked.limit else None
+@ACCESS.answer(endpoints.AUDIT)
+async def _list_audit(call: Call[AuditQuery, None]) -> AuditList:
+    """List the entries of the audit, the newest first."""
+    entries = await call.operations.audit(call.query)
+    more = str(entries[-1].number) if len(entries) == call.query.limit else None
     return AuditList(entries, more)
 
 

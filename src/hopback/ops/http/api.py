@@ -6,9 +6,9 @@ The OpenAPI document is made from the same rows, so it cannot say anything else.
 from __future__ import annotations
 
 import logging
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from urllib.parse import quote, unquote
 
@@ -21,8 +21,9 @@ from hopback import __version__
 from hopback.errors import BadRequest
 from hopback.ops.contract.codec import convert, decode, encode
 from hopback.ops.contract.codec import schemas as schemas_of
+from hopback.ops.contract.endpoints import EVENTS, JSON, ApiEndpoint, Empty
 from hopback.ops.http.auth import address_of, forbidden, unauthorized
-from hopback.ops.http.events import AT_ONCE_S, EVENTS, LongWork
+from hopback.ops.http.events import AT_ONCE_S, LongWork
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
 
@@ -45,15 +46,8 @@ if TYPE_CHECKING:
     from hopback.ops.http.services import Services
     from hopback.ops.operations import Operations
 
-JSON = "application/json"
-"""The media type of most answers."""
-
 _LOG = logging.getLogger("hopback.ops.http")
 _UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-
-
-class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing is asked, or nothing is answered."""
 
 
 QueryT = TypeVar("QueryT")
@@ -101,44 +95,29 @@ class Call(Generic[QueryT, BodyT]):
             raise forbidden(f"Expected the role {role} for queue {queue!r}.")
 
 
-@dataclass(frozen=True, slots=True)
-class ApiEndpoint:
-    """One endpoint.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredEndpoint(ApiEndpoint):
+    """An endpoint with the function that answers it."""
 
-    `role` None: every authenticated caller may call it. `public`: unauthenticated callers may, too.
-    """
-
-    method: str
-    path: str
-    name: str
-    summary: str
     call: Callable[[Any], Awaitable[object]]
-    role: Role | None
-    queues: tuple[QueueRule, ...]
-    """The queues that a request touches. The caller needs the role for each of them."""
-    query: type = Empty
-    body: Any = None
-    body_optional: bool = False
-    answer: Any = None
-    status: int = 200
-    errors: tuple[int, ...] = ()
-    media: tuple[str, ...] = (JSON,)
-    headers: tuple[tuple[str, str], ...] = ()
-    """Headers that a caller may send, each with what it is for."""
-    further: tuple[tuple[int, Any], ...] = ()
-    """Other good answers: their statuses and what they hold."""
-    takes_long: bool = False
-    """It may take minutes: it ends when its caller hangs up, and who accepts events is told how far it is."""
-    public: bool = False
-    is_heavy: bool = False
-    """It may take much time or memory. The number of such requests is limited per caller."""
+    summary: str
 
 
 _Answers = TypeVar("_Answers", bound="Callable[[Any], Awaitable[object]]")
 
 
-class ApiTable(list[ApiEndpoint]):
-    """Rows of the API; `row` stands above the function that answers it."""
+class ApiTable(list[AnsweredEndpoint]):
+    """Endpoints of the API, each above the function that answers it."""
+
+    def answer(self, endpoint: ApiEndpoint) -> Callable[[_Answers], _Answers]:
+        """Answer an endpoint of the shared table. The docstring of the function is its summary."""
+
+        def add(call: _Answers) -> _Answers:
+            row = {each.name: getattr(endpoint, each.name) for each in fields(endpoint)}
+            self.append(AnsweredEndpoint(**row, call=call, summary=_summary(call)))
+            return call
+
+        return add
 
     def row(
         self,
@@ -148,25 +127,48 @@ class ApiTable(list[ApiEndpoint]):
         *queues: QueueRule,
         **more: Any,
     ) -> Callable[[_Answers], _Answers]:
-        """Add a row with the fields of ApiEndpoint; its name and summary are those of the function."""
+        """Answer an endpoint that only the server knows. It has the name of the function."""
 
         def add(call: _Answers) -> _Answers:
             first, *words = call.__name__.strip("_").split("_")
             name = first + "".join(map(str.title, words))
-            summary = " ".join((call.__doc__ or "").split())
-            self.append(ApiEndpoint(method, path, name, summary, call, role, queues, **more))
-            return call
+            return self.answer(ApiEndpoint(name, method, path, role, queues, **more))(call)
 
         return add
+
+    def complete(self, endpoints: Sequence[ApiEndpoint]) -> ApiTable:
+        """Answer the remaining endpoints by their operations. Sort the table in this order."""
+        answered = {row.name for row in self}
+        for endpoint in endpoints:
+            if endpoint.name not in answered:
+                self.answer(endpoint)(_operation_caller(endpoint))
+        order = {endpoint.name: place for place, endpoint in enumerate(endpoints)}
+        self.sort(key=lambda row: order.get(row.name, len(order)))
+        return self
+
+
+def _operation_caller(endpoint: ApiEndpoint) -> Callable[[Any], Awaitable[object]]:
+    async def call_operation(call: Call[Any, Any]) -> object:
+        whole, named = endpoint.write_arguments(call.query, call.body)
+        path = (call.path[name] for name in endpoint.path_names)
+        found = await attrgetter(endpoint.operation)(call.operations)(*path, *whole, **named)
+        return endpoint.answer(**{endpoint.result: found}) if endpoint.result else found
+
+    call_operation.__doc__ = endpoint.interface.__doc__
+    return call_operation
+
+
+def _summary(call: Callable[..., object]) -> str:
+    first, _, _ = (call.__doc__ or "").partition("\n\n")
+    return " ".join(first.split())
 
 
 @dataclass(frozen=True, slots=True)
 class ApiAnswer:
-    """An answer with a status or headers of its own."""
+    """An answer with a status that differs from its row."""
 
     value: object
-    status: int | None = None
-    headers: tuple[tuple[str, str], ...] = ()
+    status: int
 
 
 class PathRoute(Route):
@@ -202,15 +204,15 @@ def sent_path(scope: Scope) -> str:
     return raw.partition(b"?")[0].decode("latin-1")
 
 
-def api_routes(endpoints: Iterable[ApiEndpoint], services: Services) -> list[Route]:
+def api_routes(endpoints: Iterable[AnsweredEndpoint], services: Services) -> list[Route]:
     """The rows as routes."""
-    rows: dict[str, dict[str, ApiEndpoint]] = {}
+    rows: dict[str, dict[str, AnsweredEndpoint]] = {}
     for each in endpoints:
         rows.setdefault(each.path, {})[each.method] = each
     return [_route(services.prefix + path, methods, services) for path, methods in rows.items()]
 
 
-def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Route:
+def _route(path: str, methods: dict[str, AnsweredEndpoint], services: Services) -> Route:
     async def answer(request: Request) -> ASGIApp:
         method = "GET" if request.method == "HEAD" else request.method
         try:
@@ -225,7 +227,9 @@ def _route(path: str, methods: dict[str, ApiEndpoint], services: Services) -> Ro
     return PathRoute(path, cast("Any", answer), methods=list(methods))
 
 
-async def _admit_and_answer(endpoint: ApiEndpoint, request: Request, services: Services) -> ASGIApp:
+async def _admit_and_answer(
+    endpoint: AnsweredEndpoint, request: Request, services: Services
+) -> ASGIApp:
     params, rules = request.path_params, endpoint.queues
     if endpoint.public:
         services.gate.take_turn(address_of(request))
@@ -246,7 +250,7 @@ async def _admit_and_answer(endpoint: ApiEndpoint, request: Request, services: S
 
 
 async def _answer(
-    endpoint: ApiEndpoint, request: Request, services: Services, principal: Principal
+    endpoint: AnsweredEndpoint, request: Request, services: Services, principal: Principal
 ) -> Response:
     params = request.path_params
     try:
@@ -291,7 +295,7 @@ def answer_event(answer: Response) -> bytes:
     return b'event: answer\ndata: {"status":%d,%s"body":%s}\n\n' % (answer.status_code, said, body)
 
 
-async def _called(endpoint: ApiEndpoint, call: Call[Any, Any]) -> Response:
+async def _called(endpoint: AnsweredEndpoint, call: Call[Any, Any]) -> Response:
     """What the row answers."""
     request, services = call.request, call.services
     try:
@@ -303,14 +307,14 @@ async def _called(endpoint: ApiEndpoint, call: Call[Any, Any]) -> Response:
         raise
     if isinstance(found, Response):
         return found
-    answer = found if isinstance(found, ApiAnswer) else ApiAnswer(found)
-    content = b"" if answer.value is None else encode(services.placed(answer.value))
-    headers = {
-        name: services.prefix + value if name == "Location" else value
-        for name, value in answer.headers
-    }
-    media = None if answer.value is None else JSON
-    return Response(content, answer.status or endpoint.status, headers, media)
+    answer = found if isinstance(found, ApiAnswer) else ApiAnswer(found, endpoint.status)
+    if answer.value is None:
+        return Response(b"", answer.status)
+    headers = {}
+    if endpoint.location and answer.status == endpoint.status:
+        created: Any = answer.value
+        headers["Location"] = services.prefix + endpoint.location.format(id=created.id)
+    return Response(encode(services.placed(answer.value)), answer.status, headers, JSON)
 
 
 async def admit(
@@ -334,7 +338,7 @@ async def admit(
     return principal
 
 
-async def _body(endpoint: ApiEndpoint, request: Request) -> Any:
+async def _body(endpoint: AnsweredEndpoint, request: Request) -> Any:
     kind = endpoint.body
     if kind is None:
         return None
@@ -380,7 +384,7 @@ _EVENT = {
 
 
 def openapi_document(
-    endpoints: Iterable[ApiEndpoint], brokers: Sequence[str] = ()
+    endpoints: Iterable[AnsweredEndpoint], brokers: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the OpenAPI document. Every path exists below each of the served brokers as well."""
     rows = list(endpoints)
@@ -433,11 +437,10 @@ def _servers(brokers: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _operation(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+def _operation(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     name = {"type": "string", "minLength": 1, "maxLength": 255}
     parameters = [
-        {"name": each, "in": "path", "required": True, "schema": name}
-        for each in re.findall(r"\{(\w+)\}", row.path)
+        {"name": each, "in": "path", "required": True, "schema": name} for each in row.path_names
     ]
     if row.query is not Empty:
         _, components = schemas_of([row.query], _REF)
@@ -478,7 +481,7 @@ def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
     return [_inlined(each, components) for each in schema] if isinstance(schema, list) else schema
 
 
-def _responses(row: ApiEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
+def _responses(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:
     success: dict[str, Any] = {"description": HTTPStatus(row.status).phrase}
     if row.status != HTTPStatus.NO_CONTENT:
         schema = {} if row.answer is None else schemas[id(row.answer)]

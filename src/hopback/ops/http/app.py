@@ -25,8 +25,9 @@ from hopback.broker.named_brokers import broker_path
 from hopback.errors import HopbackError
 from hopback.ops.alerts.service import ALERT_PAGES, ALERTS, Alerting, AlertSender, AlertSource
 from hopback.ops.brokers.recent import Recent
+from hopback.ops.contract.endpoints import SHARED
 from hopback.ops.http.access import ACCESS, ACCESS_PAGES, sign_in_routes
-from hopback.ops.http.api import api_routes, openapi_document, sent_path
+from hopback.ops.http.api import ApiTable, api_routes, openapi_document, sent_path
 from hopback.ops.http.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
 from hopback.ops.http.auth import (
     Gate,
@@ -63,14 +64,15 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from hopback.clock import Clock
-    from hopback.ops.http.api import ApiEndpoint
     from hopback.ops.http.auth import EndedSessions
     from hopback.ops.http.keys import KeyStore
     from hopback.ops.http.settings import RequestLimits
     from hopback.ops.oidc import OidcSessionStore
     from hopback.ops.operations import Operations
 
-ENDPOINTS: tuple[ApiEndpoint, ...] = (*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS)
+ENDPOINTS = ApiTable([*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS]).complete(
+    SHARED
+)
 """The API of one broker."""
 PAGES = (
     WORK_PAGES,

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
 from hopback.errors import BadLine
+from hopback.ops.contract import endpoints
+from hopback.ops.contract.endpoints import NDJSON
 from hopback.ops.contract.queue_rules import JOB_QUEUE, PATH_QUEUE, SESSION_QUEUE
-from hopback.ops.contract.requests import WHOLE_QUEUE, Selection
+from hopback.ops.contract.requests import Selection
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Imported
-from hopback.ops.http.api import ApiTable, Call, Empty
+from hopback.ops.http.api import ApiTable
 from hopback.ops.http.events import StreamedResponse
 from hopback.ops.http.problems import Refused
 from hopback.ops.page.pages import Pages, release_look
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    from hopback.ops.contract.values import Job
+    from hopback.ops.contract.endpoints import Empty
+    from hopback.ops.contract.requests import ExportRequest, ImportQuery
+    from hopback.ops.contract.values import Imported, Job
+    from hopback.ops.http.api import Call
     from hopback.ops.operations import Operations
     from hopback.ops.page.pages import Visit
 
@@ -39,21 +43,6 @@ ARCHIVE_PAGES = Pages()
 
 IMPORT_PATH = re.compile(r"(/brokers/[^/]+)?(/admin/dlq)?/queues/[^/]+/import")
 """Where a request may be as large as an import."""
-
-_NDJSON = "application/x-ndjson"
-
-
-class ExportRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which messages of a queue; `force` accepts the danger where looking could lose some."""
-
-    selection: Selection = WHOLE_QUEUE
-    force: bool = False
-
-
-class ImportQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """Why they are imported."""
-
-    reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
 async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
@@ -69,31 +58,21 @@ async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
     plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
     return StreamedResponse(
         content(),
-        media_type=_NDJSON,
+        media_type=NDJSON,
         headers={"Content-Disposition": f'attachment; filename="{plain}.ndjson"'},
     )
 
 
-@ARCHIVES.row(
-    "POST",
-    "/admin/dlq/queues/{queue}/export",
-    Role.OPERATOR,
-    PATH_QUEUE,
-    body=ExportRequest,
-    body_optional=True,
-    media=(_NDJSON,),
-    errors=(400, 404, 409),
-    is_heavy=True,
-)
+@ARCHIVES.answer(endpoints.EXPORT)
 async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
-    """Messages of a queue as lines of JSON, bytes and types exact; nothing is removed."""
+    """Export messages of a queue as lines of JSON, with exact bytes and types. No message is removed."""
     said, queue = call.body, call.path["queue"]
-    lines = call.operations.export(queue, said.selection, forced=said.force)
+    lines = call.operations.export(queue, said.selection, forced=said.forced)
     return await _download(lines, queue)
 
 
 @ARCHIVES.row(
-    "GET", "/admin/dlq/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE, media=(_NDJSON,), errors=(404,)
+    "GET", "/admin/dlq/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE, media=(NDJSON,), errors=(404,)
 )
 async def _export_of_job(call: Call[Empty, None]) -> Response:
     """The file to which a discard wrote its messages before it removed them."""
@@ -109,19 +88,10 @@ async def _send_file(operations: Operations, job: Job) -> Response:
         raise Refused(404, "not-found", f"There is no file of job {job.id!r} here any more.")
     details = {"file": path.name}
     await operations.note("messages.download", queue=job.queue, job=job.id, details=details)
-    return FileResponse(path, media_type=_NDJSON, filename=path.name)
+    return FileResponse(path, media_type=NDJSON, filename=path.name)
 
 
-@ARCHIVES.row(
-    "POST",
-    "/admin/dlq/queues/{queue}/import",
-    Role.OPERATOR,
-    PATH_QUEUE,
-    query=ImportQuery,
-    answer=Imported,
-    errors=(404, 413),
-    is_heavy=True,
-)
+@ARCHIVES.answer(endpoints.IMPORT)
 async def _import_lines(call: Call[ImportQuery, None]) -> Imported:
     """Publish exported messages (lines of JSON in the body) into this queue, each confirmed."""
     lines = lines_in(call.request.stream())

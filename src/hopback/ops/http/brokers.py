@@ -11,11 +11,12 @@ from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Moment, QueueSummary
 from hopback.ops.http.access import metrics_of
-from hopback.ops.http.api import ApiTable, Call, Empty
+from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.overview import read_all
 from hopback.ops.http.services import Services, placed
 
 if TYPE_CHECKING:
+    from hopback.ops.contract.endpoints import Empty
     from hopback.ops.contract.roles import Principal
     from hopback.ops.http.overview import Swept
 

@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 
 from hopback.errors import HopbackError
 from hopback.ops.contract.codec import encode
+from hopback.ops.contract.endpoints import EVENTS
 from hopback.ops.contract.search import SearchProgress, SkippedQueue
 from hopback.ops.http.problems import Refused
 
@@ -66,8 +67,6 @@ class StreamedResponse(StreamingResponse):
 
 AT_ONCE_S = 1.0
 """What takes longer is told about while it goes on."""
-EVENTS = "text/event-stream"
-"""The media type of what is told as it happens."""
 _QUIET_S = 15.0  # proxies cut connections that are silent for 30 s or more
 _BETWEEN_S = 0.1  # ten a second are as many as an eye can follow
 _TELL_EVERY_S = 0.5  # as often as an eye follows a number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.ops.contract.queue_rules import PATH_QUEUE
 from hopback.ops.http.auth import forbidden
 
 if TYPE_CHECKING:
@@ -22,16 +21,17 @@ async def require(role: Role | None, rules: Iterable[QueueRule], asked: Touching
         if rule.find is None:
             continue
         queues = await rule.find(asked)
+        needed = role if rule.find_role is None else await rule.find_role(asked)
         if queues is None:
-            if not asked.principal.allows_everywhere(role):
+            if not asked.principal.allows_everywhere(needed):
                 raise forbidden(
-                    f"The queues that this request reaches are unknown: expected the role {role}"
+                    f"The queues that this request reaches are unknown: expected the role {needed}"
                     " for all queues, or a target queue."
                 )
             continue
         for queue in sorted(set(queues)):
-            if not asked.principal.allows(role, queue):
-                raise forbidden(f"Expected the role {role} for queue {queue!r}.")
+            if not asked.principal.allows(needed, queue):
+                raise forbidden(f"Expected the role {needed} for queue {queue!r}.")
 
 
 def may_begin(
@@ -43,6 +43,6 @@ def may_begin(
     rules = tuple(rules)
     if any(rule.is_everywhere for rule in rules):
         return principal.allows_everywhere(role)
-    if PATH_QUEUE in rules:
+    if any(rule.is_in_path for rule in rules):
         return principal.allows(role, path["queue"])
     return principal.allows_somewhere(role)

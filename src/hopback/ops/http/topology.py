@@ -18,7 +18,7 @@ from hopback.errors import InvalidTopology
 from hopback.ops.contract.queue_rules import BROKER_MAP, QueueRule
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Moment
-from hopback.ops.http.api import ApiTable, Call, Empty
+from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.problems import Refused
 from hopback.ops.page.pages import Pages
 from hopback.ops.page.topology_drawing import delayed_messages, graph, role_of
@@ -30,6 +30,7 @@ from hopback.topology.hazards.rule import Finding, Severity  # noqa: TC001  msgs
 
 if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.contract.endpoints import Empty
     from hopback.ops.page.pages import Visit
     from hopback.ops.page.topology_drawing import TopologyDrawing
     from hopback.rehearse.scenario import Scenario

@@ -2,77 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from msgspec import Meta, Struct
-
+from hopback.ops.contract import endpoints
 from hopback.ops.contract.codec import convert
 from hopback.ops.contract.queue_rules import PATH_QUEUE
 from hopback.ops.contract.roles import Principal, Role
-from hopback.ops.contract.values import AuditList
-from hopback.ops.http.api import ApiTable, Call, Empty
+from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.auth import forbidden
-from hopback.ops.notes.values import (
-    FilterList,
-    GroupNote,
-    GroupNotes,
-    NewFilter,
-    NewNote,
-    NoteList,
-    SavedFilter,
-)
+from hopback.ops.notes.values import GroupNotes, NewFilter, NewNote
 from hopback.ops.page.pages import Pages, see_other
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from hopback.ops.contract.endpoints import Empty
     from hopback.ops.page.pages import Visit
 
 NOTES = ApiTable()
 """The rows of this part, each above what answers it."""
 
-_QUEUE = "/admin/dlq/queues/{queue}"
 
-
-async def _queue_of(call: Call[Any, Any]) -> str:
-    """The queue in the path; NoSuch if it holds no dead letters."""
-    return (await call.operations.dead_letter_queue(call.path["queue"])).name
-
-
-class NotesQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of which group; all if none is named."""
-
-    group: Annotated[str, Meta(max_length=64)] = ""
-
-
-@NOTES.row("GET", f"{_QUEUE}/notes", Role.VIEWER, PATH_QUEUE, query=NotesQuery, answer=NoteList)
-async def _list_notes(call: Call[NotesQuery, None]) -> NoteList:
-    """What was written about the groups of a queue, the newest first."""
-    return NoteList(await call.operations.notes.of(await _queue_of(call), call.query.group))
-
-
-@NOTES.row(
-    "POST",
-    f"{_QUEUE}/notes",
-    Role.OPERATOR,
-    PATH_QUEUE,
-    body=NewNote,
-    answer=GroupNote,
-    status=201,
-    errors=(404,),
-)
-async def _add_note(call: Call[Empty, NewNote]) -> GroupNote:
-    """Write about a group: known, fixed in 2.3."""
-    return await call.operations.notes.add(await _queue_of(call), call.body)
-
-
-@NOTES.row(
-    "DELETE", f"{_QUEUE}/notes/{{note}}", Role.OPERATOR, PATH_QUEUE, status=204, errors=(404,)
-)
+@NOTES.answer(endpoints.REMOVE_NOTE)
 async def _remove_note(call: Call[Empty, None]) -> None:
-    """Take a note of one's own away; an admin takes away any."""
-    queue, note = await _queue_of(call), call.path["note"]
+    """Remove a note. Only its author and admins may."""
+    queue, note = call.path["queue"], call.path["note"]
     await may_remove(call.operations.notes, call.principal, queue, note)
     await call.operations.notes.remove(queue, note)
 
@@ -83,50 +38,6 @@ async def may_remove(notes: GroupNotes, principal: Principal, queue: str, note: 
     own = found is None or found.by_id == principal.id
     if not own and not principal.allows(Role.ADMIN, queue):
         raise forbidden("This note is somebody else's: expected its writer, or an admin.")
-
-
-@NOTES.row(
-    "GET",
-    f"{_QUEUE}/history",
-    Role.OPERATOR,
-    PATH_QUEUE,
-    query=NotesQuery,
-    answer=AuditList,
-    errors=(404,),
-)
-async def _history(call: Call[NotesQuery, None]) -> AuditList:
-    """What was done to a group or a queue, the newest first."""
-    entries = await call.operations.notes.history(await _queue_of(call), call.query.group)
-    return AuditList(entries, None)
-
-
-@NOTES.row("GET", f"{_QUEUE}/filters", Role.VIEWER, PATH_QUEUE, answer=FilterList, errors=(404,))
-async def _list_filters(call: Call[Empty, None]) -> FilterList:
-    """The filters that somebody saved for a queue."""
-    return FilterList(await call.operations.notes.filters(await _queue_of(call)))
-
-
-@NOTES.row(
-    "POST",
-    f"{_QUEUE}/filters",
-    Role.OPERATOR,
-    PATH_QUEUE,
-    body=NewFilter,
-    answer=SavedFilter,
-    status=201,
-    errors=(400, 404),
-)
-async def _save_filter(call: Call[Empty, NewFilter]) -> SavedFilter:
-    """Save a filter under a name, in the place of one of the same name."""
-    return await call.operations.notes.save_filter(await _queue_of(call), call.body)
-
-
-@NOTES.row(
-    "DELETE", f"{_QUEUE}/filters/{{name}}", Role.OPERATOR, PATH_QUEUE, status=204, errors=(404,)
-)
-async def _remove_filter(call: Call[Empty, None]) -> None:
-    """Take a saved filter away."""
-    await call.operations.notes.remove_filter(await _queue_of(call), call.path["name"])
 
 
 #

@@ -90,25 +90,25 @@ class GroupNotes(Protocol):
     """The operations on notes, saved filters and the history of groups."""
 
     async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
-        """Notes on a group, or on every group of a queue, the newest first."""
+        """List the notes on a group, or on every group of a queue, the newest first."""
 
     async def add(self, queue: str, note: NewNote) -> GroupNote:
-        """Write a note; BadRequest where there are too many."""
+        """Add a note to a group, for example "known, fixed in 2.3"."""
 
     async def remove(self, queue: str, note: str) -> None:
-        """Take a note away; NoSuch if there is none."""
+        """Remove a note."""
 
     async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
-        """What was done to a group, or to a queue: re-drives, discards, notes; the newest first."""
+        """List the re-drives, discards and notes of a group or a queue, the newest first."""
 
     async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
-        """The saved filters of a queue, by name."""
+        """List the saved filters of a queue, by name."""
 
     async def save_filter(self, queue: str, said: NewFilter) -> SavedFilter:
-        """Save a filter under a name; BadFilter if it cannot be read."""
+        """Save a filter under a name. It replaces a filter of the same name."""
 
     async def remove_filter(self, queue: str, name: str) -> None:
-        """Take a saved filter away; NoSuch if there is none."""
+        """Remove a saved filter."""
 
 
 class JournalNotes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from hopback.ops.http.api import ApiEndpoint
+    from hopback.ops.http.api import AnsweredEndpoint
     from hopback.ops.page.pages import PageRow
     from tests.unit.ops.admin_service import Admin
 
@@ -234,7 +234,7 @@ _CALLERS = tuple(
 _OWNER = Caller(Role.ADMIN, _EVERYTHING)
 
 
-def _is_allowed(row: ApiEndpoint | PageRow, sample: Sample, caller: Caller) -> bool:
+def _is_allowed(row: AnsweredEndpoint | PageRow, sample: Sample, caller: Caller) -> bool:
     is_page = f"{row.method} {row.path}" in _PAGE_ROWS
     if caller.broker != _BROKERS[0]:
         return row.role is None and (not is_page or row.path == "/you")
@@ -290,7 +290,7 @@ async def _service() -> AsyncIterator[tuple[Admin, dict[str, str]]]:
 
 async def _ask(
     client: httpx.AsyncClient,
-    row: ApiEndpoint | PageRow,
+    row: AnsweredEndpoint | PageRow,
     sample: Sample,
     caller: Caller,
     names: dict[str, str],
@@ -308,7 +308,7 @@ async def _ask(
     )
 
 
-def _requests(*, allowed: bool) -> Iterator[tuple[ApiEndpoint | PageRow, Sample, Caller]]:
+def _requests(*, allowed: bool) -> Iterator[tuple[AnsweredEndpoint | PageRow, Sample, Caller]]:
     for rows, samples in ((_API_ROWS, API), (_PAGE_ROWS, SITE)):
         for name, row in rows.items():
             for sample in samples[name]:
@@ -321,7 +321,7 @@ def _requests(*, allowed: bool) -> Iterator[tuple[ApiEndpoint | PageRow, Sample,
     ("rows", "samples"), [(_API_ROWS, API), (_PAGE_ROWS, SITE)], ids=["api", "pages"]
 )
 def test_every_endpoint_lists_its_queues_and_has_a_sample(
-    rows: dict[str, ApiEndpoint | PageRow], samples: dict[str, tuple[Sample, ...]]
+    rows: dict[str, AnsweredEndpoint | PageRow], samples: dict[str, tuple[Sample, ...]]
 ) -> None:
     assert [name for name, row in rows.items() if not row.queues] == []
     assert sorted(rows) == sorted(samples)

@@ -15,8 +15,6 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from hopback.cli.app import root
-from hopback.ops.http.app import ENDPOINTS
-from hopback.ops.http.brokers import BROKERS
 from hopback.ops.http.settings import parse_settings
 from tests.architecture.source import ROOT
 
@@ -153,21 +151,6 @@ def test_compose_wires_what_it_starts() -> None:
     text = (_DEPLOY / "compose.yaml").read_text()
     assert re.findall(r"PASS(?:WORD)?: (?!\$\{)", text) == []
     assert services["admin"]["ports"] == ["127.0.0.1:8080:8080"]
-
-
-def test_the_reference_lists_every_endpoint_with_its_role() -> None:
-    """The table of the page is the table of the API."""
-    page = (ROOT / "docs" / "reference" / "http-api.md").read_text()
-    listed = re.findall(r"^\| `([A-Z]+ /\S+)` \| ([\w ]+) \| (.+) \|$", page, re.MULTILINE)
-    rows = [
-        (
-            f"{row.method} {row.path}",
-            "anybody" if row.public else "anyone known" if row.role is None else row.role.value,
-            row.summary,
-        )
-        for row in (*ENDPOINTS, *BROKERS)
-    ]
-    assert listed == rows
 
 
 @pytest.mark.parametrize("page", ["docs/reference/http-api.md"])
