@@ -27,16 +27,14 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 
 EMBEDDED = "embedded"
-"""The broker URL that stands for the broker inside the process."""
-
-
+"""The value of --broker for a broker inside the process."""
 LOCAL_BROKER = "amqp://guest:guest@127.0.0.1:5672/"
-"""A broker on this machine as RabbitMQ is installed, and where `--broker embedded` listens if it can."""
+"""The default address of RabbitMQ. `--broker embedded` listens here if the port is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the user said of the broker."""
+    """The options that name a broker."""
 
     broker: str
     management: str | None = None
@@ -45,7 +43,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A broker that answers; `management` is None where there is only AMQP."""
+    """A connected broker. `management` is None if only AMQP is used."""
 
     address: str
     vhost: str
@@ -60,15 +58,62 @@ config_option = click.option(
     metavar="FILE",
     help="TOML file whose [[brokers]] can be named with --broker; also HOPBACK_CONFIG.",
 )
+management_option = click.option(
+    "--management",
+    envvar="HOPBACK_MANAGEMENT",
+    metavar="URL",
+    help="http(s):// address of the management API; by default the broker's host.",
+)
+amqp_only_option = click.option(
+    "--amqp-only",
+    is_flag=True,
+    help="Do not use the management API. Commands then know only declared and named queues.",
+)
 
 
-def is_broker_name(said: str | None) -> bool:
-    """Whether what was said of a broker is its name in a settings file, and no address."""
-    return said is not None and "://" not in said and said != EMBEDDED
+def broker_option(*, name_in: str, required: bool) -> Callable[[_Command], _Command]:
+    """Return the option --broker. `name_in` describes where the names of brokers are defined."""
+    return click.option(
+        "--broker",
+        envvar="HOPBACK_BROKER",
+        required=required,
+        metavar="URL|NAME",
+        help=f"amqp(s):// address, or a name {name_in}; also from HOPBACK_BROKER, which keeps it"
+        " out of process lists.",
+    )
+
+
+def broker_options(command: _Command) -> _Command:
+    """Give a command --broker, --management, --amqp-only and --config, passed as `access`."""
+
+    @wraps(command)
+    def called(
+        *, broker: str, management: str | None, amqp_only: bool, config: Path | None, **options: Any
+    ) -> object:
+        access = Access(broker, management, amqp_only)
+        if config is not None and is_broker_name(broker):
+            named = named_broker(broker, config)
+            access = Access(named.url, management or named.management, amqp_only or named.amqp_only)
+        return command(access=access, **options)
+
+    found = cast("_Command", called)
+    for option in (
+        config_option,
+        amqp_only_option,
+        management_option,
+        broker_option(name_in="in --config", required=True),
+    ):
+        found = option(found)
+    return found
+
+
+def is_broker_name(value: str | None) -> bool:
+    """Return whether the value of --broker is a name rather than an address."""
+    return value is not None and "://" not in value and value != EMBEDDED
 
 
 def named_broker(name: str, config: Path | None) -> NamedBroker:
-    """The broker of that name in the settings file; CommandFailed where there is none."""
+    """Find a broker in the settings file."""
     from hopback.broker.named_brokers import read_brokers
 
     if config is None:
@@ -87,53 +132,13 @@ def named_broker(name: str, config: Path | None) -> NamedBroker:
     return known[name]
 
 
-def broker_options(command: _Command) -> _Command:
-    """Give a command --broker, --management and --amqp-only: the fields of an `Access`.
-
-    --broker may be a name in the file of --config, which then says the rest as well.
-    """
-
-    @wraps(command)
-    def called(*, config: Path | None, **said: Any) -> object:
-        if is_broker_name(said["broker"]) and config is not None:
-            chosen = named_broker(said["broker"], config)
-            said["broker"] = chosen.url
-            said["management"] = said["management"] or chosen.management
-            said["amqp_only"] = said["amqp_only"] or chosen.amqp_only
-        return command(**said)
-
-    found = cast("_Command", called)
-    for option in (
-        config_option,
-        click.option(
-            "--amqp-only", is_flag=True, help="Do without the management API: less can be seen."
-        ),
-        click.option(
-            "--management",
-            envvar="HOPBACK_MANAGEMENT",
-            metavar="URL",
-            help="http(s):// address of the management API; by default the broker's host.",
-        ),
-        click.option(
-            "--broker",
-            envvar="HOPBACK_BROKER",
-            required=True,
-            metavar="URL|NAME",
-            help="amqp(s):// address, or a name in --config; also from HOPBACK_BROKER, which keeps it"
-            " out of process lists.",
-        ),
-    ):
-        found = option(found)
-    return found
-
-
 def rabbitmq(url: str) -> RabbitMQ:
-    """The RabbitMQ at that address, not yet connected; an address that is none is a usage error."""
+    """Return the RabbitMQ at an address, not connected. An invalid address is a usage error."""
     from hopback.broker.management import virtual_host
     from hopback.broker.rabbitmq import RabbitMQ
 
     try:
-        virtual_host(url)  # what has none to be read is refused as well
+        virtual_host(url)  # raises for an invalid virtual host
         return RabbitMQ(url)
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--broker") from error
@@ -141,7 +146,7 @@ def rabbitmq(url: str) -> RabbitMQ:
 
 @asynccontextmanager
 async def reach(access: Access) -> AsyncIterator[Reached]:
-    """Connect by AMQP and, unless told otherwise, to the management API."""
+    """Connect by AMQP and, without --amqp-only, to the management API."""
     from hopback.broker.management import virtual_host
 
     broker = rabbitmq(access.broker)
@@ -155,10 +160,10 @@ async def reach(access: Access) -> AsyncIterator[Reached]:
 async def reach_management(
     access: Access, stack: AsyncExitStack, *, ask: bool = True
 ) -> Management | None:
-    """The management API, open as long as the stack is.
+    """Open the management API until the stack is closed.
 
-    One whose address was only guessed and that does not answer is done without, and said so. Without
-    `ask` it is taken to be there: what is served for weeks may begin while a broker is away.
+    If the address was derived from the broker's and does not answer, warn and return None. Without `ask`
+    the API is not contacted, so that a service can start while its broker is unavailable.
     """
     from hopback.broker.management import Management, ManagementAddress
 

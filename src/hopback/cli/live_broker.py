@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hopback.broker.migrate import Migration
     from hopback.topology.model import Topology
 
-_Params = tuple[tuple[str, str], ...]
-
 
 @click.command(short_help="Compare with a live broker; change nothing.")
 @topology_source
@@ -36,22 +34,18 @@ _Params = tuple[tuple[str, str], ...]
     "--detailed-exit-code", is_flag=True, help="Leave with 10 if there is anything to do."
 )
 def plan(
-    name: str,
-    hardened: bool,
-    params: _Params,
-    broker: str,
-    management: str | None,
-    amqp_only: bool,
+    source: TopologySource,
+    access: Access,
     form: str,
     detailed_exit_code: bool,
 ) -> int:
     """Compare a SYSTEM, FILE or application with a live broker and say what `apply` would do."""
     from hopback.broker.apply import live_plan
 
-    desired = TopologySource(name, hardened, params).topology()
+    desired = source.topology()
 
     async def compare() -> ApplyPlan:
-        async with reach(Access(broker, management, amqp_only)) as live:
+        async with reach(access) as live:
             return await live_plan(desired, live.connection, live.management, live.vhost)
 
     planned = asyncio.run(compare())
@@ -83,12 +77,8 @@ def plan(
     help="Also set the offered policies that lift the delivery limits of main queues.",
 )
 def apply(
-    name: str,
-    hardened: bool,
-    params: _Params,
-    broker: str,
-    management: str | None,
-    amqp_only: bool,
+    source: TopologySource,
+    access: Access,
     form: str,
     yes: bool,
     dry_run: bool,
@@ -101,8 +91,7 @@ def apply(
     Shows the plan first and asks. Nothing is deleted or replaced unless named with --replace. Safe
     to repeat; after an interruption simply run it again.
     """
-    desired = TopologySource(name, hardened, params).topology()
-    access = Access(broker, management, amqp_only)
+    desired = source.topology()
     choices = _ApplyChoices(
         form, yes, dry_run, frozenset(replace), skip_conflicts, lift_main_limits
     )
@@ -162,9 +151,7 @@ async def _apply(access: Access, desired: Topology, choices: _ApplyChoices) -> i
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def revert(
-    broker: str,
-    management: str | None,
-    amqp_only: bool,
+    access: Access,
     form: str,
     queues: tuple[str, ...],
     yes: bool,
@@ -180,7 +167,7 @@ def revert(
     from hopback.broker.limits import restore_limits
 
     async def restore() -> tuple[LiftedLimit, ...]:
-        async with reach(Access(broker, management, amqp_only)) as live:
+        async with reach(access) as live:
             api = _needed(live, "policies can only be changed")
             return await restore_limits(live.connection, api, live.vhost, queues or None)
 
@@ -284,12 +271,8 @@ def _plan_data(planned: ApplyPlan) -> dict[str, object]:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 def migrate(
-    name: str,
-    hardened: bool,
-    params: tuple[tuple[str, str], ...],
-    broker: str,
-    management: str | None,
-    amqp_only: bool,
+    source: TopologySource,
+    access: Access,
     form: str,
     yes: bool,
     dry_run: bool,
@@ -299,8 +282,7 @@ def migrate(
     Each queue that differs is replaced through a shadow queue; its messages, bindings and counted
     attempts are kept. Stop the consumers first. After an interruption run it again.
     """
-    desired = TopologySource(name, hardened, params).topology()
-    access = Access(broker, management, amqp_only)
+    desired = source.topology()
     return asyncio.run(_migrate(access, desired, form=form, yes=yes, dry_run=dry_run))
 
 
@@ -361,9 +343,7 @@ def _print_migration(planned: Migration) -> None:
 @broker_options
 @format_option("table", "json")
 @click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if anything was found.")
-def doctor(
-    broker: str, management: str | None, amqp_only: bool, form: str, detailed_exit_code: bool
-) -> int:
+def doctor(access: Access, form: str, detailed_exit_code: bool) -> int:
     """Look at a live broker: version, alarms, feature flags, and the hazards of its topology.
 
     Leaves with 1 if something asks for action, with 0 otherwise. Changes nothing.
@@ -371,7 +351,7 @@ def doctor(
     from hopback.broker.doctor import examine
 
     async def look() -> Examination:
-        async with reach(Access(broker, management, amqp_only)) as live:
+        async with reach(access) as live:
             version = live.connection.version
             return await examine(live.address, live.vhost, version, live.management)
 

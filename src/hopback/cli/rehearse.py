@@ -17,7 +17,7 @@ from hopback.cli.broker_options import Access, reach_management
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import format_option
 from hopback.cli.terminal import document, gap, json_text, on_terminal, table
-from hopback.cli.topology_options import TopologySource, broker_version_option, topology_source_as
+from hopback.cli.topology_options import TopologySource, broker_version_option, topology_source
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.findings import findings_of
@@ -123,7 +123,7 @@ def _parse_outage(text: str) -> Outage:
 
 
 @click.command(short_help="Rehearse an outage: depths, dead letters, recovery, in virtual time.")
-@topology_source_as("(module:app | FILE | SYSTEM)")
+@topology_source
 @click.option("--scenario", "file", metavar="TOML", help="Several queues, rates, outages: a file.")
 @click.option("--queue", metavar="Q", help="The queue; needed where there are several.")
 @click.option(
@@ -186,9 +186,7 @@ def _parse_outage(text: str) -> Outage:
 @format_option("text", "json", "csv", "svg", "html")
 @click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 for any error or warning.")
 def rehearse(
-    name: str,
-    hardened: bool,
-    params: tuple[tuple[str, str], ...],
+    source: TopologySource,
     engine: str,
     goals: tuple[str, ...],
     form: str,
@@ -197,20 +195,11 @@ def rehearse(
 ) -> int:
     """Rehearse an outage: how deep queues get, what is parked, when all is well again.
 
-    The topology is that of an application (module:app), whose handlers also say how many of them run at
+    The topology is that of an application (MODULE:APP), whose handlers also say how many of them run at
     once, of a FILE or of a SYSTEM. `-o html` and `-o svg` draw it, for a file: > outage.html.
     """
-    app = None
-    if ":" in name and not Path(name).exists():
-        from hopback.cli.app_loading import load_app
-
-        app = load_app(name)
-    if app is not None and (hardened or params):
-        option = "--hardened" if hardened else "--param"
-        raise click.UsageError(
-            f"{option} is for a documented system; an application says it itself."
-        )
-    topology = TopologySource(name, hardened, params).topology() if app is None else app.topology
+    app = source.app()
+    topology = source.topology() if app is None else app.topology
     options = RehearseOptions(**said)
     if options.file is not None:
         scenario = _from_file(options.file, options)

@@ -67,9 +67,7 @@ def _duration(ctx: click.Context, option: click.Parameter, value: str | None) ->
 @broker_version_option("Simulate this RabbitMQ, for example 3.10; by default 4.0.")
 @format_option("text", "json", "mermaid")
 def simulate(
-    name: str,
-    hardened: bool,
-    params: tuple[tuple[str, str], ...],
+    source: TopologySource,
     queue: str,
     script: Script,
     snooze: int,
@@ -87,7 +85,7 @@ def simulate(
     from hopback.testing.simulate import DEFAULT_VERSION
     from hopback.testing.simulate import simulate as play
 
-    topology = TopologySource(name, hardened, params).topology()
+    topology = source.topology()
     if topology.plan(queue) is None:
         known = ", ".join(plan.queue for plan in topology.plans)
         raise CommandFailed(

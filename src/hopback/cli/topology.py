@@ -40,15 +40,12 @@ _VERSION = "For definitions: what this RabbitMQ would refuse is left out, and sa
 @vhost_option
 @format_option("table", "json", "toml", "definitions", "mermaid", "asyncapi")
 def show(
-    name: str,
-    hardened: bool,
-    params: tuple[tuple[str, str], ...],
+    source: TopologySource,
     version: BrokerVersion | None,
     vhost: str | None,
     form: str,
 ) -> None:
     """Show the exchanges, queues, bindings and plans of a SYSTEM, FILE or application."""
-    source = TopologySource(name, hardened, params, vhost)
     topology = _discreet(source.topology(), form, "`topology export --with-secrets` writes")
     _print_form(topology, form, version, vhost, source)
 
@@ -64,16 +61,13 @@ def show(
 )
 @format_option("definitions", "toml", "json", "mermaid", "asyncapi", "table")
 def export(
-    name: str,
-    hardened: bool,
-    params: tuple[tuple[str, str], ...],
+    source: TopologySource,
     version: BrokerVersion | None,
     vhost: str | None,
     with_secrets: bool,
     form: str,
 ) -> None:
     """Write a SYSTEM, FILE or application in another form; by default definitions for RabbitMQ."""
-    source = TopologySource(name, hardened, params, vhost)
     topology = source.topology()
     if not with_secrets:
         topology = _discreet(topology, form, "`--with-secrets` keeps")
@@ -93,15 +87,13 @@ def export(
 @click.option("--queue", help="For sequence and states: the queue whose message is followed.")
 @format_option("mermaid")
 def diagram(
-    name: str,
-    hardened: bool,
-    params: tuple[tuple[str, str], ...],
+    source: TopologySource,
     kind: str,
     queue: str | None,
     form: str,
 ) -> None:
     """Draw a SYSTEM, FILE or application as Mermaid."""
-    document(_draw(TopologySource(name, hardened, params).topology(), kind, queue))
+    document(_draw(source.topology(), kind, queue))
 
 
 def _discreet(topology: Topology, form: str, how: str) -> Topology:
@@ -177,9 +169,7 @@ def _draw(topology: Topology, kind: str, queue: str | None) -> str:
     help="Leave with 10 for any finding, errors or not.",
 )
 def check(
-    name: str,
-    hardened: bool,
-    params: tuple[tuple[str, str], ...],
+    source: TopologySource,
     version: BrokerVersion | None,
     vhost: str | None,
     form: str,
@@ -194,7 +184,7 @@ def check(
     from hopback.topology.hazards.rule import Severity
     from hopback.version import BrokerVersion
 
-    topology = TopologySource(name, hardened, params, vhost).topology()
+    topology = source.topology()
     exported_by = topology.foreign.get("rabbit_version")
     if version is None and isinstance(exported_by, str):
         with suppress(
@@ -204,7 +194,7 @@ def check(
     found = find_hazards(topology, version)
     if form == "json":
         data = {
-            "topology": name,
+            "topology": source.name,
             "broker_version": None if version is None else str(version),
             "findings": [{**asdict(one), "severity": str(one.severity)} for one in found],
         }

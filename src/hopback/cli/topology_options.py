@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 
-# Definitions of the largest brokers known have some 20 MiB; a file that was named by mistake, a disk
-# image for example, must not fill the memory.
-_MOST_BYTES = 64 * 1024 * 1024
+_MOST_BYTES = (
+    64 * 1024 * 1024
+)  # the largest known definitions have 20 MiB; a larger file is refused
 
 
 @dataclass(frozen=True, slots=True)
 class TopologySource:
-    """What the user said of a topology; `topology()` builds or reads it."""
+    """The name of a topology on the command line, with its options."""
 
     name: str
     hardened: bool = False
@@ -39,8 +39,7 @@ class TopologySource:
     vhost: str | None = None
 
     def topology(self) -> Topology:
-        """The design, what the file holds or what the application declares; CommandFailed (5) if
-        there is none of them."""
+        """Build the design, read the file or import the application. Fail with code 5 if there is none."""
         from hopback.designs import DESIGNS
 
         design = DESIGNS.get(self.name)
@@ -51,32 +50,38 @@ class TopologySource:
                 listed = f"`hopback systems {self.name}` lists its parameters."
                 raise CommandFailed(str(error), do=listed, code=Exit.USAGE) from error
         path = Path(self.name)
-        app = None if path.is_file() else self.app()
-        if app is None and not path.is_file():
-            raise CommandFailed(
-                f"expected a system, a file or an application, found none under the name {self.name!r}",
-                do=f"{did_you_mean(self.name, DESIGNS)}Name one of {', '.join(DESIGNS)}, a .toml"
-                " or definitions .json file, or an application as MODULE:APP.",
-                code=Exit.NOT_FOUND,
-            )
+        if path.is_file():
+            self._refuse_design_options()
+            return _read(path, self.vhost)
+        app = self.app()
+        if app is not None:
+            return app.topology
+        raise CommandFailed(
+            f"expected a system, a file or an application, found none under the name {self.name!r}",
+            do=f"{did_you_mean(self.name, DESIGNS)}Name one of {', '.join(DESIGNS)}, a .toml"
+            " or definitions .json file, or an application as MODULE:APP.",
+            code=Exit.NOT_FOUND,
+        )
+
+    def app(self) -> App | None:
+        """Import the application MODULE:APP. Return None if the name is not one."""
+        if ":" not in self.name or Path(self.name).is_file():
+            return None
+        app = load_app(self.name)
+        self._refuse_design_options()
+        return app
+
+    def _refuse_design_options(self) -> None:
         if self.hardened or self.params:
             option = "--hardened" if self.hardened else "--param"
             raise click.UsageError(
-                f"{option} is for a documented system; a file or an application says itself what it"
-                " declares."
+                f"{option} is for a documented system. A file or an application contains its own"
+                " topology."
             )
-        return _read(path, self.vhost) if app is None else app.topology
-
-    def app(self) -> App | None:
-        """The application that is named as MODULE:APP; None where something else is named."""
-        if ":" not in self.name or Path(self.name).is_file():
-            return None
-
-        return load_app(self.name)
 
 
 def _read(path: Path, vhost: str | None) -> Topology:
-    """A TOML file is Hopback's own form, a JSON file RabbitMQ's definitions."""
+    """Read a TOML file in Hopback's form or a JSON file with RabbitMQ's definitions."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -104,16 +109,16 @@ def _read(path: Path, vhost: str | None) -> Topology:
 
 
 def topology_source(command: _Command) -> _Command:
-    """Give a command SYSTEM | FILE | MODULE:APP, --hardened and --param: a `TopologySource`."""
-    return topology_source_as("(SYSTEM | FILE | MODULE:APP)")(command)
+    """Give a command SYSTEM | FILE | MODULE:APP, --hardened and --param, passed as `source`."""
 
+    @wraps(command)
+    def called(
+        *, name: str, hardened: bool, params: tuple[tuple[str, str], ...], **options: Any
+    ) -> object:
+        source = TopologySource(name, hardened, params, options.get("vhost"))
+        return command(source=source, **options)
 
-def topology_source_as(metavar: str) -> Callable[[_Command], _Command]:
-    """The same for a command that calls its argument otherwise."""
-    return partial(_with_source, metavar)
-
-
-def _with_source(metavar: str, command: _Command) -> _Command:
+    found = cast("_Command", called)
     for option in (
         click.option(
             "--param",
@@ -128,14 +133,13 @@ def _with_source(metavar: str, command: _Command) -> _Command:
             is_flag=True,
             help="The form of the system that loses nothing, under the same names.",
         ),
-        click.argument("name", metavar=metavar, shell_complete=_complete),
+        click.argument("name", metavar="(SYSTEM | FILE | MODULE:APP)", shell_complete=_complete),
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return found
 
 
 def _pairs(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> object:
-    """`key=value` texts as pairs."""
     pairs = tuple(tuple(value.split("=", 1)) for value in values)
     for value, pair in zip(values, pairs, strict=True):
         if len(pair) != 2 or not pair[0]:
@@ -146,7 +150,6 @@ def _pairs(ctx: click.Context, option: click.Parameter, values: tuple[str, ...])
 def _complete(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[click.shell_completion.CompletionItem]:
-    """Names of systems, and files."""
     from click.shell_completion import CompletionItem
 
     from hopback.designs import DESIGNS
@@ -156,7 +159,6 @@ def _complete(
 
 
 def broker_version_option(text: str) -> Callable[[_Command], _Command]:
-    """The option --broker-version, with what it means for this command."""
     return click.option("--broker-version", "version", callback=_version, metavar="V", help=text)
 
 
@@ -170,7 +172,6 @@ def _version(
 
 
 def vhost_option(command: _Command) -> _Command:
-    """The option --vhost, for definitions."""
     return click.option(
         "--vhost",
         metavar="V",

@@ -37,7 +37,7 @@ def test_a_reader_that_leaves_is_no_failure(command: list[str]) -> None:
     with BrokerThread(ServerSettings(port=0, http_port=0)) as broker:
         asyncio.run(_park(broker.url))
         where = ["orders.dlq", "--broker", broker.url, "--management", broker.http_url, *options]
-        asked = [sys.executable, "-m", "hopback", "dlq", verb, *where]
+        asked = [sys.executable, "-m", "hopback", "dlq", verb, *where, "--store", "memory"]
         with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
             assert running.stdout is not None
             assert running.stderr is not None

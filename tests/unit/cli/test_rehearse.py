@@ -126,7 +126,7 @@ def test_svg_and_html_are_documents(capsys: _Output) -> None:
 def test_help_names_all_three_sources(capsys: _Output) -> None:
     """An application, a file or a system."""
     assert run(["rehearse", "--help"]) == 0
-    assert "(module:app | FILE | SYSTEM)" in " ".join(capsys.readouterr().out.split())
+    assert "(SYSTEM | FILE | MODULE:APP)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("engine", ["fluid", "exact"])

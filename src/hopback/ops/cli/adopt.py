@@ -52,9 +52,7 @@ _WAYS = ("as-it-is", "beside", "migrated")
 def adopt(
     queue: str,
     way: str | None,
-    broker: str,
-    management: str | None,
-    amqp_only: bool,
+    access: Access,
     waits: tuple[str, ...],
     attempts: int | None,
     setting: bool,
@@ -81,7 +79,6 @@ def adopt(
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--retry") from error
     asked = _AdoptRequest(queue, way, tiers_ms, attempts)
-    access = Access(broker, management, amqp_only)
     if setting or revert:
         return asyncio.run(_change(access, queue, revert=revert, yes=yes))
     return asyncio.run(_show(access, asked, form))

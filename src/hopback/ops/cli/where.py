@@ -19,8 +19,11 @@ from click.core import ParameterSource
 from hopback.cli.broker_options import (
     EMBEDDED,
     Access,
+    amqp_only_option,
+    broker_option,
     config_option,
     is_broker_name,
+    management_option,
     named_broker,
     rabbitmq,
     reach_management,
@@ -78,22 +81,9 @@ class Where:
 
 
 _BROKER = (
-    click.option(
-        "--broker",
-        envvar="HOPBACK_BROKER",
-        metavar="URL|NAME",
-        help="amqp(s):// address, or a name in --config or on --server; also HOPBACK_BROKER, which keeps"
-        " it out of process lists.",
-    ),
-    click.option(
-        "--management",
-        envvar="HOPBACK_MANAGEMENT",
-        metavar="URL",
-        help="http(s):// address of the management API; by default the broker's host.",
-    ),
-    click.option(
-        "--amqp-only", is_flag=True, help="Do without the management API: declare what there is."
-    ),
+    broker_option(name_in="in --config or on --server", required=False),
+    management_option,
+    amqp_only_option,
     click.option(
         "--topology",
         "topologies",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopback.cli.broker_options import EMBEDDED
+from hopback.cli.broker_options import EMBEDDED, management_option
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import HttpAddress, did_you_mean
 from hopback.extras import needs
@@ -29,12 +29,7 @@ if TYPE_CHECKING:
     metavar="URL",
     help="amqp(s):// address of a RabbitMQ; without it a broker of its own is started.",
 )
-@click.option(
-    "--management",
-    envvar="HOPBACK_MANAGEMENT",
-    metavar="URL",
-    help="http(s):// address of the management API; by default the broker's host.",
-)
+@management_option
 @click.option(
     "--database",
     metavar="URL",
