@@ -10,7 +10,7 @@ import pytest
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ChannelClosed, NotFound, PreconditionFailed
 from hopback.message import Message
-from hopback.topology.model import Queue
+from hopback.topology.model import Queue, QueueType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -255,3 +255,15 @@ async def test_ten_thousand_go_through_in_order(connection: RabbitConnection) ->
     await channel.close()
     assert [int(delivery.body) for delivery in inbox.deliveries] == list(range(10_000))
     assert await _ready(connection) == 0
+
+
+@pytest.mark.parametrize("queue_type", [QueueType.CLASSIC, QueueType.QUORUM])
+async def test_a_cancel_and_a_declare_at_the_same_time_are_both_answered(
+    connection: RabbitConnection, queue_type: QueueType
+) -> None:
+    channel = await connection.open_channel()
+    await channel.declare_queue(Queue("q", type=queue_type))
+    tag = await channel.consume("q", _Inbox())
+    passive = channel.declare_queue(Queue("q"), passive=True)
+    _, state = await asyncio.gather(channel.cancel(tag), passive)
+    assert state.consumers == 0

@@ -415,3 +415,20 @@ async def test_a_blocked_connection_is_given_the_time_of_the_block_for_its_answe
     await asyncio.sleep(20)
     server.send(1, "queue.declare-ok", queue="q", message_count=0, consumer_count=0)
     assert (await declaring).name == "q"
+
+
+@pytest.mark.parametrize("name", ["basic.cancel", "basic.consume"])
+async def test_a_request_waits_until_an_earlier_consume_or_cancel_is_answered(name: str) -> None:
+    server, channel = await _channel()
+    if name == "basic.cancel":
+        await channel.consume("q", lambda _: None, tag="c")
+    server.silent_on.add(name)
+    early = channel.cancel("c") if name == "basic.cancel" else channel.consume("q", print, tag="c")
+    first = asyncio.ensure_future(early)
+    await _turn()
+    second = asyncio.ensure_future(channel.qos(1))
+    await _turn()
+    assert "basic.qos" not in [asked for asked, _ in server.asked()]
+    server.send(1, f"{name}-ok", consumer_tag="c")
+    await asyncio.gather(first, second)
+    assert server.asked()[-1][0] == "basic.qos"

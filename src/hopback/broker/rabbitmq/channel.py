@@ -283,14 +283,22 @@ class _ChannelConsumer:
     on_cancel: OnCancel | None
 
 
+_ANSWERED_BY_QUEUE = frozenset({"basic.consume", "basic.cancel"})
+"""Requests that the process of the queue answers. The channel may answer a later request before."""
+
+
 @dataclass(slots=True)
 class _PendingRequest:
-    """A request on its way; `orphaned` cleans up if nobody waits for the answer any more."""
+    """A request without its answer; `orphaned` cleans up if nobody waits for the answer any more.
+
+    `arguments` is None once the request is sent.
+    """
 
     name: str
     answer: Future[Any]
     deadline: float
-    orphaned: Callable[[Any], object] | None = None
+    orphaned: Callable[[Any], object] | None
+    arguments: dict[str, Any] | None
 
 
 class RabbitChannel:
@@ -395,16 +403,34 @@ class RabbitChannel:
     def _request(
         self, name: str, orphaned: Callable[[Any], object] | None = None, **arguments: Any
     ) -> Future[Any]:
-        """Send a method; the answer's arguments (or its message) come in the order of requests."""
+        """Send a method; the answer's arguments (or its message) come in the order of requests.
+
+        A request that follows `basic.consume` or `basic.cancel` waits for that answer.
+        """
         self._check()
-        self._core.send(self.number, name, **arguments)
         answer: Future[Any] = self._loop.create_future()
         deadline = self._loop.time() + self._answer_timeout
-        self._requests.append(_PendingRequest(name, answer, deadline, orphaned))
+        self._requests.append(_PendingRequest(name, answer, deadline, orphaned, arguments))
         if self._answer_timer is None:
             self._answer_timer = self._loop.call_at(deadline, self._on_overdue)
-        self._wire.wake()
+        self._send_requests()
         return answer
+
+    def _send_requests(self) -> None:
+        """Send the requests that need not wait for an earlier answer."""
+        for request in tuple(self._requests):
+            if request.arguments is not None:
+                try:
+                    self._core.send(self.number, request.name, **request.arguments)
+                except Exception as unsendable:
+                    self._requests.remove(request)
+                    if not request.answer.done():
+                        request.answer.set_exception(unsendable)
+                    continue
+                request.arguments = None
+                self._wire.wake()
+            if request.name in _ANSWERED_BY_QUEUE:
+                return
 
     def _on_overdue(self) -> None:
         """Look whether the oldest request is overdue. A broker that blocks us does not read requests."""
@@ -437,6 +463,8 @@ class RabbitChannel:
 
     def _answer(self, value: Any) -> None:
         request = self._requests.popleft()
+        if not self.closed:
+            self._send_requests()
         if not request.answer.done():
             request.answer.set_result(value)
         elif request.orphaned is not None:
