@@ -52,6 +52,24 @@ async def test_what_outlasts_the_grace_is_interrupted_and_reported() -> None:
     alone()
 
 
+@pytest.mark.parametrize("after", [0.5, 1.5])
+@in_virtual_time
+async def test_stop_while_a_consumer_starts_loses_and_repeats_no_message(after: float) -> None:
+    """Each answer of the broker takes a second, so the service stops while the window opens, and after."""
+    app, told = slow_app(0)
+    async with AppTest(app) as test:
+        test.faults.latency = 1.0
+        for number in range(5):
+            await test.publish("", "orders", str(number))
+        await test.advance(after)
+        report = await test.stop()
+    left = test.broker.snapshot().queue("orders").ready
+    begun = [one for one in told if one.startswith("begin")]
+    assert begun == [f"begin {number}" for number in range(report.handled)]
+    assert [one.body for one in left] == [b"%d" % one for one in range(report.handled, 5)]
+    alone()
+
+
 @in_virtual_time
 async def test_asking_twice_does_not_wait() -> None:
     """The second signal interrupts what runs."""
