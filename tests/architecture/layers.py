@@ -155,11 +155,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *_BROKERS,
         *_ABOVE,
         "hopback.cli",
-        "hopback.cli.store",
         "hopback.ops",
     ),
-    # `hopback store` prunes the journal and the alerts of the operator tools as well.
-    "hopback.cli.store": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.cli", "hopback.ops"),
     "hopback.systems": FRONT_DOORS,
     # `hopback demo` is a command that runs the systems.
     "hopback.systems.demo": (
@@ -187,7 +184,6 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.ops.http": frozenset(
         {"h11", "httpx", "jinja2", "jwt", "markupsafe", "msgspec", "starlette", "uvicorn"}
     ),
-    "hopback.ops.jobs.journal_sql": frozenset({"msgspec", "sqlalchemy"}),
     "hopback.ops.messages.archive": frozenset({"msgspec", "zstandard"}),
     "hopback.ops.messages.body": frozenset({"msgspec", "yaml", "zstandard"}),
     "hopback.ops.notes.http": frozenset({"msgspec", "starlette"}),

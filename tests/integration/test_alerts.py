@@ -20,28 +20,27 @@ from aiosmtpd.smtp import SMTP, AuthResult, LoginPassword
 from hopback.clock import ManualClock
 from hopback.endpoint import Endpoint, Response
 from hopback.errors import LeaseLost
-from hopback.ops.alerts.book import MemoryAlertBook
-from hopback.ops.alerts.rules import AlertState
-from hopback.ops.alerts.service import Alerting, AlertSender, AlertSource
+from hopback.ops.alerts.book import AlertBook
+from hopback.ops.alerts.rules import Alert, AlertDecision, AlertKind, AlertNotice, AlertState
+from hopback.ops.alerts.watch import Alerting, AlertSource
 from hopback.ops.contract.surveys import ErrorGroup
 from hopback.ops.contract.values import Depth, Moment, QueueSummary
 from hopback.ops.http.overview import Sweep
 from hopback.ops.http.settings import BadSettings, parse_settings
-from hopback.store.admin import AlertTable
+from hopback.sql.sqlite import MemoryDatabase
 from tests.integration.certificates import certificates
-from tests.integration.database import database_url, engine
+from tests.integration.database import sql_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
     from aiosmtpd.smtp import Envelope, Session
-    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from hopback.endpoint import Request
-    from hopback.ops.alerts.book import AlertBook
+    from hopback.sql.database import SqlDatabase
 
-__all__ = ["certificates", "database_url", "engine"]
+__all__ = ["certificates", "sql_database"]
 
 _NOW = 1_700_000_000.0
 _SECRET = "a secret that two sides share"
@@ -128,15 +127,13 @@ class _Setup:
     def service(self) -> Alerting:
         """Another service on the same book."""
         settings = parse_settings({"alerts": self.said}, self.environment, "test").alerts
-        senders = {
-            one.name: AlertSender(one, self.environment, self.clock, settings.link, "mq.test/shop")
-            for one in settings.targets
-        }
         sweep = Sweep(self.queues.read, self.clock)
         source = AlertSource(
             "", sweep, self.queues.no_jobs, self.queues.surveyed, self.queues.remember_consumed
         )
-        return Alerting(settings, self.book, (source,), senders, self.clock)
+        return Alerting(
+            settings, self.book, (source,), self.clock, self.environment, "mq.test/shop"
+        )
 
 
 _RULE = {"name": "orders fail", "kind": "depth", "above": 10}
@@ -157,7 +154,7 @@ async def test_a_webhook_is_told_what_fires_and_what_is_resolved() -> None:
     """Signed, with an id and a link that opens the queue; never by a redirect."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url, "secret_env": "HOOK_SECRET"}
-        setup = _set_up(MemoryAlertBook(), target, HOOK_SECRET=_SECRET)
+        setup = _set_up(AlertBook(MemoryDatabase()), target, HOOK_SECRET=_SECRET)
         service = setup.service()
         for depth in (5, 11, 12, 3, 2):
             setup.queues.depth = depth
@@ -181,7 +178,7 @@ async def test_a_chat_is_told_in_words_that_cannot_call_people() -> None:
     """Slack's form: text with a link; what others named is escaped."""
     async with _hook() as hook:
         target = {"name": "chat", "kind": "slack", "url_env": "CHAT_URL"}
-        setup = _set_up(MemoryAlertBook(), target, CHAT_URL=hook.url)
+        setup = _set_up(AlertBook(MemoryDatabase()), target, CHAT_URL=hook.url)
         setup.said["rules"] = [{**_RULE, "name": "<!channel> & more"}]
         setup.queues.depth = 11
         await setup.service().look()
@@ -247,7 +244,7 @@ async def test_a_mail_says_what_fires(mailbox: tuple[_Mailbox, int]) -> None:
         "sender": "hopback@example.com",
         "to": ["ops@example.com", "ann@example.com"],
     }
-    setup = _set_up(MemoryAlertBook(), target)
+    setup = _set_up(AlertBook(MemoryDatabase()), target)
     setup.queues.depth = 11
     await setup.service().look()
     (mail,) = kept.mails
@@ -291,7 +288,7 @@ def _by_starttls(port: int) -> _Setup:
         "sender": "hopback@example.com",
         "to": ["ops@example.com"],
     }
-    setup = _set_up(MemoryAlertBook(), target, MAIL_PASSWORD=_SECRET)
+    setup = _set_up(AlertBook(MemoryDatabase()), target, MAIL_PASSWORD=_SECRET)
     setup.queues.depth = 11
     return setup
 
@@ -304,13 +301,13 @@ async def test_a_mail_goes_by_starttls_to_a_server_that_proves_its_name(
     setup = _by_starttls(port)
     service = setup.service()
     await service.look()
-    (refused,) = (await service.listed()).targets
+    (refused,) = (await service.list_alerts()).targets
     assert "certificate verify failed" in refused.problem
     assert (refused.waiting, kept.logins, kept.mails) == (1, [], [])
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     setup.clock.advance(60)
     await service.look()
-    (taken,) = (await service.listed()).targets
+    (taken,) = (await service.list_alerts()).targets
     assert (taken.waiting, taken.problem) == (0, "")
     assert kept.logins == [(b"hopback", _SECRET.encode())]
     (mail,) = kept.mails
@@ -323,7 +320,7 @@ async def test_a_mail_server_without_starttls_gets_nothing(mailbox: tuple[_Mailb
     kept, port = mailbox
     service = _by_starttls(port).service()
     await service.look()
-    (refused,) = (await service.listed()).targets
+    (refused,) = (await service.list_alerts()).targets
     assert "STARTTLS" in refused.problem
     assert (refused.waiting, kept.logins, kept.mails) == (1, [], [])
 
@@ -345,7 +342,7 @@ async def test_a_target_that_takes_nothing_is_asked_again(
     async with _hook() as hook:
         hook.status = 302
         setup = _set_up(
-            MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url}, mail
+            AlertBook(MemoryDatabase()), {"name": "ops", "kind": "webhook", "url": hook.url}, mail
         )
         service = setup.service()
         for depth in (11, 0):
@@ -354,15 +351,15 @@ async def test_a_target_that_takes_nothing_is_asked_again(
             setup.clock.advance(2)
         assert len(kept.mails) == 2
         assert len(hook.posted) == 1
-        (waiting,) = [one for one in (await service.listed()).targets if one.name == "ops"]
-        assert (waiting.waiting, waiting.problem) == (2, "it answers 302 no such channel")
+        (waiting,) = [one for one in (await service.list_alerts()).targets if one.name == "ops"]
+        assert (waiting.waiting, waiting.problem) == (2, "it answered 302 no such channel")
         assert "secret" not in waiting.problem
         hook.status = 204
         setup.clock.advance(5)
         await service.look()
     assert [len(one["firing"]) for one in hook.documents] == [1, 1, 0]
     assert hook.documents[0]["id"] == hook.documents[1]["id"]
-    (done,) = [one for one in (await service.listed()).targets if one.name == "ops"]
+    (done,) = [one for one in (await service.list_alerts()).targets if one.name == "ops"]
     assert (done.waiting, done.problem) == (0, "")
 
 
@@ -384,7 +381,9 @@ def _error(fingerprint: str, at: float, *, is_new: bool) -> ErrorGroup:
 async def test_what_a_survey_found_fires() -> None:
     """A failure that its first survey had not, once; and the age of the oldest message."""
     async with _hook() as hook:
-        setup = _set_up(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        setup = _set_up(
+            AlertBook(MemoryDatabase()), {"name": "ops", "kind": "webhook", "url": hook.url}
+        )
         setup.said["rules"] = [
             {"name": "new", "kind": "new-fingerprint", "within_seconds": 3600},
             {"name": "old", "kind": "oldest-age", "older_than_seconds": 3600},
@@ -409,22 +408,24 @@ async def test_what_a_survey_found_fires() -> None:
 async def test_a_broker_that_is_away_resolves_nothing() -> None:
     """Nobody is told that all is well because nobody can look."""
     async with _hook() as hook:
-        setup = _set_up(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        setup = _set_up(
+            AlertBook(MemoryDatabase()), {"name": "ops", "kind": "webhook", "url": hook.url}
+        )
         service = setup.service()
         setup.queues.depth = 11
         await service.look()
         setup.queues.broken = True
         setup.clock.advance(60)
         await service.look()
-        assert [one.state for one in (await service.listed()).items] == [AlertState.FIRING]
+        assert [one.state for one in (await service.list_alerts()).items] == [AlertState.FIRING]
     assert len(hook.posted) == 1
 
 
-async def test_two_services_on_one_store_tell_each_thing_once(engine: AsyncEngine) -> None:
+async def test_two_services_on_one_store_tell_each_thing_once(sql_database: SqlDatabase) -> None:
     """One leads, whoever looks first; when it is gone the other does, and knows what was told."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url}
-        setup = _set_up(AlertTable(engine), target)
+        setup = _set_up(AlertBook(sql_database), target)
         first, second = setup.service(), setup.service()
         setup.queues.depth = 11
         looked = await asyncio.gather(*(each.look() for each in (first, second) * 3))
@@ -438,11 +439,11 @@ async def test_two_services_on_one_store_tell_each_thing_once(engine: AsyncEngin
     assert [len(one["resolved"]) for one in hook.documents] == [0, 1]
 
 
-async def test_a_service_that_dies_while_it_tells_loses_nothing(engine: AsyncEngine) -> None:
+async def test_a_service_that_dies_while_it_tells_loses_nothing(sql_database: SqlDatabase) -> None:
     """What it was about to send is sent by the next one, under the same id."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url}
-        setup = _set_up(AlertTable(engine), target)
+        setup = _set_up(AlertBook(sql_database), target)
         asked = asyncio.Event()
 
         async def hang() -> None:
@@ -463,19 +464,29 @@ async def test_a_service_that_dies_while_it_tells_loses_nothing(engine: AsyncEng
     assert [one["id"] for one in hook.documents] == [hook.documents[0]["id"]] * 2
 
 
-async def test_who_does_not_lead_writes_nothing(engine: AsyncEngine) -> None:
+async def test_who_does_not_lead_writes_nothing(sql_database: SqlDatabase) -> None:
     """A service that was asleep beyond its lease finds out at the first thing it would change."""
-    book = AlertTable(engine)
+    book = AlertBook(sql_database)
     assert await book.lead("first", 100.0, 10.0)
-    await book.save("first", 101.0, documents={"a": "{}"}, notices=[("ops", "{}")])
+    alert = Alert(
+        id="a",
+        rule="r",
+        kind=AlertKind.DEPTH,
+        queue="q",
+        state=AlertState.FIRING,
+        text="t",
+        since=Moment(1),
+    )
+    notice = AlertNotice("n", "ops", Moment(101.0), firing=(alert,))
+    await book.save("first", 101.0, AlertDecision((alert,), (), (notice,)))
     assert not await book.lead("second", 109.0, 10.0)
     assert await book.lead("second", 110.0, 10.0)
     with pytest.raises(LeaseLost):
-        await book.save("first", 111.0, documents={"b": "{}"})
+        await book.save("first", 111.0, AlertDecision(forgotten=("a",)))
     with pytest.raises(LeaseLost):
-        await book.ended("first", 1, 111.0)
-    assert list(await book.all()) == ["a"]
-    assert [each[1] for each in await book.next_notices(111.0)] == ["ops"]
+        await book.end_notice("first", 1, 111.0)
+    assert await book.alerts() == (alert,)
+    assert [each.notice for each in await book.next_notices(111.0)] == [notice]
     await book.step_down("second")
     assert await book.lead("first", 111.0, 10.0)
 
@@ -483,7 +494,7 @@ async def test_who_does_not_lead_writes_nothing(engine: AsyncEngine) -> None:
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ({"rules": [_RULE]}, "expected somebody to tell"),
+        ({"rules": [_RULE]}, "expected at least one target"),
         ({"targets": [{"name": "a", "kind": "webhook"}]}, "expected either url or url_env, got neither"),
         (
             {"targets": [{"name": "a", "kind": "slack", "url": "file:///etc/passwd"}]},
@@ -507,10 +518,12 @@ def test_settings_that_cannot_be_meant_are_refused(said: dict[str, Any], problem
 async def test_a_target_can_be_tried() -> None:
     """It is told that it is a test; the answer says whether it was taken."""
     async with _hook() as hook:
-        setup = _set_up(MemoryAlertBook(), {"name": "ops", "kind": "webhook", "url": hook.url})
+        setup = _set_up(
+            AlertBook(MemoryDatabase()), {"name": "ops", "kind": "webhook", "url": hook.url}
+        )
         assert (await setup.service().test("ops")).delivered
         hook.status = 403
         refused = await setup.service().test("ops")
     assert not refused.delivered
-    assert refused.problem == "it answers 403 no such channel"
+    assert refused.problem == "it answered 403 no such channel"
     assert hook.documents[0]["isTest"]

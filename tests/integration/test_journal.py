@@ -45,6 +45,7 @@ from hopback.ops.jobs.journal_sql import SqlJournal
 from hopback.ops.messages.patch import PatchOperation
 from hopback.ops.operations import Operations
 from hopback.store import migrate, open_database
+from hopback.store.database import EngineDatabase
 from tests.integration.database import sql_database
 
 if TYPE_CHECKING:
@@ -325,7 +326,7 @@ async def test_who_may_not_create_tables_can_use_those_that_are_there(
         owner.url.set(username=role, password="app").render_as_string(hide_password=False)
     )
     assert await migrate(engine, SystemClock()) == []
-    assert await SqlJournal(engine, SystemClock()).begin(JOB, "me") == JOB
+    assert await SqlJournal(EngineDatabase(engine), SystemClock()).begin(JOB, "me") == JOB
     await engine.dispose()
     async with owner.begin() as connection:
         await connection.execute(text(f"DROP OWNED BY {role}"))

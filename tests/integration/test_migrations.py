@@ -44,7 +44,7 @@ async def _migrate_further(engine: AsyncEngine) -> list[int]:
 
 
 async def test_later_migration_keeps_the_rows_and_is_applied_once(engine: AsyncEngine) -> None:
-    journal = SqlJournal(engine, ManualClock(1000.0))
+    journal = SqlJournal(database.EngineDatabase(engine), ManualClock(1000.0))
     await journal.write(AuditEntry(Moment(1.0), "Ann", "job.start"))
     assert await _migrate_further(engine) == [LATEST + 1]
     assert await _migrate_further(engine) == []

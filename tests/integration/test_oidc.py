@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import asynccontextmanager
 from html import unescape
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -17,19 +18,19 @@ from hopback.clock import SystemClock
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.http import create_app
-from hopback.ops.http.app import AdminStores
 from hopback.ops.http.settings import BadSettings, parse_settings
+from hopback.ops.jobs.journal_sql import SqlJournal
 from hopback.ops.operations import Operations
-from hopback.store.admin import OidcSessionTable
 from tests.harness.oidc import SECRET, OidcProvider, oidc_provider, oidc_settings
-from tests.integration.database import database_url, engine
+from tests.integration.database import sql_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from hopback.ops.jobs.journal import Journal
+    from hopback.sql.database import SqlDatabase
 
-__all__ = ["database_url", "engine"]
+__all__ = ["sql_database"]
 
 pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("oidc")]
 
@@ -56,7 +57,7 @@ def provider() -> Iterator[OidcProvider]:
 
 @asynccontextmanager
 async def _service(
-    provider: OidcProvider, clock: SystemClock, **more: Any
+    provider: OidcProvider, clock: SystemClock, journal: Journal | None = None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Operations]]:
     """A browser in front of a service and of the provider."""
     settings = parse_settings(
@@ -65,9 +66,9 @@ async def _service(
     broker = EmbeddedBroker()
     environment = {"OIDC_SECRET": SECRET}
     async with Operations(
-        ManagedBroker(broker, management=EmbeddedManagement(broker))
+        ManagedBroker(broker, management=EmbeddedManagement(broker), clock=clock), journal=journal
     ) as operations:
-        app = create_app(operations, settings=settings, environment=environment, **more)
+        app = create_app(operations, settings=settings, environment=environment)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(
             mounts={_PAGE: transport}, base_url=_PAGE, follow_redirects=False, timeout=20
@@ -180,11 +181,11 @@ async def test_a_code_opens_once_and_only_with_its_verifier(provider: OidcProvid
 
 
 async def test_roles_are_those_of_today_and_who_is_locked_out_is_out(
-    provider: OidcProvider, engine: AsyncEngine
+    provider: OidcProvider, sql_database: SqlDatabase
 ) -> None:
     """When its token ends the provider is asked again, by whichever service; nothing readable is stored."""
-    clock, store, ann = _LaterClock(), OidcSessionTable(engine), f"ann-{engine.dialect.name}"
-    async with _service(provider, clock, stores=AdminStores(oidc=store)) as (browser, _):
+    clock, ann = _LaterClock(), f"ann-{token_hex(4)}"
+    async with _service(provider, clock, SqlJournal(sql_database, clock)) as (browser, _):
         provider.give(ann, "viewer")
         await _sign_in(browser, ann)
         assert (await browser.get("/admin/me")).json()["role"] == "viewer"
@@ -196,8 +197,8 @@ async def test_roles_are_those_of_today_and_who_is_locked_out_is_out(
         provider.lock(ann)
         clock.later += 61
         assert (await browser.get("/admin/me")).status_code == 401
-        async with engine.connect() as connection:
-            rows = (await connection.exec_driver_sql("SELECT * FROM hopback_oidc_sessions")).all()
+        query = "SELECT * FROM hopback_oidc_sessions"
+        rows = await sql_database.read(lambda execute: execute(query))
     assert ann not in str(rows)
 
 

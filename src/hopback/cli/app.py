@@ -140,7 +140,7 @@ _COMMANDS = {
         "Re-drives and discards: follow, pause, cancel, resume them.",
     ),
     "alerts": LazyCommand(
-        "hopback.ops.cli.alerts:alerts", "Alerts of `hopback serve`: list them, try who is told."
+        "hopback.ops.cli.alerts:alerts", "List alerts of `hopback serve` and test their targets."
     ),
     "audit": LazyCommand(
         "hopback.ops.cli.dlq_notes:audit", "Who did what to dead letters, when and why."
@@ -153,7 +153,7 @@ _COMMANDS = {
     ),
     "store": LazyCommand(
         "hopback.cli.store:store",
-        "The database of inbox and outbox: migrate it, relay what it holds.",
+        "Migrate the database and relay its outbox.",
     ),
 }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec import structs
 
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
-from hopback.ops.alerts.book import MemoryAlertBook, list_alerts
+from hopback.ops.alerts.book import AlertBook
 from hopback.ops.brokers.discovery import Recognition
 from hopback.ops.brokers.queue_views import describe_queue, summarize_queue
 from hopback.ops.brokers.snapshot import queues_that_hold_back
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.message import Delivery
-    from hopback.ops.alerts.book import AlertBook
     from hopback.ops.alerts.rules import AlertList, AlertTestResult
     from hopback.ops.brokers.discovery import CandidateList, DeadLetterQueue, QueueAnswer
     from hopback.ops.brokers.managed_broker import ManagedBroker
@@ -110,7 +109,6 @@ class Operations:
         broker: ManagedBroker,
         *,
         journal: Journal | None = None,
-        alerts: AlertBook | None = None,
         settings: Settings | None = None,
         beside: Iterable[str] = (),
         is_first: bool = True,
@@ -119,7 +117,7 @@ class Operations:
         self.clock: Clock = broker.clock
         self.settings: Settings = settings or Settings()
         self.journal: Journal = journal or MemoryJournal()
-        self.alert_book: AlertBook = alerts or MemoryAlertBook()
+        self.alert_book = AlertBook(self.journal.database)
         self._name = broker.journal_name
         self._recognition = Recognition(self.journal, self._name, self.clock)
         broker.recorded_overrides = self._recognition.overrides
@@ -689,11 +687,11 @@ class Operations:
         return known | new
 
     async def alerts(self) -> AlertList:
-        """Alerts that a service keeps in the same store, and what waits for their targets."""
-        return await list_alerts(self.alert_book)
+        """List the alerts that a service keeps in the same database, and the targets."""
+        return await self.alert_book.list_alerts()
 
     async def test_alert(self, target: str) -> AlertTestResult:
-        """Not here: who is told stands in the settings of a service."""
+        """Raise BadRequest: only a service knows the targets, from its settings."""
         raise BadRequest("target", f"a service that knows {target!r} by its settings (--server)")
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:

@@ -1,6 +1,6 @@
-"""SQL without any extra: how the tables came to be, and a database in an SQLite file.
+"""SQL without extras: the migrations, the database port, and SQLite.
 
-`hopback.store` builds on it for SQLAlchemy, and PostgreSQL with it.
+`hopback.store` adds SQLAlchemy, and with it PostgreSQL.
 """
 
 from __future__ import annotations

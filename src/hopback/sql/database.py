@@ -1,4 +1,4 @@
-"""How statements reach a database, whichever library speaks to it."""
+"""The port through which Hopback sends SQL statements to SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Row: TypeAlias = "tuple[Any, ...]"
 Values: TypeAlias = "Mapping[str, object] | list[dict[str, object]]"
 
 NOTHING: Values = MappingProxyType({})
-"""No values: the statement names none."""
+"""The values of a statement without placeholders."""
 
 
 class RowRefused(StoreUnavailable):
-    """A row breaks a rule of its table: another has the same key, or rows may only be added."""
+    """A row violates a constraint of its table."""
 
 
 class Execute(Protocol):
-    """Runs one statement in the transaction that is open and gives its rows."""
+    """Executes one statement in the open transaction and returns its rows."""
 
     def __call__(self, statement: str, values: Values = NOTHING, /) -> list[Row]:
-        """`:name` in the statement stands for a value; for several sets of values it runs for each."""
+        """`:name` is the placeholder of a value. With a list of values, execute the statement for each."""
 
 
 @runtime_checkable
 class SqlDatabase(Protocol):
-    """A database whose tables are there. StoreUnavailable is raised if it does not answer, or refuses."""
+    """A migrated database. It raises StoreUnavailable if it does not answer or refuses a statement."""
 
     async def write(self, work: Callable[[Execute], T], /) -> T:
-        """Do the work in one transaction: all of it, or nothing if it raises."""
+        """Do the work in one transaction, which is rolled back if the work raises."""
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
-        """Do work that changes nothing."""
+        """Do work that only reads."""
 
 
 _SQLITE_DAMAGE = frozenset({11, 26})
@@ -56,6 +56,6 @@ def is_damage(error: object) -> bool:
 
 
 def placeholders(prefix: str, values: Iterable[object]) -> tuple[str, dict[str, object]]:
-    """For `IN (…)`: the names of so many values, and the values by these names."""
+    """Return the placeholders of an `IN (…)` for these values, and the values by placeholder."""
     named = {f"{prefix}{number}": value for number, value in enumerate(values)}
     return ", ".join(f":{name}" for name in named), named

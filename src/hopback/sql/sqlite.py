@@ -1,7 +1,7 @@
-"""SQLite in a file: how every connection to it is set up, and a database that needs nothing else.
+"""SQLite databases: in a file (`SqliteDatabase`) and in memory (`MemoryDatabase`).
 
-`SqliteDatabase` needs no extra and loads none: a command that looks once and ends would take longer to load
-SQLAlchemy than for everything else.
+They use Python's own module, because a short command would take longer to load SQLAlchemy than for all its
+other work.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import sqlite3
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -31,20 +32,21 @@ T = TypeVar("T")
 
 _CREATING = threading.Lock()
 _BUSY_S = 10.0
-"""How long a writer of SQLite waits for another: far longer than any transaction of ours takes."""
+"""Seconds that a writer waits for another one. Hopback's transactions take milliseconds. Beyond the limit
+the writer fails with "database is locked"."""
 _AGAIN_S = 0.05
-"""How long to wait before SQLite is asked once more whether it is free."""
+"""Seconds between two attempts to get the lock: short beside the time that a person notices."""
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file that a database URL names; None for another database, and one that is in memory."""
+    """Return the file that a database URL names, None for other databases and for one in memory."""
     found = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)", url, re.DOTALL)
     name = "" if found is None else unquote(found[1])
     return Path(name) if name and not name.startswith((":memory:", "file:")) else None
 
 
 def sqlite_url(file: Path) -> str:
-    """The URL that names this file."""
+    """Return the database URL of a file."""
     return f"sqlite:///{quote(str(file))}"
 
 
@@ -68,15 +70,15 @@ def make_database_private(file: Path) -> None:
 
 
 def set_up(execute: Callable[[str], object], wait: Callable[[float], object]) -> None:
-    """Written ahead and fully synced, and writers wait for each other; `execute` is a connection's."""
-    execute("PRAGMA busy_timeout=0")  # whoever opens the file at this moment is waited for here
+    """Configure a connection: write-ahead log, full sync, and writers that wait for each other."""
+    execute("PRAGMA busy_timeout=0")  # SQLite itself does not wait while the journal mode changes
     _when_free(lambda: execute("PRAGMA journal_mode=WAL"), wait)
     execute(f"PRAGMA busy_timeout={_BUSY_S * 1000:.0f}")
     execute("PRAGMA synchronous=FULL")
 
 
 def _when_free(work: Callable[[], T], wait: Callable[[float], object]) -> T:
-    """Do it, again and again for as long as another holds the file and it is not too long."""
+    """Do the work, and repeat it for up to `_BUSY_S` while another connection has the lock."""
     until = time.monotonic() + _BUSY_S
     while True:
         try:
@@ -89,10 +91,10 @@ def _when_free(work: Callable[[], T], wait: Callable[[float], object]) -> T:
 
 
 class SqliteDatabase:
-    """A file that is opened, and its tables made, by the first work that needs it.
+    """A database file. The first use opens it and applies missing migrations.
 
-    To read what is not there does not make it. One thread has the connection, and does one piece of work
-    after another. Who is cancelled while his work is done does not learn of it, but it is done as a whole.
+    Reading does not create a missing file. One thread owns the connection and does one transaction at a
+    time. A cancelled caller gets no result, but its transaction still completes.
     """
 
     def __init__(self, file: Path, clock: Clock) -> None:
@@ -103,15 +105,15 @@ class SqliteDatabase:
         self._closing = threading.Event()
 
     async def write(self, work: Callable[[Execute], T], /) -> T:
-        """Do the work in one transaction: all of it, or nothing if it raises."""
-        return await self._in_thread(lambda: self._transact(self._opened(), work))
+        """Do the work in one transaction, which is rolled back if the work raises."""
+        return await self._in_thread(lambda: self._transact(self._open(), work))
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
-        """Do work that changes nothing."""
+        """Do work that only reads."""
         return await self._in_thread(lambda: self._read(work))
 
     async def close(self) -> None:
-        """Close the file when the work in hand is done; who waits for another's lock gives up."""
+        """Close the file after the current transaction. A transaction that waits for the lock fails."""
         if not self._closing.is_set():
             self._closing.set()
             ending = asyncio.get_running_loop().run_in_executor(self._thread, self._close)
@@ -126,43 +128,32 @@ class SqliteDatabase:
 
     def _read(self, work: Callable[[Execute], T]) -> T:
         if self._connection is None and not self._file.exists() and self._file.parent.is_dir():
-            with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
-                self._migrate(empty)
+            with closing(_open_memory(self._clock.now())) as empty:
                 return work(_executing(empty))
-        return work(_executing(self._opened()))
+        return work(_executing(self._open()))
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             create_database_file(self._file)
-            # Transactions are ours: the module must not begin one behind our back.
+            # With isolation_level None, Python's module begins no transactions.
             connection = sqlite3.connect(self._file, isolation_level=None)
             try:
                 set_up(connection.execute, self._wait)
                 make_database_private(self._file)
-                # A writer waits where it begins, and there so that it can be told to stop.
+                # A writer waits in _when_free, which `close` can interrupt.
                 connection.execute("PRAGMA busy_timeout=0")
-                self._migrate(connection)
+                if version_of(_executing(connection), "sqlite") != LATEST:
+                    now = self._clock.now()
+                    self._transact(connection, lambda run: apply_missing(run, "sqlite", now))
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
 
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        if version_of(_executing(connection), "sqlite") != LATEST:
-            now = self._clock.now()
-            self._transact(connection, lambda execute: apply_missing(execute, "sqlite", now))
-
     def _transact(self, connection: sqlite3.Connection, work: Callable[[Execute], T]) -> T:
         _when_free(lambda: connection.execute("BEGIN IMMEDIATE"), self._wait)
-        try:
-            found = work(_executing(connection))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        return found
+        return _commit(connection, work)
 
     def _wait(self, seconds: float) -> None:
         if self._closing.wait(seconds):
@@ -172,6 +163,49 @@ class SqliteDatabase:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+class MemoryDatabase:
+    """A database in the memory of this process, for stores that need not outlive it."""
+
+    def __init__(self) -> None:
+        self._connection: sqlite3.Connection | None = None
+
+    async def write(self, work: Callable[[Execute], T], /) -> T:
+        """Do the work in one transaction, which is rolled back if the work raises."""
+        with _store_errors():
+            connection = self._open()
+            connection.execute("BEGIN")
+            return _commit(connection, work)
+
+    async def read(self, work: Callable[[Execute], T], /) -> T:
+        """Do work that only reads."""
+        with _store_errors():
+            return work(_executing(self._open()))
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = _open_memory(0.0)
+            weakref.finalize(self, self._connection.close)
+        return self._connection
+
+
+def _open_memory(now: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    apply_missing(_executing(connection), "sqlite", now)
+    return connection
+
+
+def _commit(connection: sqlite3.Connection, work: Callable[[Execute], T]) -> T:
+    """Do the work in the open transaction, and commit it or roll it back."""
+    try:
+        found = work(_executing(connection))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return found
 
 
 def _executing(connection: sqlite3.Connection) -> Execute:
@@ -191,7 +225,7 @@ def damage_text(file: Path, error: BaseException) -> str:
 
 
 @contextmanager
-def _store_errors(file: Path) -> Iterator[None]:
+def _store_errors(file: Path = Path(":memory:")) -> Iterator[None]:
     """Raise SQLite's errors as StoreUnavailable."""
     try:
         yield

@@ -151,7 +151,6 @@ _ALERTS = (
         number {numbered},
         target TEXT NOT NULL,
         document TEXT NOT NULL,
-        created_at DOUBLE PRECISION NOT NULL,
         attempts INTEGER DEFAULT 0 NOT NULL,
         due_at DOUBLE PRECISION NOT NULL,
         error TEXT,

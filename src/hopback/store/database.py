@@ -90,58 +90,6 @@ outbox_slots: Table = Table(
     Column("leased_until", Double, nullable=False, server_default=text("0")),
 )
 
-ended_sessions: Table = Table(
-    "hopback_ended_sessions",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("expires_at", Double, nullable=False),
-)
-
-oidc_sessions: Table = Table(
-    "hopback_oidc_sessions",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("document", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    Column("renewing_until", Double, nullable=False),
-)
-
-api_keys: Table = Table(
-    "hopback_api_keys",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("document", Text, nullable=False),
-)
-
-leases: Table = Table(
-    "hopback_leases",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("leased_by", Text, nullable=False),
-    Column("leased_until", Double, nullable=False),
-)
-
-alerts: Table = Table(
-    "hopback_alerts",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("document", Text, nullable=False),
-)
-
-alert_notices: Table = Table(
-    "hopback_alert_notices",
-    metadata,
-    Column("number", _BIG_ID, primary_key=True, autoincrement=True),
-    Column("target", Text, nullable=False),
-    Column("document", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("attempts", Integer, nullable=False, server_default=text("0")),
-    Column("due_at", Double, nullable=False),
-    Column("error", Text),
-    Column("ended_at", Double),
-    Index("hopback_alert_notices_waiting", "ended_at", "number"),
-)
-
 
 async def current_version(engine: AsyncEngine) -> int:
     """The version of the database; 0 where nothing was ever applied."""

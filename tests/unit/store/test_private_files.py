@@ -35,7 +35,8 @@ def _mode(path: Path) -> int:
 async def test_a_database_of_ours_is_its_owners_alone(tmp_path: Path) -> None:
     """The file and what SQLite puts beside it, while it is open."""
     file = tmp_path / "jobs.db"
-    async with open_journal(f"sqlite:///{file}", SystemClock()):
+    async with open_journal(f"sqlite:///{file}", SystemClock()) as journal:
+        await journal.store_id()
         modes = {path.name: _mode(path) for path in tmp_path.iterdir()}  # noqa: ASYNC240
     assert set(modes) == {"jobs.db", "jobs.db-wal", "jobs.db-shm"}
     assert set(modes.values()) == {0o600}

@@ -9,25 +9,20 @@ import pytest
 from hopback.clock import ManualClock
 from hopback.errors import StoreUnavailable
 from hopback.ops import AuditQuery, SqlJournal
-from hopback.store.admin import EndedSessionTable, KeyTable
-from hopback.store.database import open_database
+from hopback.store.database import EngineDatabase, open_database
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def test_tables_that_are_missing(tmp_path: Path) -> None:
-    """Reading and writing, of every table that the operations and the admin service use."""
+async def test_missing_tables_are_reported_as_store_unavailable(tmp_path: Path) -> None:
     engine = open_database(f"sqlite:///{tmp_path / 'empty.db'}")
-    journal = SqlJournal(engine, ManualClock(0.0))
+    journal = SqlJournal(EngineDatabase(engine), ManualClock(0.0))
     calls = (
         journal.job("j-1"),
         journal.failures("j-1", 0, 1),
         journal.renew("j-1", "me"),
         journal.read(AuditQuery()),
-        KeyTable(engine).all(),
-        KeyTable(engine).add("k", "{}"),
-        EndedSessionTable(engine).add("s", 1.0, 0.0),
     )
     try:
         for call in calls:

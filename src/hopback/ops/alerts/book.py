@@ -1,152 +1,191 @@
-"""Where alerts and the messages about them are kept: the protocol, and a book for one process.
-
-`hopback.store.admin.AlertTable` is one in SQL. Alerts and notices are documents; `read_alerts` reads them.
-"""
+"""The tables of alerts: the alerts, the notices to send about them, and the lease of the sending service."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from hopback.ops.alerts.rules import Alert, AlertList, AlertState, AlertTargetView
-from hopback.ops.contract.codec import from_json
+from hopback.errors import LeaseLost
+from hopback.ops.alerts.rules import Alert, AlertList, AlertNotice, AlertState, AlertTargetView
+from hopback.ops.contract.codec import encode, from_json
 from hopback.ops.contract.values import Moment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-WaitingNotice: TypeAlias = "tuple[int, str, str, float, int]"
-"""A notice that is to be sent: its number, target, document, when it was made, attempts so far."""
-
-
-class AlertBook(Protocol):
-    """Alerts, and an outbox of what is to be told of them.
-
-    Only who has the lease changes anything: LeaseLost tells everybody else. What `save` writes, it writes
-    wholly or not at all.
-    """
-
-    async def lead(self, owner: str, now: float, seconds: float) -> bool:
-        """Take the lease, or renew it; False if somebody else has it."""
-
-    async def step_down(self, owner: str) -> None:
-        """Give the lease back, so that another need not wait for its end."""
-
-    async def all(self) -> dict[str, str]:
-        """Every document, by the id of its alert."""
-
-    async def save(
-        self,
-        owner: str,
-        now: float,
-        *,
-        documents: Mapping[str, str],
-        forgotten: Sequence[str] = (),
-        notices: Sequence[tuple[str, str]] = (),
-    ) -> None:
-        """Write documents by id, delete ids, put notices (target, document) into the outbox."""
-
-    async def next_notices(self, now: float) -> tuple[WaitingNotice, ...]:
-        """The first that waits of each target, if its time has come."""
-
-    async def ended(self, owner: str, number: int, now: float, error: str = "") -> None:
-        """A notice was taken, or is given up with this error."""
-
-    async def failed(self, owner: str, number: int, now: float, due_at: float, error: str) -> None:
-        """A notice was not taken; to be tried again then."""
-
-    async def outboxes(self) -> dict[str, tuple[int, float | None, str]]:
-        """By target: how many wait, when one was last taken, what went wrong since."""
-
-    async def forget(self, before: float) -> None:
-        """Delete notices that ended before then."""
-
-
-class MemoryAlertBook:
-    """A book for one process; it ends with it, and nobody else can lead."""
-
-    def __init__(self) -> None:
-        self._documents: dict[str, str] = {}
-        self._waiting: dict[int, tuple[WaitingNotice, float]] = {}
-        self._outboxes: dict[str, tuple[float | None, str]] = {}
-        self._numbers = 0
-
-    async def lead(self, owner: str, now: float, seconds: float) -> bool:
-        """Nobody else can."""
-        return True
-
-    async def step_down(self, owner: str) -> None:
-        """Nobody waits for it."""
-
-    async def all(self) -> dict[str, str]:
-        """Every document, by the id of its alert."""
-        return dict(self._documents)
-
-    async def save(
-        self,
-        owner: str,
-        now: float,
-        *,
-        documents: Mapping[str, str],
-        forgotten: Sequence[str] = (),
-        notices: Sequence[tuple[str, str]] = (),
-    ) -> None:
-        """Write documents by id, delete ids, put notices (target, document) into the outbox."""
-        self._documents |= documents
-        for each in forgotten:
-            self._documents.pop(each, None)
-        for target, document in notices:
-            self._numbers += 1
-            self._waiting[self._numbers] = (self._numbers, target, document, now, 0), now
-
-    async def next_notices(self, now: float) -> tuple[WaitingNotice, ...]:
-        """The first that waits of each target, if its time has come."""
-        first: dict[str, tuple[WaitingNotice, float]] = {}
-        for notice, due_at in self._waiting.values():
-            first.setdefault(notice[1], (notice, due_at))
-        return tuple(notice for notice, due_at in first.values() if due_at <= now)
-
-    async def ended(self, owner: str, number: int, now: float, error: str = "") -> None:
-        """A notice was taken, or is given up with this error."""
-        (_, target, *_), _ = self._waiting.pop(number)
-        sent_at, _ = self._outboxes.get(target, (None, ""))
-        self._outboxes[target] = (sent_at if error else now, error)
-
-    async def failed(self, owner: str, number: int, now: float, due_at: float, error: str) -> None:
-        """A notice was not taken; to be tried again then."""
-        (number, target, document, made_at, attempts), _ = self._waiting[number]
-        self._waiting[number] = (number, target, document, made_at, attempts + 1), due_at
-        self._outboxes[target] = (self._outboxes.get(target, (None, ""))[0], error)
-
-    async def outboxes(self) -> dict[str, tuple[int, float | None, str]]:
-        """By target: how many wait, when one was last taken, what went wrong since."""
-        targets = [notice[1] for notice, _ in self._waiting.values()]
-        return {
-            name: (targets.count(name), *self._outboxes.get(name, (None, "")))
-            for name in {*targets, *self._outboxes}
-        }
-
-    async def forget(self, before: float) -> None:
-        """What ended is not kept here anyway."""
-
-
-async def read_alerts(book: AlertBook) -> tuple[Alert, ...]:
-    """Every alert that is known."""
-    return tuple(from_json(Alert, text) for text in (await book.all()).values())
-
+    from hopback.ops.alerts.rules import AlertDecision
+    from hopback.sql.database import Execute, Row, SqlDatabase
 
 _ORDER = (AlertState.FIRING, AlertState.PENDING, AlertState.RESOLVED)
 
 
-async def list_alerts(book: AlertBook, kinds: Mapping[str, str] | None = None) -> AlertList:
-    """What operators see: those that fire first, the newest first; `kinds` names the targets there are."""
-    found = sorted(
-        await read_alerts(book),
-        key=lambda one: (_ORDER.index(one.state), -(one.resolved_at or one.fired_at or one.since)),
+@dataclass(frozen=True, slots=True)
+class WaitingNotice:
+    """A notice that no target has accepted yet."""
+
+    number: int
+    notice: AlertNotice
+    attempts: int
+
+
+class AlertBook:
+    """Reads and writes the tables of alerts.
+
+    Several services may use one database. Only the owner of the lease writes. A writer checks its lease in
+    the transaction of the change and raises LeaseLost if another service has it.
+    """
+
+    def __init__(self, database: SqlDatabase) -> None:
+        self._database = database
+
+    async def lead(self, owner: str, now: float, seconds: float) -> bool:
+        """Take or renew the lease. Return False if another service has it."""
+        found = await self._write(
+            "INSERT INTO hopback_leases (name, leased_by, leased_until)"
+            " VALUES ('alerts', :owner, :until)"
+            " ON CONFLICT (name) DO UPDATE"
+            " SET leased_by = excluded.leased_by, leased_until = excluded.leased_until"
+            " WHERE hopback_leases.leased_by = :owner OR hopback_leases.leased_until <= :now"
+            " RETURNING name",
+            {"owner": owner, "now": now, "until": now + seconds},
+        )
+        return bool(found)
+
+    async def step_down(self, owner: str) -> None:
+        """Release the lease, so that another service need not wait for its end."""
+        await self._write(
+            "DELETE FROM hopback_leases WHERE name = 'alerts' AND leased_by = :owner",
+            {"owner": owner},
+        )
+
+    async def alerts(self) -> tuple[Alert, ...]:
+        """Return all alerts."""
+        rows = await self._read("SELECT document FROM hopback_alerts ORDER BY id", {})
+        return tuple(from_json(Alert, document) for (document,) in rows)
+
+    async def save(self, owner: str, now: float, decision: AlertDecision) -> None:
+        """Write the changed alerts, delete the forgotten ones and add the notices."""
+        await self._database.write(partial(_save, owner, now, decision))
+
+    async def next_notices(self, now: float) -> tuple[WaitingNotice, ...]:
+        """Return the oldest waiting notice of each target, if it is due."""
+        rows = await self._read(
+            "SELECT number, document, attempts FROM hopback_alert_notices"
+            " WHERE due_at <= :now AND number IN (SELECT MIN(number) FROM hopback_alert_notices"
+            " WHERE ended_at IS NULL GROUP BY target)",
+            {"now": now},
+        )
+        return tuple(
+            WaitingNotice(number, from_json(AlertNotice, document), attempts)
+            for number, document, attempts in rows
+        )
+
+    async def end_notice(self, owner: str, number: int, now: float, error: str = "") -> None:
+        """Record that the target accepted a notice, or that the service gave up with this error."""
+        await self._change_notice(
+            owner, now, number, "ended_at = :now, error = :error", {"error": error or None}
+        )
+
+    async def retry_notice(
+        self, owner: str, number: int, now: float, due_at: float, error: str
+    ) -> None:
+        """Record a failed attempt and the time of the next one."""
+        values = {"due_at": due_at, "error": error}
+        changes = "attempts = attempts + 1, due_at = :due_at, error = :error"
+        await self._change_notice(owner, now, number, changes, values)
+
+    async def forget(self, before: float) -> None:
+        """Delete notices that ended before that time."""
+        await self._write(
+            "DELETE FROM hopback_alert_notices WHERE ended_at < :before", {"before": before}
+        )
+
+    async def list_alerts(self, kinds: Mapping[str, str] | None = None) -> AlertList:
+        """List alerts, firing and newest first, and the targets.
+
+        `kinds` has the kind of each target of the settings. Without it, list the targets of the notices.
+        """
+        found = sorted(
+            await self.alerts(),
+            key=lambda one: (
+                _ORDER.index(one.state),
+                -(one.resolved_at or one.fired_at or one.since),
+            ),
+        )
+        known = await self._targets()
+        targets = tuple(
+            AlertTargetView(name, (kinds or {}).get(name, ""), *known.get(name, ()))
+            for name in (known if kinds is None else kinds)
+        )
+        return AlertList(tuple(found), len(found), targets=targets)
+
+    async def _targets(self) -> dict[str, tuple[int, Moment | None, str]]:
+        """By target: the number of waiting notices, the last acceptance, and the error since then."""
+        rows = await self._read(
+            "SELECT one.target, one.waiting, one.sent_at, failed.error, failed.ended_at FROM ("
+            " SELECT target, COUNT(CASE WHEN ended_at IS NULL THEN 1 END) AS waiting,"
+            " MAX(CASE WHEN error IS NULL THEN ended_at END) AS sent_at,"
+            " MAX(CASE WHEN error IS NOT NULL THEN number END) AS failed"
+            " FROM hopback_alert_notices GROUP BY target"
+            ") AS one LEFT JOIN hopback_alert_notices AS failed ON failed.number = one.failed",
+            {},
+        )
+        found = {}
+        for target, waiting, sent_at, error, ended_at in rows:
+            is_over = sent_at is not None and ended_at is not None and ended_at < sent_at
+            found[target] = waiting, Moment.known(sent_at), "" if is_over else error or ""
+        return found
+
+    async def _change_notice(
+        self, owner: str, now: float, number: int, changes: str, values: Mapping[str, object]
+    ) -> None:
+        def change(execute: Execute) -> None:
+            _check_lease(execute, owner, now)
+            execute(
+                f"UPDATE hopback_alert_notices SET {changes} WHERE number = :number",
+                {"number": number, "now": now, **values},
+            )
+
+        await self._database.write(change)
+
+    async def _read(self, statement: str, values: Mapping[str, object]) -> list[Row]:
+        return await self._database.read(lambda execute: execute(statement, values))
+
+    async def _write(self, statement: str, values: Mapping[str, object]) -> list[Row]:
+        return await self._database.write(lambda execute: execute(statement, values))
+
+
+def _check_lease(execute: Execute, owner: str, now: float) -> None:
+    """Raise LeaseLost unless the owner has the lease. The update locks the row until the commit."""
+    found = execute(
+        "UPDATE hopback_leases SET leased_by = leased_by WHERE name = 'alerts'"
+        " AND leased_by = :owner AND leased_until > :now RETURNING name",
+        {"owner": owner, "now": now},
     )
-    outboxes = await book.outboxes()
-    targets = tuple(
-        AlertTargetView(name, (kinds or {}).get(name, ""), waiting, Moment.known(sent_at), problem)
-        for name in (outboxes if kinds is None else kinds)
-        for waiting, sent_at, problem in (outboxes.get(name, (0, None, "")),)
-    )
-    return AlertList(tuple(found), len(found), targets=targets)
+    if not found:
+        raise LeaseLost("another service sends the alerts now")
+
+
+def _save(owner: str, now: float, decision: AlertDecision, execute: Execute) -> None:
+    _check_lease(execute, owner, now)
+    if decision.forgotten:
+        execute(
+            "DELETE FROM hopback_alerts WHERE id = :id",
+            [{"id": each} for each in decision.forgotten],
+        )
+    if decision.changed:
+        execute(
+            "INSERT INTO hopback_alerts (id, document) VALUES (:id, :document)"
+            " ON CONFLICT (id) DO UPDATE SET document = excluded.document",
+            [{"id": one.id, "document": encode(one).decode()} for one in decision.changed],
+        )
+    if decision.notices:
+        execute(
+            "INSERT INTO hopback_alert_notices (target, document, due_at)"
+            " VALUES (:target, :document, :due_at)",
+            [
+                {"target": one.target, "document": encode(one).decode(), "due_at": now}
+                for one in decision.notices
+            ],
+        )

@@ -1,4 +1,4 @@
-"""`hopback alerts`: what fires, and whether those who are told can be reached."""
+"""`hopback alerts`: list alerts and test targets."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from hopback.ops.cli.where import Where
 
 
-@click.group(short_help="Alerts of `hopback serve`: list them, try who is told.")
+@click.group(short_help="List alerts of `hopback serve` and test their targets.")
 def alerts() -> None:
-    """Alerts that a service (`hopback serve --config FILE`) looks after.
+    """List the alerts of a service (`hopback serve --config FILE`) and test their targets.
 
-    Rules and targets are in its settings file; alerts are kept in its store.
+    The settings file of the service contains rules and targets. Its store contains the alerts.
     """
 
 
-@alerts.command(short_help="List the alerts that fire.")
-@click.option("--all", "everything", is_flag=True, help="Also those resolved within a week.")
+@alerts.command(short_help="List alerts.")
+@click.option("--all", "everything", is_flag=True, help="Include alerts resolved within a week.")
 @where_options
 @form_option
 def ls(everything: bool, form: str, where: Where) -> None:
-    """List alerts that fire or are about to, from a server or from the store that it uses."""
-    found = with_dead_letters(where, lambda dead_letters: dead_letters.alerts(), light=False)
+    """List firing and pending alerts, from a server or from its store."""
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.alerts())
     shown = [one for one in found.items if everything or one.state is not AlertState.RESOLVED]
 
     def in_words() -> None:
@@ -45,7 +45,7 @@ def ls(everything: bool, form: str, where: Where) -> None:
                 one.text,
                 one.rule,
                 ago(one.resolved_at or one.fired_at or one.since, time.time()),
-                ", ".join(one.told) or "nobody",
+                ", ".join(one.told) or "none",
             )
             for one in shown
         ]
@@ -57,33 +57,29 @@ def ls(everything: bool, form: str, where: Where) -> None:
     output(form, shown, in_words)
 
 
-@alerts.command(short_help="Send a target a message that says it is a test.")
+@alerts.command(short_help="Send a test notice to a target.")
 @click.argument("target", metavar="TARGET")
 @where_options
 @form_option
 def test(target: str, form: str, where: Where) -> int:
-    """Send TARGET a message that says it is a test, and tell whether it was taken.
+    """Send a test notice to TARGET and report whether the target accepted it.
 
-    The server sends it (--server), or this process by the settings file (--config).
+    The server sends it (--server), or this process with the targets of a settings file (--config).
     """
     if where.server is not None:
-        found = with_dead_letters(
-            where, lambda dead_letters: dead_letters.test_alert(target), light=False
-        )
+        found = with_dead_letters(where, lambda dead_letters: dead_letters.test_alert(target))
     elif where.config is not None:
         from hopback.clock import SystemClock
-        from hopback.ops.alerts.book import MemoryAlertBook
-        from hopback.ops.alerts.service import Alerting, AlertSender
+        from hopback.ops.alerts.book import AlertBook
+        from hopback.ops.alerts.watch import Alerting
         from hopback.ops.http.settings import read_settings
+        from hopback.sql.sqlite import MemoryDatabase
 
-        clock, settings = SystemClock(), read_settings(where.config, os.environ).alerts
-        senders = {
-            one.name: AlertSender(one, os.environ, clock, settings.link) for one in settings.targets
-        }
-        here = Alerting(settings, MemoryAlertBook(), (), senders, clock)
+        settings = read_settings(where.config, os.environ).alerts
+        here = Alerting(settings, AlertBook(MemoryDatabase()), (), SystemClock(), os.environ)
         found = asyncio.run(here.test(target))
     else:
         raise click.UsageError("Missing option '--config FILE' or '--server URL'.")
-    told = "took the test message" if found.delivered else f"did not take it: {found.problem}"
-    output(form, found, lambda: click.echo(safe(f"{found.target} {told}.")))
+    result = "accepted the test" if found.delivered else f"refused the test: {found.problem}"
+    output(form, found, lambda: click.echo(safe(f"{found.target} {result}.")))
     return Exit.OK if found.delivered else Exit.FAILED

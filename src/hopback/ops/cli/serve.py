@@ -15,8 +15,8 @@ import click
 from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import Exit
 from hopback.cli.options import HttpAddress, cannot_listen, url_host
-from hopback.cli.store import journal
 from hopback.clock import SystemClock
+from hopback.ops.cli.journal import journal
 from hopback.ops.cli.where import (
     broker_where_options,
     file_brokers,
@@ -29,9 +29,7 @@ from hopback.ops.cli.where import (
 
 if TYPE_CHECKING:
     from hopback.ops.cli.where import Where
-    from hopback.ops.http.app import AdminStores
     from hopback.ops.http.settings import AdminSettings
-    from hopback.ops.jobs.journal import Journal
     from hopback.ops.operations import Operations
 
 
@@ -117,8 +115,8 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
     link = new_secret() if choices.dev else None
     async with AsyncExitStack() as stack:
         operations = await _open_brokers(where, stack, choices.config, settings)
-        stores = _stores(operations[0].journal)
-        app = create_app(*operations, settings=settings, link=link, stores=stores)
+        await operations[0].journal.store_id()  # report an unusable database before serving
+        app = create_app(*operations, settings=settings, link=link)
 
         def tell(host: str, port: int) -> None:
             scheme = "https" if choices.tls_cert else "http"
@@ -165,18 +163,6 @@ async def _open_brokers(
         )
         for each in brokers
     ]
-
-
-def _stores(kept: Journal) -> AdminStores:
-    """Return the stores of keys and sessions: the database of jobs and audit, if there is one."""
-    from hopback.ops.http.app import AdminStores
-
-    engine = getattr(kept, "engine", None)
-    if engine is None:
-        return AdminStores()
-    from hopback.store.admin import EndedSessionTable, KeyTable, OidcSessionTable
-
-    return AdminStores(KeyTable(engine), EndedSessionTable(engine), OidcSessionTable(engine))
 
 
 def _print_key(name: str, role: str) -> int:

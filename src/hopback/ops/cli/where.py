@@ -31,11 +31,11 @@ from hopback.cli.broker_options import (
 from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import did_you_mean
-from hopback.cli.store import alert_book, journal, light_journal, state_folder
 from hopback.cli.topology_options import TopologySource
 from hopback.clock import SystemClock
 from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, NoSuch
+from hopback.ops.cli.journal import journal, state_folder
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
@@ -145,13 +145,11 @@ def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> 
     return found
 
 
-def with_dead_letters(
-    where: Where, work: Callable[[DeadLetters], Awaitable[_T]], *, light: bool = True
-) -> _T:
-    """Do the work on the dead letters, on an event loop of its own; `light` as in `open_operations`."""
+def with_dead_letters(where: Where, work: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
+    """Do the work on the dead letters, on a new event loop."""
 
     async def working() -> _T:
-        async with open_dead_letters(where, light=light) as dead_letters:
+        async with open_dead_letters(where) as dead_letters:
             try:
                 return await work(dead_letters)
             except NoSuch as missing:
@@ -185,7 +183,7 @@ def count_text(queues: int) -> str:
 
 
 @asynccontextmanager
-async def open_dead_letters(where: Where, *, light: bool = True) -> AsyncIterator[DeadLetters]:
+async def open_dead_letters(where: Where) -> AsyncIterator[DeadLetters]:
     """Those of the server if one is named, else those of the broker, in this process."""
     async with AsyncExitStack() as stack:
         if where.server is not None:
@@ -197,7 +195,7 @@ async def open_dead_letters(where: Where, *, light: bool = True) -> AsyncIterato
             yield await stack.enter_async_context(remote)
         else:
             # Who may use the broker may also publish to it: editing is theirs, after a question.
-            operations = await open_operations(where, stack, editing=True, light=light)
+            operations = await open_operations(where, stack, editing=True)
             # Without a broker only the store can be asked, and that for the jobs of all brokers.
             yield operations.acting_as(_user(), everywhere=where.broker is None)
 
@@ -219,13 +217,11 @@ async def open_operations(
     stack: AsyncExitStack,
     *,
     editing: bool = False,
-    light: bool = False,
     lease: float = 30.0,
 ) -> Operations:
     """Open the operations on the broker of the options, until the stack is closed.
 
-    With `light` an SQLite file does without SQLAlchemy, and alerts are not known. A process that gives no
-    sign for `lease` seconds has lost its jobs.
+    A process that does not renew its leases for `lease` seconds loses its jobs.
     """
     beside: tuple[str, ...] = ()
     is_first = True
@@ -235,10 +231,7 @@ async def open_operations(
         where, beside = said_of(chosen, where), journal_names(brokers)
         is_first = brokers[0].name == name
     clock = SystemClock()
-    opened = (
-        light_journal(where.store, clock) if light else journal(where.store, clock, lease=lease)
-    )
-    kept = await stack.enter_async_context(opened)
+    kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
     broker = await open_broker(where, stack, clock)
     settings = operation_settings(editing=editing, lease=lease)
     return await stack.enter_async_context(
@@ -267,7 +260,6 @@ def make_operations(
     return Operations(
         broker,
         journal=kept,
-        alerts=alert_book(kept),
         settings=settings,
         beside=beside,
         is_first=is_first,

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
         host_of as host_of,
     )
     from hopback.ops.http.auth import (
-        BadToken as BadToken,
-        TokenReader as TokenReader,
         forbidden as forbidden,
         is_same_origin as is_same_origin,
-        token_reader as token_reader,
         unauthorized as unauthorized,
     )
     from hopback.ops.http.problems import (
@@ -33,8 +30,13 @@ if TYPE_CHECKING:
     from hopback.ops.http.server import refuse_public as refuse_public, serve as serve
     from hopback.ops.http.settings import (
         AdminSettings as AdminSettings,
-        JwtSettings as JwtSettings,
         read_settings as read_settings,
+    )
+    from hopback.ops.http.tokens import (
+        BadToken as BadToken,
+        JwtSettings as JwtSettings,
+        TokenReader as TokenReader,
+        token_reader as token_reader,
     )
 
 with needs("ops", "hopback.ops.http"):
@@ -49,12 +51,11 @@ __getattr__, __dir__ = front_door(
     __name__,
     {
         "hopback.ops.http.app": "LOOPBACK create_app host_of",
-        "hopback.ops.http.auth": (
-            "BadToken TokenReader forbidden is_same_origin token_reader unauthorized"
-        ),
+        "hopback.ops.http.auth": "forbidden is_same_origin unauthorized",
         "hopback.ops.http.problems": "Refused problem_body refusal_of",
         "hopback.ops.contract.roles": "Role",
         "hopback.ops.http.server": "refuse_public serve",
-        "hopback.ops.http.settings": "AdminSettings JwtSettings read_settings",
+        "hopback.ops.http.settings": "AdminSettings read_settings",
+        "hopback.ops.http.tokens": "BadToken JwtSettings TokenReader token_reader",
     },
 )

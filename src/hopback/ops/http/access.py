@@ -19,9 +19,11 @@ from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.contract.roles import EVERYTHING, Role
 from hopback.ops.contract.values import AuditList, Moment
 from hopback.ops.http.api import ApiAnswer, ApiTable, Call
-from hopback.ops.http.auth import CALLBACK, address_of, cookie_name
 from hopback.ops.http.keys import ApiKey, new_key
 from hopback.ops.http.problems import Refused, trouble_title
+from hopback.ops.http.session_cookies import cookie_name
+from hopback.ops.http.turns import address_of
+from hopback.ops.oidc.settings import CALLBACK
 from hopback.ops.page.pages import (
     NOTICE_READ,
     Pages,

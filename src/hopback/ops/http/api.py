@@ -22,10 +22,11 @@ from hopback.errors import BadRequest
 from hopback.ops.contract.codec import convert, decode, encode
 from hopback.ops.contract.codec import schemas as schemas_of
 from hopback.ops.contract.endpoints import EVENTS, JSON, ApiEndpoint, Empty
-from hopback.ops.http.auth import address_of, forbidden, unauthorized
+from hopback.ops.http.auth import forbidden, unauthorized
 from hopback.ops.http.events import AT_ONCE_S, LongWork
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
+from hopback.ops.http.turns import address_of
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
@@ -23,20 +23,14 @@ from starlette.staticfiles import StaticFiles
 
 from hopback.broker.named_brokers import broker_path
 from hopback.errors import HopbackError
-from hopback.ops.alerts.service import ALERT_PAGES, ALERTS, Alerting, AlertSender, AlertSource
+from hopback.ops.alerts.http import ALERT_PAGES, ALERTS
+from hopback.ops.alerts.watch import Alerting, AlertSource
 from hopback.ops.brokers.recent import Recent
 from hopback.ops.contract.endpoints import SHARED
 from hopback.ops.http.access import ACCESS, ACCESS_PAGES, sign_in_routes
 from hopback.ops.http.api import ApiTable, api_routes, openapi_document, sent_path
 from hopback.ops.http.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
-from hopback.ops.http.auth import (
-    Gate,
-    LoginLink,
-    SessionCookies,
-    TurnKeeper,
-    new_secret,
-    token_reader,
-)
+from hopback.ops.http.auth import Gate, LoginLink, new_secret
 from hopback.ops.http.brokers import BROKERS
 from hopback.ops.http.dead_letters import DEADLETTERS
 from hopback.ops.http.events import EventStreams
@@ -45,8 +39,11 @@ from hopback.ops.http.keys import KeyRing
 from hopback.ops.http.overview import BETWEEN_SWEEPS_S, Sweep
 from hopback.ops.http.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
 from hopback.ops.http.services import Denials, Services, write_denial
+from hopback.ops.http.session_cookies import SessionCookies
 from hopback.ops.http.settings import AdminSettings
+from hopback.ops.http.tokens import token_reader
 from hopback.ops.http.topology import TOPOLOGY, TOPOLOGY_PAGES
+from hopback.ops.http.turns import TurnKeeper
 from hopback.ops.jobs.journal import Retention, forget_old
 from hopback.ops.messages.archive import forget_exports
 from hopback.ops.notes.http import NOTE_PAGES, NOTES
@@ -64,11 +61,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from hopback.clock import Clock
-    from hopback.ops.http.auth import EndedSessions
-    from hopback.ops.http.keys import KeyStore
     from hopback.ops.http.settings import RequestLimits
-    from hopback.ops.oidc import OidcSessionStore
     from hopback.ops.operations import Operations
+    from hopback.sql.database import SqlDatabase
 
 ENDPOINTS = ApiTable([*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS]).complete(
     SHARED
@@ -104,36 +99,24 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The names under which a service that asks nobody who they are may be called."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdminStores:
-    """Stores of API keys that are made here, of ended sessions and of OIDC sessions.
-
-    Without a store they end with the process.
-    """
-
-    keys: KeyStore | None = None
-    ended: EndedSessions | None = None
-    oidc: OidcSessionStore | None = None
-
-
 def create_app(
     *operations: Operations,
     settings: AdminSettings | None = None,
     environment: Mapping[str, str] | None = None,
     link: str | None = None,
-    stores: AdminStores | None = None,
 ) -> ASGIApp:
     """Return the admin service as an ASGI application.
 
     `operations` are those of each broker. The first broker is served under the paths without a name, and
     every broker that has a name below `/brokers/NAME`. `settings` specify who may sign in. Without tokens
     and keys there, the service does not ask for a sign-in and serves only this machine. `link` is a secret
-    that signs in as an admin, once: the login link of the dev mode.
+    that signs in as an admin, once: the login link of the dev mode. The database of the first journal also
+    contains keys, sessions and alerts.
     """
     settings = settings or AdminSettings()
     environment = os.environ if environment is None else environment
     clock = operations[0].clock
-    gate = _gate(settings, environment, clock, link, stores or AdminStores())
+    gate = _gate(settings, environment, clock, link, operations[0].journal.database)
     brokers = _services(operations, settings, environment, clock, gate)
     services = replace(brokers[0], prefix="")
     templates = renderer()
@@ -174,19 +157,15 @@ def _services(
     """Return the services of each broker. Gate, streams and alerts are those of all."""
     first = operations[0]
     sweeps = [Sweep(each.queues, clock) for each in operations]
-    senders = {
-        target.name: AlertSender(
-            target, environment, clock, settings.alerts.link, first.broker.address
-        )
-        for target in settings.alerts.targets
-    }
     sources = [
         AlertSource(
             each.broker.name, sweep, each.jobs, each.surveys.by_queue, each.remember_consumed
         )
         for each, sweep in zip(operations, sweeps, strict=True)
     ]
-    alerting = Alerting(settings.alerts, first.alert_book, sources, senders, clock)
+    alerting = Alerting(
+        settings.alerts, first.alert_book, sources, clock, environment, first.broker.address
+    )
     streams, heavy = EventStreams(settings.limits), HeavyRequests(settings.limits)
     brokers: list[Services] = []
     for each, sweep in zip(operations, sweeps, strict=True):
@@ -215,10 +194,10 @@ def _gate(
     environment: Mapping[str, str],
     clock: Clock,
     link: str | None,
-    stores: AdminStores,
+    database: SqlDatabase,
 ) -> Gate:
     auth, limits = settings.auth, settings.limits
-    keys = KeyRing(auth.keys, stores.keys)
+    keys = KeyRing(auth.keys, database)
     secret = environment.get(auth.session_secret_env)
     if secret is None and (settings.asks_who or link is not None):
         _LOG.info(
@@ -232,7 +211,7 @@ def _gate(
     secret, seconds = secret or new_secret(), auth.session_hours * 3600
     sign_in = None
     if auth.oidc is not None:
-        from hopback.ops.oidc import MemoryOidcSessions, OidcSignIn
+        from hopback.ops.oidc.sign_in import OidcSignIn
 
         variable = auth.oidc.client_secret_env
         sign_in = OidcSignIn(
@@ -241,12 +220,12 @@ def _gate(
             client_secret=environment[variable] if variable else "",
             session_secret=secret,
             session_s=seconds,
-            store=stores.oidc or MemoryOidcSessions(),
+            database=database,
             clock=clock,
         )
     return Gate(
         clock=clock,
-        cookies=SessionCookies(secret, keys, seconds=seconds, ended=stores.ended, oidc=sign_in),
+        cookies=SessionCookies(secret, keys, seconds=seconds, database=database, oidc=sign_in),
         keys=keys,
         turns=TurnKeeper(limits.requests_per_second, limits.burst, clock.now),
         sign_ins=TurnKeeper(limits.sign_ins_per_minute / 60, limits.sign_ins_per_minute, clock.now),

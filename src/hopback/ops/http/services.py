@@ -18,9 +18,9 @@ from hopback.ops.contract.values import (
     QueueSummary,
     SessionView,
 )
-from hopback.ops.http.auth import address_of
 from hopback.ops.http.overview import Insights, JobSpeeds
 from hopback.ops.http.problems import Refused, refusal_of
+from hopback.ops.http.turns import address_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hopback.clock import Clock
-    from hopback.ops.alerts.service import Alerting
+    from hopback.ops.alerts.watch import Alerting
     from hopback.ops.brokers.discovery import CandidateList
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.recent import Recent

@@ -24,6 +24,7 @@ from hopback.ops.contract.requests import (
     Submission,
 )
 from hopback.ops.contract.values import ACTIVE, AuditEntry, Counts, Job, JobState, Moment
+from hopback.sql.sqlite import MemoryDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.contract.requests import AuditQuery
     from hopback.ops.contract.values import FailedMessage
+    from hopback.sql.database import SqlDatabase
 
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
@@ -351,6 +353,9 @@ class Journal(Protocol):
     in time has lost it, and the job reads as interrupted.
     """
 
+    database: SqlDatabase
+    """The database of jobs and audit. It also has the keys, sessions and alerts of a service."""
+
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one.
 
@@ -425,6 +430,7 @@ class MemoryJournal:
     """A journal for one process; it ends with it."""
 
     def __init__(self) -> None:
+        self.database: SqlDatabase = MemoryDatabase()
         self._jobs: dict[str, JobRecord] = {}
         self._owners: dict[str, str] = {}
         self._requests: dict[str, ControlRequest] = {}

@@ -19,17 +19,16 @@ import msgspec
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.ops.contract.values import ACTIVE, AuditEntry, FailedMessage, JobState, Moment
 from hopback.ops.jobs.journal import PROCESS_LOST, ControlRequest, Forgotten, JobRecord
-from hopback.sql.database import RowRefused, SqlDatabase, placeholders
+from hopback.sql.database import RowRefused, placeholders
+from hopback.sql.sqlite import SqliteDatabase, sqlite_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from sqlalchemy.ext.asyncio import AsyncEngine
-
     from hopback.clock import Clock
     from hopback.ops.contract.requests import AuditQuery
     from hopback.ops.jobs.journal import JournalShare
-    from hopback.sql.database import Execute, Row
+    from hopback.sql.database import Execute, Row, SqlDatabase
 
 
 def _one_of(states: Iterable[JobState]) -> str:
@@ -63,28 +62,17 @@ class SqlJournal:
     well: a program that shortens the audit leaves when, and up to which moment.
     """
 
-    def __init__(
-        self, database: AsyncEngine | SqlDatabase, clock: Clock, *, lease: float = 30.0
-    ) -> None:
-        if not isinstance(database, SqlDatabase):
-            from hopback.store.database import EngineDatabase
-
-            database = EngineDatabase(database)
-        self._database = database
+    def __init__(self, database: SqlDatabase, clock: Clock, *, lease: float = 30.0) -> None:
+        self.database = database
         self._clock = clock
         self._lease = lease
         self._store_id = ""
-
-    @property
-    def engine(self) -> AsyncEngine | None:
-        """What SQLAlchemy speaks to the database by; None where it does not."""
-        return getattr(self._database, "engine", None)
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Write down a job that starts, or goes on; the job of the same key if there is one."""
         now = self._clock.now()
         try:
-            await self._database.write(partial(_begin, job, owner, now, now + self._lease))
+            await self.database.write(partial(_begin, job, owner, now, now + self._lease))
         except RowRefused:
             # Somebody was quicker: two processes began at the same moment.
             key = job.spec.key
@@ -151,7 +139,7 @@ class SqlJournal:
         """Change the row; what is asked of the job, or None if there is no such row."""
         changes = ", ".join(f"{column} = :{column}" for column in values)
         statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING control"
-        found = await self._database.write(lambda execute: execute(statement, {**named, **values}))
+        found = await self.database.write(lambda execute: execute(statement, {**named, **values}))
         return None if not found else str(found[0][0])
 
     async def job(self, job_id: str) -> JobRecord | None:
@@ -259,10 +247,10 @@ class SqlJournal:
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
     ) -> Forgotten:
         """Delete at most `limit` rows of each kind; nothing is left to delete when none were."""
-        finished, rows = await self._database.write(
+        finished, rows = await self.database.write(
             partial(_forget_jobs, before=jobs_before, limit=limit)
         )
-        entries = await self._database.write(
+        entries = await self.database.write(
             partial(_forget_entries, before=audit_before, now=now, limit=limit)
         )
         return Forgotten(entries, finished, rows + entries)
@@ -277,7 +265,7 @@ class SqlJournal:
                 {"broker": broker, "kind": kind, "key": key, "now": now, "document": text}
                 for key, text in sorted(documents.items())
             ]
-            await self._database.write(
+            await self.database.write(
                 lambda execute: execute(
                     "INSERT INTO hopback_documents (broker, kind, key, saved_at, document)"
                     " VALUES (:broker, :kind, :key, :now, :document)"
@@ -299,7 +287,7 @@ class SqlJournal:
     async def unlearn(self, broker: str, kind: str, key: str) -> None:
         """Delete a document; none there is no error."""
         one = {"broker": broker, "kind": kind, "key": key}
-        await self._database.write(
+        await self.database.write(
             lambda execute: execute(
                 "DELETE FROM hopback_documents"
                 " WHERE broker = :broker AND kind = :kind AND key = :key",
@@ -325,18 +313,18 @@ class SqlJournal:
                 )
                 return str(found)
 
-            self._store_id = await self._database.write(choose)
+            self._store_id = await self.database.write(choose)
         return self._store_id
 
     async def _rows(self, statement: str, named: Mapping[str, object]) -> list[Row]:
-        return await self._database.read(lambda execute: execute(statement, named))
+        return await self.database.read(lambda execute: execute(statement, named))
 
     async def _add(self, table: str, rows: list[dict[str, object]]) -> None:
         """Insert the rows; each has the same columns."""
         columns = ", ".join(f'"{column}"' for column in rows[0])
         names = ", ".join(f":{column}" for column in rows[0])
         insert = f"INSERT INTO {table} ({columns}) VALUES ({names})"
-        await self._database.write(lambda execute: execute(insert, rows))
+        await self.database.write(lambda execute: execute(insert, rows))
 
 
 def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execute) -> None:
@@ -419,12 +407,25 @@ def _delete_numbers(execute: Execute, table: str, numbers: list[Row]) -> None:
 
 @asynccontextmanager
 async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[SqlJournal]:
-    """The journal in the database at this URL, which is migrated first; closed at the end."""
-    from hopback.store.database import migrate, open_database
+    """Open the journal in the database at this URL, and close it at the end.
+
+    An SQLite file is opened by its first use. Other databases need the extra `postgres` and are migrated
+    here.
+    """
+    file = sqlite_file(url)
+    if file is not None:
+        database = SqliteDatabase(file, clock)
+        try:
+            yield SqlJournal(database, clock, lease=lease)
+        finally:
+            await database.close()
+        return
+    from hopback.store.database import EngineDatabase, migrate, open_database, store_errors
 
     engine = open_database(url)
     try:
-        await migrate(engine, clock)
-        yield SqlJournal(engine, clock, lease=lease)
+        with store_errors():
+            await migrate(engine, clock)
+        yield SqlJournal(EngineDatabase(engine), clock, lease=lease)
     finally:
         await engine.dispose()

@@ -6,12 +6,14 @@ import asyncio
 
 import pytest
 
-from hopback.ops.alerts.book import MemoryAlertBook
+from hopback.ops.alerts.book import AlertBook
 from hopback.ops.alerts.rules import Alert, AlertKind, AlertNotice, AlertState
-from hopback.ops.alerts.service import Alerting, AlertSource, mail_of
+from hopback.ops.alerts.sender import mail_of
+from hopback.ops.alerts.watch import Alerting, AlertSource
 from hopback.ops.contract.values import Moment
 from hopback.ops.http.overview import Sweep
 from hopback.ops.http.settings import parse_settings
+from hopback.sql.sqlite import MemoryDatabase
 from hopback.testing import in_virtual_time
 from tests.unit.ops.cli.raffle import MAIN, Raffle, raffle
 
@@ -19,7 +21,7 @@ _TICKS_S = 12.0
 """Management learns of consumers by the broker's ticks."""
 
 
-def _alerting(found: Raffle, book: MemoryAlertBook) -> Alerting:
+def _alerting(found: Raffle, book: AlertBook) -> Alerting:
     rule = {"name": "no consumer", "kind": "consumer-gone"}
     target = {"name": "hook", "kind": "webhook", "url": "http://127.0.0.1:1/"}
     alerts = {"rules": [rule], "targets": [target], "wait_seconds": 3600}
@@ -32,21 +34,23 @@ def _alerting(found: Raffle, book: MemoryAlertBook) -> Alerting:
         operations.surveys.by_queue,
         operations.remember_consumed,
     )
-    return Alerting(settings, book, (source,), {}, operations.clock)
+    return Alerting(settings, book, (source,), operations.clock, {})
 
 
 async def _firing(alerting: Alerting) -> list[str]:
     await asyncio.sleep(_TICKS_S)
     await alerting.look()
     return [
-        each.text for each in (await alerting.listed()).items if each.state is AlertState.FIRING
+        each.text
+        for each in (await alerting.list_alerts()).items
+        if each.state is AlertState.FIRING
     ]
 
 
 @in_virtual_time
 async def test_consumer_gone_fires_only_for_queues_that_had_a_consumer() -> None:
     async with raffle() as found:
-        book = MemoryAlertBook()
+        book = AlertBook(MemoryDatabase())
         alerting = _alerting(found, book)
         assert await _firing(alerting) == []
         connection = await found.broker.connect("a consumer")
@@ -61,9 +65,9 @@ async def test_consumer_gone_remembers_consumers_after_a_restart() -> None:
     async with raffle() as found:
         connection = await found.broker.connect("a consumer")
         await (await connection.open_channel()).consume(MAIN, lambda _: None)
-        assert await _firing(_alerting(found, MemoryAlertBook())) == []
+        assert await _firing(_alerting(found, AlertBook(MemoryDatabase()))) == []
         await connection.close()
-        assert len(await _firing(_alerting(found, MemoryAlertBook()))) == 1
+        assert len(await _firing(_alerting(found, AlertBook(MemoryDatabase())))) == 1
 
 
 def _alert(number: int, broker: str = "") -> Alert:

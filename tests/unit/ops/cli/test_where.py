@@ -11,8 +11,8 @@ import pytest
 from hopback.broker.named_brokers import BadBrokers
 from hopback.cli.app import run
 from hopback.cli.exits import Exit
-from hopback.cli.store import state_folder
 from hopback.ops.cli.dlq_actions import redrive
+from hopback.ops.cli.journal import state_folder
 from hopback.ops.cli.where import Where, file_brokers, journal_names, resume_command, said_of
 
 

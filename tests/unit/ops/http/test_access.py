@@ -12,11 +12,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from hopback.clock import ManualClock
-from hopback.ops.http.app import AdminStores
-from hopback.ops.http.auth import BadToken, Jwks, TokenReader, claim_at
 from hopback.ops.http.settings import BadSettings, parse_settings
-from hopback.store.admin import KeyTable
-from hopback.store.database import migrate, open_database
+from hopback.ops.http.tokens import BadToken, Jwks, TokenReader, claim_at
+from hopback.ops.jobs.journal_sql import open_journal
 from tests.unit.ops.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
 
 if TYPE_CHECKING:
@@ -309,14 +307,17 @@ def test_settings_that_cannot_be_safe_are_refused(auth: dict[str, Any], words: s
 
 async def test_keys_in_a_database_outlive_the_process(tmp_path: Path) -> None:
     """Another process of the service knows the key, and when it is taken away; its secret is nowhere."""
-    engine = open_database(f"sqlite:///{tmp_path / 'keys.db'}")
-    await migrate(engine, ManualClock(NOW))
+    url, clock = f"sqlite:///{tmp_path / 'keys.db'}", ManualClock(NOW)
     boss = _bearer(_token())
-    async with admin(settings=settings(), stores=AdminStores(keys=KeyTable(engine))) as one:
+    async with (
+        open_journal(url, clock) as first,
+        open_journal(url, clock) as second,
+        admin(settings=settings(), journal=first) as one,
+    ):
         body = {"name": "ci", "role": "operator", "queues": ["orders*"]}
         made = (await one.client.post("/admin/keys", json=body, headers=boss)).json()
         own = _bearer(made["secret"])
-        async with admin(settings=settings(), stores=AdminStores(keys=KeyTable(engine))) as two:
+        async with admin(settings=settings(), journal=second) as two:
             me = (await two.client.get("/admin/me", headers=own)).json()
             assert (me["name"], me["grants"]) == (
                 "ci",
@@ -327,4 +328,3 @@ async def test_keys_in_a_database_outlive_the_process(tmp_path: Path) -> None:
             assert (await two.client.get("/admin/me", headers=own)).status_code == 401
     kept = b"".join(path.read_bytes() for path in sorted(tmp_path.iterdir()))  # noqa: ASYNC240
     assert made["secret"].encode() not in kept
-    await engine.dispose()

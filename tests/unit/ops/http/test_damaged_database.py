@@ -13,9 +13,9 @@ import pytest
 from hopback.cli.app import run
 from hopback.clock import SystemClock
 from hopback.errors import StoreDamaged, StoreUnavailable
-from hopback.ops import SqlJournal
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.http.app import create_app
+from hopback.ops.jobs.journal_sql import open_journal
 from hopback.store import migrate, open_database
 from tests.unit.ops.admin_service import Admin, admin, dead_letter, settings
 
@@ -38,10 +38,11 @@ async def _damage(file: Path, first: int) -> None:
 @asynccontextmanager
 async def _damaged_service(file: Path) -> AsyncIterator[Admin]:
     await _damage(file, 4096)
-    engine = open_database(f"sqlite:///{file}")
-    async with admin(dead_letter(1), journal=SqlJournal(engine, SystemClock())) as service:
+    async with (
+        open_journal(f"sqlite:///{file}", SystemClock()) as journal,
+        admin(dead_letter(1), journal=journal) as service,
+    ):
         yield service
-    await engine.dispose()
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs", "/queues/orders.dlq", "/audit"])

@@ -9,8 +9,8 @@ import pytest
 
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.ops.contract.requests import AuditQuery
-from hopback.ops.http.auth import TurnKeeper
 from hopback.ops.http.settings import BadSettings, parse_settings
+from hopback.ops.http.turns import TurnKeeper
 from tests.unit.ops.admin_service import DLQ, SECRET, admin, dead_letter, settings
 from tests.unit.ops.http.test_access import _bearer, _token
 

@@ -13,10 +13,10 @@ from hopback.clock import ManualClock
 from hopback.errors import ConnectionFailed, StoreUnavailable
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import Counts, Depth, Job, JobState, Moment, QueueSummary
-from hopback.ops.http.auth import TurnKeeper
 from hopback.ops.http.events import changes_of_board
 from hopback.ops.http.overview import JobSpeeds, Sweep
 from hopback.ops.http.problems import refusal_of
+from hopback.ops.http.turns import TurnKeeper
 from hopback.store.database import store_errors
 from tests.unit.ops.admin_service import DLQ, NOW, admin, dead_letter
 

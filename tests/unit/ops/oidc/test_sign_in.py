@@ -11,10 +11,8 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.errors import ConnectionFailed
 from hopback.ops.contract.requests import AuditQuery
-from hopback.ops.http.app import AdminStores
 from hopback.ops.http.settings import BadSettings, parse_settings
-from hopback.store.admin import EndedSessionTable
-from hopback.store.database import migrate, open_database
+from hopback.ops.jobs.journal_sql import open_journal
 from tests.unit.ops.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
 from tests.unit.ops.http.test_access import _bearer, _token
 
@@ -115,13 +113,14 @@ def _shared() -> tuple[AdminSettings, dict[str, str]]:
 
 async def test_signing_out_ends_the_session_in_other_processes_too(tmp_path: Path) -> None:
     """Two services with one database and one secret: a few seconds later the cookie opens neither."""
-    engine = open_database(f"sqlite:///{tmp_path / 'sessions.db'}")
-    await migrate(engine, ManualClock(NOW))
+    url, clock = f"sqlite:///{tmp_path / 'sessions.db'}", ManualClock(NOW)
     known, environment = _shared()
     options: dict[str, Any] = {"settings": known, "environment": environment}
     async with (
-        admin(**options, stores=AdminStores(ended=EndedSessionTable(engine))) as one,
-        admin(**options, stores=AdminStores(ended=EndedSessionTable(engine))) as two,
+        open_journal(url, clock) as first,
+        open_journal(url, clock) as second,
+        admin(**options, journal=first) as one,
+        admin(**options, journal=second) as two,
     ):
         await one.client.post("/login", data={"secret": _token()}, headers=_SAME)
         cookie = one.client.cookies[_COOKIE]
@@ -134,8 +133,10 @@ async def test_signing_out_ends_the_session_in_other_processes_too(tmp_path: Pat
         one.clock.advance(9 * 3600)
         await one.client.post("/login", data={"secret": _token()}, headers=_SAME)
         await one.client.post("/logout", headers=_SAME)
-        assert len(await EndedSessionTable(engine).all()) == 1
-    await engine.dispose()
+        rows = await first.database.read(
+            lambda execute: execute("SELECT id FROM hopback_ended_sessions")
+        )
+        assert len(rows) == 1
 
 
 async def test_a_token_without_any_role_opens_no_page() -> None:

@@ -1,4 +1,4 @@
-"""The journal of a command: an SQLite file without SQLAlchemy, and the same as with it."""
+"""The journal of commands: an SQLite file without SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.cli.exits import CommandFailed
-from hopback.cli.store import journal, light_journal
 from hopback.clock import ManualClock
 from hopback.errors import JobConflict
+from hopback.ops.cli.journal import journal
 from hopback.ops.contract.requests import NEWEST, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, Moment
 from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
@@ -29,22 +29,21 @@ _JOB = JobRecord(
 )
 
 
-async def test_with_and_without_sqlalchemy_it_is_the_same_journal(tmp_path: Path) -> None:
-    """A command and a service share a file: what one writes the other reads, and a queue has one job."""
+async def test_processes_on_one_file_share_jobs_audit_and_documents(tmp_path: Path) -> None:
     clock, url = ManualClock(10.0), f"sqlite:///{tmp_path / 'jobs.db'}"
-    async with light_journal(url, clock) as light, journal(url, clock) as whole:
-        await whole.write(_ENTRY, "here")
-        await light.write(_ENTRY, "here")
-        await whole.remember("here", "kind", {"key": "text"}, 10.0)
-        await light.remember("here", "kind", {"key": "newer", "other": "text"}, 11.0)
-        assert await light.read(NEWEST) == await whole.read(NEWEST)
-        assert [one.number for one in await light.read(NEWEST)] == [2, 1]
-        assert await whole.remembered("here", "kind") == {"key": "newer", "other": "text"}
-        await whole.begin(_JOB, "service")
-        assert [job.id for job in await light.jobs(active=True, broker="here")] == ["j-1"]
-        assert await light.jobs(active=True, broker="elsewhere") == ()
+    async with journal(url, clock) as one, journal(url, clock) as other:
+        await other.write(_ENTRY, "here")
+        await one.write(_ENTRY, "here")
+        await other.remember("here", "kind", {"key": "text"}, 10.0)
+        await one.remember("here", "kind", {"key": "newer", "other": "text"}, 11.0)
+        assert await one.read(NEWEST) == await other.read(NEWEST)
+        assert [one.number for one in await one.read(NEWEST)] == [2, 1]
+        assert await other.remembered("here", "kind") == {"key": "newer", "other": "text"}
+        await other.begin(_JOB, "service")
+        assert [job.id for job in await one.jobs(active=True, broker="here")] == ["j-1"]
+        assert await one.jobs(active=True, broker="elsewhere") == ()
         with pytest.raises(JobConflict):
-            await light.begin(JobRecord("j-2", _JOB.spec), "command")
+            await one.begin(JobRecord("j-2", _JOB.spec), "command")
 
 
 async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path: Path) -> None:
@@ -56,8 +55,8 @@ async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path: Path)
     with pytest.raises(
         CommandFailed, match="or the file is not a database: file is not a database"
     ):
-        async with light_journal(f"sqlite:///{file}", ManualClock()) as light:
-            await light.write(_ENTRY)
+        async with journal(f"sqlite:///{file}", ManualClock()) as one:
+            await one.write(_ENTRY)
     assert file.read_bytes() == before
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
@@ -65,7 +64,7 @@ async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path: Path)
 async def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     """Before anything is asked of the broker."""
     with pytest.raises(CommandFailed, match="unable to open database file"):
-        async with light_journal(f"sqlite:///{tmp_path}/none/jobs.db", ManualClock()):
+        async with journal(f"sqlite:///{tmp_path}/none/jobs.db", ManualClock()):
             pass
 
 

@@ -1,0 +1,98 @@
+"""Alerts in the API and on the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hopback.ops.alerts.rules import AlertList, AlertState, AlertTestResult
+from hopback.ops.contract import endpoints
+from hopback.ops.contract.queue_rules import EVERY_QUEUE, VISIBLE_QUEUES
+from hopback.ops.contract.roles import Role
+from hopback.ops.http.api import ApiTable, Call
+from hopback.ops.http.auth import forbidden
+from hopback.ops.page.pages import Pages
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from hopback.ops.contract.endpoints import Empty
+    from hopback.ops.contract.requests import AlertTestRequest
+    from hopback.ops.contract.roles import Principal
+    from hopback.ops.http.services import Services
+    from hopback.ops.page.pages import Visit
+
+ALERTS = ApiTable()
+"""The endpoints of alerts."""
+
+
+async def _visible_alerts(services: Services, principal: Principal) -> AlertList:
+    """List the alerts of queues that the caller may see, for admins with rules and targets."""
+    found = await services.alerting.list_alerts()
+    items = tuple(
+        one
+        for one in found.items
+        if services.has(one.broker) and principal.allows(Role.VIEWER, one.queue)
+    )
+    if not services.manages(principal):
+        return AlertList(items, len(items))
+    return structs.replace(found, items=items, total=len(items))
+
+
+async def _send_test(services: Services, principal: Principal, target: str) -> AlertTestResult:
+    if not services.manages(principal):
+        raise forbidden()
+    found = await services.alerting.test(target)
+    details = {"target": found.target, "problem": found.problem}
+    result = "ok" if found.delivered else "failed"
+    await services.acting_as(principal).note("alert.test", result=result, details=details)
+    return found
+
+
+@ALERTS.answer(endpoints.ALERTS)
+async def _list_alerts(call: Call[Empty, None]) -> AlertList:
+    """List alerts that fire, are pending, or were resolved within a week."""
+    return await _visible_alerts(call.services, call.principal)
+
+
+@ALERTS.answer(endpoints.TEST_ALERT)
+async def _test_alert(call: Call[Empty, AlertTestRequest]) -> AlertTestResult:
+    """Send a test message to an alert target and report whether it was accepted."""
+    return await _send_test(call.services, call.principal, call.body.target)
+
+
+ALERT_PAGES = Pages()
+"""The pages of alerts."""
+
+
+@ALERT_PAGES.get("/alerts", Role.VIEWER, VISIBLE_QUEUES)
+async def _alerts(visit: Visit) -> Response:
+    return await _page(visit, None)
+
+
+@ALERT_PAGES.post("/alerts/test", Role.ADMIN, EVERY_QUEUE)
+async def _test(visit: Visit) -> Response:
+    return await _page(
+        visit, await _send_test(visit.services, visit.principal, visit.field("target"))
+    )
+
+
+async def _page(visit: Visit, tested: AlertTestResult | None) -> Response:
+    found = await _visible_alerts(visit.services, visit.principal)
+    by_state = {state: [one for one in found.items if one.state is state] for state in AlertState}
+    firing = by_state[AlertState.FIRING]
+    word = "alert fires" if len(firing) == 1 else "alerts fire"
+    return visit.page(
+        "alerts.html",
+        headline=f"{len(firing)} {word}" if firing else "No alert fires",
+        firing=firing,
+        pending=by_state[AlertState.PENDING],
+        resolved=by_state[AlertState.RESOLVED],
+        manages=visit.services.manages(visit.principal),
+        rules=found.rules,
+        targets=found.targets,
+        # A notice that is newer than the last acceptance still waits.
+        taken={one.name: one.sent_at or 0.0 for one in found.targets},
+        tested=tested,
+    )

@@ -1,0 +1,252 @@
+"""Looks at the brokers at an interval, decides by the rules and sends the notices.
+
+If several services share a database, one of them has the lease: it alone decides and sends. It saves the
+notices together with the decision and sends them afterwards, so a killed service loses none. The next
+service sends the waiting notices. A notice may then arrive twice, with the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hopback.errors import HopbackError, LeaseLost, NoSuch
+from hopback.ops.alerts.rules import (
+    AlertKind,
+    AlertNotice,
+    AlertTestResult,
+    BrokerSeen,
+    FingerprintSeen,
+    QueueSeen,
+    decide_alerts,
+)
+from hopback.ops.alerts.sender import AlertSender, NotTaken
+from hopback.ops.contract.values import Moment
+from hopback.policy.backoff import BackoffWaits, delay
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from hopback.clock import Clock
+    from hopback.ops.alerts.book import AlertBook, WaitingNotice
+    from hopback.ops.alerts.rules import AlertList
+    from hopback.ops.alerts.settings import AlertSettings
+    from hopback.ops.contract.surveys import ErrorGroup
+    from hopback.ops.contract.values import Job
+    from hopback.ops.http.overview import Sweep
+
+_LOG = logging.getLogger("hopback.ops.http")
+
+_SAMPLES = 60
+"""Depths that are kept of each queue for the longest growth rule. A rule compares with a depth that is at
+most 2 % of its time too old."""
+_AGAIN = BackoffWaits(first=5.0, factor=2.0, cap=300.0)
+"""Waits between two attempts to send a notice."""
+_ERRORS_FRESH_S = 60.0
+"""Seconds between two reads of the surveys. Surveys take minutes, and reading all of them is slow."""
+_AGE_FRESH_S = 3600.0
+"""Seconds for which a survey's oldest message counts. Later it may have been re-driven."""
+_GIVEN_UP_S = 3 * 86_400.0
+"""Seconds after which the service gives up a notice: a long weekend. The page still shows the alert."""
+_KEPT_S = 7 * 86_400.0
+"""Seconds for which sent notices are kept: a week, so that an operator can check what was sent."""
+
+_BY_SURVEYS = frozenset({AlertKind.NEW_FINGERPRINT, AlertKind.OLDEST_AGE})
+
+
+class AlertSource:
+    """Reads the state of one broker for the rules."""
+
+    def __init__(
+        self,
+        broker: str,
+        sweep: Sweep,
+        jobs: Callable[[], Awaitable[Sequence[Job]]],
+        errors: Callable[[], Awaitable[Mapping[str, tuple[float, Sequence[ErrorGroup]]]]],
+        remember_consumed: Callable[[Iterable[str]], Awaitable[frozenset[str]]],
+    ) -> None:
+        self.broker = broker
+        self._remember_consumed = remember_consumed
+        self._consumed: frozenset[str] | None = None
+        self._sweep = sweep
+        self._jobs = jobs
+        self._errors = errors
+        self._known: Mapping[str, tuple[float, Sequence[ErrorGroup]]] = {}
+        self._known_at = float("-inf")
+        self._past: dict[str, deque[tuple[float, int]]] = {}
+
+    async def see(self, now: float, back_s: float, *, errors: bool = True) -> BrokerSeen:
+        """Return the present state, with earlier depths of the last `back_s` seconds.
+
+        With `errors`, include the failures that surveys found. Errors of the broker are raised.
+        """
+        if errors and not 0 <= now - self._known_at < _ERRORS_FRESH_S:
+            self._known, self._known_at = await self._errors(), now
+        swept = await self._sweep.get()
+        jobs = await self._jobs()
+        consumed = frozenset(name for each in swept.queues for name in each.consumed or ())
+        if self._consumed is None or not consumed <= self._consumed:
+            self._consumed = await self._remember_consumed(consumed)
+        for gone in self._past.keys() - {each.queue for each in swept.queues}:
+            del self._past[gone]
+        queues = []
+        for found in (each for each in swept.queues if each.exists):
+            past = self._past.setdefault(found.queue, deque(maxlen=_SAMPLES + 1))
+            earlier = tuple(past)
+            depth = found.depth.total
+            if depth is not None and (not past or now - past[-1][0] >= back_s / _SAMPLES):
+                past.append((now, depth))
+            surveyed_at, groups = self._known.get(found.queue, (0.0, ()))
+            is_fresh = now - surveyed_at <= _AGE_FRESH_S
+            firsts = [group.first for group in groups if group.first is not None and is_fresh]
+            new = tuple(
+                FingerprintSeen(one.fingerprint, one.error or one.message, one.first_seen or 0.0)
+                for one in groups
+                if one.is_new
+            )
+            held_back = sum(each.messages for each in found.held_back)
+            oldest = min(firsts, default=None)
+            unconsumed = found.unconsumed
+            if unconsumed is not None:  # only a queue that had a consumer can lose it
+                unconsumed = tuple(name for name in unconsumed if name in self._consumed)
+            queues.append(
+                QueueSeen(found.queue, depth, earlier, oldest, new, held_back, unconsumed)
+            )
+        return BrokerSeen(self.broker, tuple(queues), tuple(jobs))
+
+
+class Alerting:
+    """Runs the rules on the brokers of `sources` and notifies the targets of the settings.
+
+    `environment` has the secrets of the targets. `address` is that of a broker without a name.
+    """
+
+    def __init__(
+        self,
+        settings: AlertSettings,
+        book: AlertBook,
+        sources: Iterable[AlertSource],
+        clock: Clock,
+        environment: Mapping[str, str],
+        address: str = "",
+    ) -> None:
+        self._settings = settings
+        self._book = book
+        self._sources = tuple(sources)
+        self._senders = {
+            target.name: AlertSender(target, environment, clock, settings.link, address)
+            for target in settings.targets
+        }
+        self._clock = clock
+        self._owner = token_hex(8)
+        self._turn = asyncio.Lock()
+        longest = max((one.settings.timeout_seconds for one in self._senders.values()), default=0)
+        # Longer than one look and one send together, so that a live service keeps its lease.
+        self._lease_s = 2 * settings.every_seconds + 2 * longest
+        self._wants_errors = any(rule.kind in _BY_SURVEYS for rule in settings.rules)
+        growing = (rule for rule in settings.rules if rule.kind is AlertKind.GROWTH)
+        self._back_s = max((rule.within_seconds for rule in growing), default=0.0)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether there are rules to check, or targets with notices that may wait."""
+        return bool(self._settings.rules or self._settings.targets)
+
+    async def run(self) -> None:
+        """Look at an interval until cancelled. An error does not end the loop."""
+        try:
+            while True:
+                try:
+                    await self.look()
+                except Exception as error:  # the database or a broker may be unavailable
+                    _LOG.warning("alerts could not be checked", exc_info=error)
+                await asyncio.sleep(self._settings.every_seconds)
+        finally:
+            try:
+                await self._book.step_down(self._owner)
+            except HopbackError:
+                _LOG.debug("the lease of the alerts was not released and will expire")
+
+    async def look(self) -> bool:
+        """Look once, save the decision and send due notices. Return False if another service leads."""
+        async with self._turn:
+            now = self._clock.now()
+            seen = await self._see(now)
+            if not await self._book.lead(self._owner, now, self._lease_s):
+                return False
+            rules, manners = self._settings.rules, self._settings.manners
+            known, served = await self._book.alerts(), [one.broker for one in self._sources]
+            decision = decide_alerts(rules, seen, known, now, manners, served)
+            try:
+                if decision.changed or decision.forgotten or decision.notices:
+                    await self._book.save(self._owner, now, decision)
+                # One notice per target at a time keeps their order.
+                while waiting := await self._book.next_notices(self._clock.now()):
+                    if not await self._book.lead(self._owner, self._clock.now(), self._lease_s):
+                        raise LeaseLost("another service sends the alerts now")
+                    await asyncio.gather(*map(self._send, waiting))
+                await self._book.forget(now - _KEPT_S)
+            except LeaseLost:
+                return False
+            return True
+
+    async def _see(self, now: float) -> list[BrokerSeen]:
+        """Return the state of the brokers that answer. They are asked at the same time."""
+        seen = await asyncio.gather(
+            *(source.see(now, self._back_s, errors=self._wants_errors) for source in self._sources),
+            return_exceptions=True,
+        )
+        found = []
+        for source, one in zip(self._sources, seen, strict=True):
+            if isinstance(one, Exception):  # its alerts do not change until it answers
+                _LOG.info("alerts: broker %s does not answer: %s", source.broker, one)
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                found.append(one)
+        return found
+
+    async def _send(self, waiting: WaitingNotice) -> None:
+        notice, number = waiting.notice, waiting.number
+        target, sender = notice.target, self._senders.get(notice.target)
+        problem = "the settings no longer have this target"
+        if sender is not None:
+            try:
+                await sender.send(notice)
+            except NotTaken as error:
+                problem = str(error)
+            else:
+                await self._book.end_notice(self._owner, number, self._clock.now())
+                return
+        now = self._clock.now()
+        if sender is None or now - notice.created_at > _GIVEN_UP_S:
+            _LOG.error("an alert for %s was given up: %s", target, problem)
+            await self._book.end_notice(self._owner, number, now, problem)
+            return
+        wait = delay(waiting.attempts + 1, _AGAIN, 0.0)
+        _LOG.warning("an alert for %s was refused: %s. Next in %g s", target, problem, wait)
+        await self._book.retry_notice(self._owner, number, now, now + wait, problem)
+
+    async def list_alerts(self) -> AlertList:
+        """List alerts, rules and targets."""
+        kinds = {name: one.settings.kind.value for name, one in self._senders.items()}
+        found = await self._book.list_alerts(kinds)
+        return structs.replace(found, rules=self._settings.rules)
+
+    async def test(self, target: str) -> AlertTestResult:
+        """Send a test notice to a target. Raises NoSuch if the settings do not have it."""
+        sender = self._senders.get(target)
+        if sender is None:
+            known = ", ".join(self._senders) or "none"
+            raise NoSuch("alert target", target, f"the settings have {known}")
+        now = Moment(self._clock.now())
+        try:
+            await sender.send(AlertNotice(f"n-test-{token_hex(8)}", target, now, is_test=True))
+        except NotTaken as error:
+            return AlertTestResult(target, delivered=False, problem=str(error))
+        return AlertTestResult(target, delivered=True)

@@ -1,0 +1,312 @@
+"""Bearer tokens: JSON Web Tokens of an issuer that the settings name.
+
+A token is accepted if its signature, issuer, audience and times are right. The settings specify the allowed
+algorithms. The algorithm of the token's header is never trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from urllib.parse import urlsplit
+
+import jwt
+from msgspec import Meta, Struct
+
+from hopback.ops.contract.roles import EVERYTHING, Grant, Principal, Role
+from hopback.text import clipped, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from hopback.clock import Clock
+
+ASYMMETRIC = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
+_SHARED = ("HS256", "HS384", "HS512")
+_Text = Annotated[str, Meta(min_length=1, max_length=500)]
+
+
+class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How bearer tokens are checked; either `jwks_url` or `secret_env`."""
+
+    issuer: _Text
+    audience: _Text
+    jwks_url: str = ""
+    secret_env: str = ""
+    algorithms: tuple[str, ...] = ()
+    roles_claim: _Text = "roles"
+    name_claim: _Text = "preferred_username"
+    leeway_seconds: Annotated[int, Meta(ge=0, le=300)] = 30
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The algorithms that are accepted; never `none`, never both kinds."""
+        return self.algorithms or (("HS256",) if self.secret_env else ("RS256", "ES256"))
+
+    def problem(self) -> str | None:
+        """What is wrong, if something is."""
+        if bool(self.jwks_url) == bool(self.secret_env):
+            return "auth.jwt: expected either jwks_url or secret_env, got " + (
+                "both" if self.jwks_url else "neither"
+            )
+        if self.jwks_url and not is_safe_address(self.jwks_url):
+            return f"auth.jwt.jwks_url: expected an https:// address, got {self.jwks_url!r}"
+        usable = _SHARED if self.secret_env else ASYMMETRIC
+        wrong = [name for name in self.allowed if name not in usable]
+        if wrong:
+            return f"auth.jwt.algorithms: expected some of {', '.join(usable)}, got {wrong[0]!r}"
+        return None
+
+
+class GrantSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a role in a token means here."""
+
+    claim: _Text
+    role: Role
+    queues: tuple[_Text, ...] = EVERYTHING
+    broker: str = ""
+    """Its name, or a pattern; empty means the first."""
+
+    @property
+    def grant(self) -> Grant:
+        """The grant that it gives."""
+        return Grant(self.role, self.queues, self.broker)
+
+
+def is_safe_address(url: str) -> bool:
+    """HTTPS anywhere; plain HTTP on a loopback address, which nobody else can answer for."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if parts.scheme == "https":
+            return bool(host)
+        return parts.scheme == "http" and ipaddress.ip_address(host).is_loopback
+    except ValueError:  # no address at all, or a name where an address is expected
+        return False
+
+
+_KEYS_FRESH_S = 300.0  # issuers publish a new key long before they sign with it
+_AGAIN_S = 10.0  # a token with an invented key id must not make us ask at every request
+_FETCH_S = 5.0  # a request waits for it
+_MOST_BYTES = 256 * 1024  # a hundred keys with their certificates
+_LAST_MOMENT = 253_402_300_799  # the end of the year 9999: no calendar goes further
+_ODD_TIME = "one of its times (exp, nbf, iat) is no moment that can be"
+
+
+class BadToken(Exception):
+    """A token is not believed; the text says why, without the token."""
+
+
+class KeySource(Protocol):
+    """Where the key of a token comes from."""
+
+    async def key_for(self, kid: str | None) -> Any:
+        """The key; BadToken if there is none."""
+
+
+class SharedSecret:
+    """One secret for all tokens."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    async def key_for(self, kid: str | None) -> Any:
+        """The secret."""
+        return self._secret
+
+
+class Jwks:
+    """The keys that an issuer publishes; `fetch` returns the document."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[Any]], clock: Clock) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._keys: dict[str | None, Any] = {}
+        self._tried = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def key_for(self, kid: str | None) -> Any:
+        """The key of that id; the document is read again if it is old or does not have it."""
+        if self._is_due(kid):
+            async with self._lock:
+                if self._is_due(kid):
+                    await self._refresh()
+        found = self._keys.get(kid)
+        if found is None and kid is None and len(self._keys) == 1:
+            found = next(iter(self._keys.values()))
+        if found is None:
+            raise BadToken("it is signed with a key that the issuer does not publish")
+        return found
+
+    def _is_due(self, kid: str | None) -> bool:
+        age = self._clock.now() - self._tried
+        return age > _KEYS_FRESH_S or (kid not in self._keys and age > _AGAIN_S)
+
+    async def _refresh(self) -> None:
+        """Read the document; while the issuer does not answer, the keys that are known stay."""
+        self._tried = self._clock.now()
+        try:
+            document = await self._fetch()
+            keys = jwt.PyJWKSet.from_dict(document).keys
+        except Exception as error:  # whatever the issuer answers, it is not our failure
+            if not self._keys:
+                raise BadToken("the issuer does not give out its keys now") from error
+            return
+        self._keys = {key.key_id: key for key in keys if key.public_key_use in (None, "sig")}
+
+
+async def fetch_json(url: str, *, bearer: str = "") -> Any:
+    """A JSON document from the net, bounded in time and size; `bearer` is shown to the server that has it.
+
+    Redirects are not followed and proxies of the environment not used: who answers here says whom we
+    believe.
+    """
+    import httpx
+
+    headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+    async with (
+        httpx.AsyncClient(timeout=_FETCH_S, follow_redirects=False, trust_env=False) as client,
+        client.stream("GET", url, headers=headers) as answer,
+    ):
+        answer.raise_for_status()
+        body = b""
+        async for part in answer.aiter_bytes():
+            body += part
+            if len(body) > _MOST_BYTES:
+                raise BadToken("the issuer's document is too large")
+    return json.loads(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Whom a token is about."""
+
+    subject: str
+    name: str
+    roles: tuple[str, ...]
+
+
+_LONGEST_SUBJECT = 255
+"""Characters, as OpenID Connect has it. A token with a longer subject is refused."""
+_LONGEST_NAME = 200
+"""Bytes of a display name. The rest is cut off."""
+
+
+def token_reader(
+    settings: JwtSettings, grants: Sequence[GrantSettings], secret: str, clock: Clock
+) -> TokenReader:
+    """Check tokens with the shared secret, or with the issuer's published keys if there is no secret."""
+    keys: KeySource = SharedSecret(secret)
+    if not secret:
+        keys = Jwks(partial(fetch_json, settings.jwks_url), clock)
+    return TokenReader(settings, grants, keys)
+
+
+class TokenReader:
+    """Says who comes with a token."""
+
+    def __init__(
+        self, settings: JwtSettings, grants: Sequence[GrantSettings], keys: KeySource
+    ) -> None:
+        self._settings = settings
+        self._grants = grants
+        self._keys = keys
+
+    @property
+    def leeway_s(self) -> int:
+        """By how much clocks may differ, in seconds."""
+        return self._settings.leeway_seconds
+
+    async def read(self, token: str) -> Principal:
+        """Who it is; BadToken says why it is not believed."""
+        claims = await self.claims(token)
+        found = self.person(claims)
+        return self.granted(
+            "token", found.subject, found.name, found.roles, until=float(claims["exp"])
+        )
+
+    async def claims(self, token: str) -> dict[str, Any]:
+        """What it says; BadToken says why it is not believed."""
+        try:
+            header = jwt.get_unverified_header(token)
+            if header.get("alg") not in self._settings.allowed:
+                raise BadToken("it is signed with an algorithm that is not allowed")
+            kid = header.get("kid")
+            key = await self._keys.key_for(kid if isinstance(kid, str) else None)
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=list(self._settings.allowed),
+                audience=self._settings.audience,
+                issuer=self._settings.issuer,
+                leeway=self._settings.leeway_seconds,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except jwt.PyJWTError as error:
+            words = (words for kind, words in _WORDS if isinstance(error, kind))
+            raise BadToken(next(words, "it is not a token that can be read")) from error
+        except (ArithmeticError, TypeError, ValueError) as error:  # by a time that is no time
+            raise BadToken(_ODD_TIME) from error
+        for name in ("exp", "nbf", "iat"):
+            value = claims.get(name, 0)
+            if not isinstance(value, int | float) or not 0 <= value <= _LAST_MOMENT:
+                raise BadToken(_ODD_TIME)
+        return claims
+
+    def person(self, claims: Mapping[str, Any]) -> Person:
+        """Whom the claims are about, and what roles they name."""
+        subject = str(claims["sub"])
+        if not (subject.isprintable() and len(subject) <= _LONGEST_SUBJECT):
+            raise BadToken(
+                f"its `sub` is not a text of at most {_LONGEST_SUBJECT} printable characters"
+            )
+        name = claim_at(claims, self._settings.name_claim)
+        found = claim_at(claims, self._settings.roles_claim)
+        roles = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+        shown = name if isinstance(name, str) and name else subject
+        # Names reach the audit, logs and terminals of others.
+        return Person(subject, clipped(printable(shown), _LONGEST_NAME), tuple(map(str, roles)))
+
+    def granted(
+        self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float
+    ) -> Principal:
+        """Somebody with these roles, known by that kind of sign-in until then.
+
+        The table of the settings says what a role may do; without one, our own role names mean themselves.
+        """
+        grants: list[Grant] = []
+        for role in roles:
+            if self._grants:
+                grants += [each.grant for each in self._grants if each.claim == role]
+            elif role in set(Role):
+                grants.append(Grant(Role(role), EVERYTHING))
+        return Principal(f"{kind}:{subject}", name, kind, tuple(grants), until)
+
+
+def claim_at(claims: Mapping[str, Any], path: str) -> object:
+    """The claim at a dotted path; a claim whose own name has dots goes first. None if there is none."""
+    if path in claims:
+        return claims[path]
+    value: object = claims
+    for step in path.split("."):
+        if not isinstance(value, Mapping) or step not in value:
+            return None
+        value = value[step]
+    return value
+
+
+_WORDS: tuple[tuple[type[Exception], str], ...] = (
+    (jwt.ExpiredSignatureError, "it has expired"),
+    (jwt.ImmatureSignatureError, "it is not valid yet"),
+    (jwt.InvalidAudienceError, "it is meant for another audience"),
+    (jwt.InvalidIssuerError, "it comes from another issuer"),
+    (jwt.MissingRequiredClaimError, "it lacks a claim that is needed: exp, iss, aud or sub"),
+    (jwt.InvalidSignatureError, "its signature is wrong"),
+)
