@@ -186,13 +186,6 @@ async def test_a_cancelled_opening_leaves_no_channel_behind(amqp_url: str) -> No
     await connection.close()
 
 
-async def test_the_secret_of_a_connection_can_be_renewed(amqp_url: str) -> None:
-    """update-secret is answered."""
-    connection = await RabbitMQ(amqp_url).connect()
-    await asyncio.wait_for(connection.update_secret("guest"), 5)
-    await connection.close()
-
-
 async def test_a_password_to_another_machine_in_plain_text_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

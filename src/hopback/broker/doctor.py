@@ -268,9 +268,3 @@ def _late_retries(live: Topology) -> tuple[Notice, ...]:
             " messages come twice."
         ),
     )
-
-
-def _troubles(readings: tuple[QueueReading, ...]) -> tuple[Trouble, ...]:
-    return tuple(
-        Trouble(reading.queue.name, reading.state) for reading in readings if reading.state in _DOWN
-    )

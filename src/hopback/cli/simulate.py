@@ -12,7 +12,7 @@ from hopback.cli.terminal import document, json_text
 from hopback.cli.topology_options import TopologySource, broker_version_option, topology_source
 from hopback.testing.simulate import Script, TimelineStep
 from hopback.text import one_line as safe
-from hopback.topology.durations import format_duration, parse_duration_ms
+from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from hopback.testing.simulate import Timeline
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:
     try:
-        return Script.parse(value, snooze=ctx.params.get("snooze", 1000) / 1000)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.", ctx, option) from error
-
-
-def _duration(ctx: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    try:
-        return None if value is None else parse_duration_ms(value)
+        return Script.parse(value)
     except ValueError as error:
         raise click.BadParameter(f"{error}.", ctx, option) from error
 
@@ -43,22 +36,7 @@ def _duration(ctx: click.Context, option: click.Parameter, value: str | None) ->
     callback=_script,
     metavar="HOW",
     help="N: the first N runs fail; always; or one character per run:"
-    " . succeeds, x or r fails, p parks, s snoozes.",
-)
-@click.option(
-    "--snooze",
-    default="1s",
-    is_eager=True,
-    callback=_duration,
-    metavar="TIME",
-    help="How long an s of --fail snoozes: 1s by default.",
-)
-@click.option(
-    "--delay",
-    "delay_ms",
-    callback=_duration,
-    metavar="TIME",
-    help="Publish it to come later, as 2h, where the topology has queues of delays.",
+    " . succeeds, x or r fails, p parks, s snoozes for 1 s.",
 )
 @click.option(
     "--routing-key", metavar="K", help="What to publish with; by default one that fits a binding."
@@ -70,8 +48,6 @@ def simulate(
     source: TopologySource,
     queue: str,
     script: Script,
-    snooze: int,
-    delay_ms: int | None,
     routing_key: str | None,
     exchange: str | None,
     version: BrokerVersion | None,
@@ -102,7 +78,6 @@ def simulate(
         exchange=exchange,
         routing_key=routing_key,
         version=version or DEFAULT_VERSION,
-        delay_ms=delay_ms,
     )
     _print(timeline, form)
 

@@ -44,11 +44,6 @@ class Park:
     attempt: int
     reason: str
 
-    @property
-    def carries_reason(self) -> bool:
-        """Whether the dead letter itself will say why it was parked."""
-        return self.by == "publish"
-
 
 @dataclass(frozen=True, slots=True)
 class Requeue:

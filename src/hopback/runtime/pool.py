@@ -191,10 +191,6 @@ class Pool(Generic[T]):
         if self._items.offer(key, item) and not self._called:
             self._wake()
 
-    def task_of(self, item: T) -> asyncio.Task[None] | None:
-        """The task that handles the item now."""
-        return next((task for task, one in self._running.items() if one is item), None)
-
     def withdraw(self) -> list[T]:
         """Take back everything that has not been started."""
         left = self._items.clear()

@@ -12,7 +12,7 @@ character  the run
 `.`        succeeds
 `x` `r`    fails and may be retried
 `p`        fails for good: park
-`s`        is not due yet: snooze, for a second unless another time is said
+`s`        is not due yet: snooze, for a second
 =========  =============================================================
 
 After the last one every run succeeds. Scripts are values: no clock, no chance.
@@ -32,11 +32,11 @@ from hopback.message import Delivery, Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Decision, Hold, Publish, Settle, Settlement
-from hopback.policy.delays import delay, read_delayed
+from hopback.policy.delays import read_delayed
 from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
 from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms
 from hopback.topology.diagram import Ids, label
-from hopback.topology.durations import Duration, format_duration
+from hopback.topology.durations import format_duration
 from hopback.topology.expand import retry_queues
 from hopback.topology.plan import Fact, Plan
 from hopback.topology.routing import CannotSimulate, Entrance, find_entrance
@@ -68,11 +68,8 @@ class Script:
     rest: Outcome = _DONE
 
     @classmethod
-    def parse(cls, text: str, *, snooze: Duration = 1.0) -> Script:
-        """Read `3`, `always` or a pattern like `xx.p`; ValueError says what was expected.
-
-        `snooze` is how long an `s` snoozes.
-        """
+    def parse(cls, text: str) -> Script:
+        """Read `3`, `always` or a pattern like `xx.p`. Raise ValueError with the expected form."""
         words = text.strip().lower()
         if words == "always":
             return cls(rest=_OUTCOMES["x"])
@@ -83,8 +80,7 @@ class Script:
                 f"expected a number up to {_MOST_PLANNED_RUNS}, always, or one character per run"
                 f" (. ok, x or r fail, p park, s snooze), got {text!r}"
             )
-        outcomes = {**_OUTCOMES, "s": Snooze(snooze)}
-        return cls(tuple(outcomes[letter] for letter in words))
+        return cls(tuple(_OUTCOMES[letter] for letter in words))
 
     def outcome(self, run: int) -> Outcome:
         """What the handler says in its run number `run`, beginning with 1."""
@@ -195,29 +191,17 @@ def simulate(
     exchange: str | None = None,
     routing_key: str | None = None,
     version: BrokerVersion = DEFAULT_VERSION,
-    delay_ms: int | None = None,
 ) -> Timeline:
-    """The life of one message for `queue` whose handler follows `script`, in no time at all.
+    """Return the life of one message for `queue` whose handler follows `script`.
 
-    With `delay_ms` it is published to come later. CannotSimulate if the queue has no plan, nothing
-    leads there, or the topology has no queues for such a delay. Not to be called from a
-    coroutine: `play` is the same for those.
+    Raise CannotSimulate if the queue has no plan or no exchange leads to it. Coroutines use `play`.
     """
     plan = topology.plan(queue)
     if plan is None:
         known = ", ".join(plan.queue for plan in topology.plans) or "none"
         raise CannotSimulate(f"expected a queue with a plan ({known}), got {queue!r}")
-    longest_ms = longest_delay_ms(topology)
-    if delay_ms is not None and delay_ms > longest_ms:
-        held = (
-            f"of at most {format_duration(longest_ms)}" if longest_ms else "that it can hold: none"
-        )
-        raise CannotSimulate(
-            f"expected a delay {held}, got {format_duration(delay_ms)}; declare its queues with"
-            " `app.delays(longest=…)`"
-        )
     entrance = find_entrance(topology, queue, exchange, routing_key)
-    return run_virtual(play(topology, plan, entrance, script, version, delay_ms))
+    return run_virtual(play(topology, plan, entrance, script, version))
 
 
 async def play(
@@ -226,7 +210,6 @@ async def play(
     entrance: Entrance,
     script: Script,
     version: BrokerVersion,
-    delay_ms: int | None = None,
 ) -> Timeline:
     """Play on a loop that is running in virtual time already."""
     broker = EmbeddedBroker(version=version)
@@ -239,7 +222,7 @@ async def play(
     for binding in topology.bindings:
         await channel.bind(binding)
     message_run = _MessageRun(topology, plan, script, version, broker.node, channel)
-    await message_run.publish(entrance, delay_ms)
+    await message_run.publish(entrance)
     await message_run.run()
     await connection.close()
     return Timeline(
@@ -281,13 +264,10 @@ class _MessageRun:
         self._runs = 0
         self._start = asyncio.get_running_loop().time()
 
-    async def publish(self, entrance: Entrance, delay_ms: int | None) -> None:
-        """Send the message on its way, at once or later."""
+    async def publish(self, entrance: Entrance) -> None:
         self._node.listen(self._note)
         properties = Properties(message_id="simulated", delivery_mode=2)
         message = Message(entrance.exchange, entrance.routing_key, b"simulated", properties)
-        if delay_ms is not None:
-            message = delay(message, delay_ms, round(self._start * 1000) + delay_ms)
         await self._channel.publish(message)
 
     async def run(self) -> None:

@@ -117,10 +117,8 @@ def test_the_last_failure_parks_and_so_does_a_hopeless_one_at_once() -> None:
     """By the plan's way: publish in the file pipeline, reject in FreeFlow and the raffle."""
     parked = decided.Park(Leave.PUBLISH, 3, "no")
     assert _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 2)) == parked
-    assert parked.carries_reason
     hopeless = decided.Park(Leave.REJECT, 1, "bad")
     assert _decided(_RAFFLE, Park("bad")) == hopeless
-    assert not hopeless.carries_reason
     assert _decided(_USERS, Retry("no"), _counted(_USERS, 3)) == decided.Park(Leave.REJECT, 4, "no")
 
 

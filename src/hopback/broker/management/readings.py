@@ -25,7 +25,6 @@ class BrokerOverview:
 
     version: BrokerVersion
     product: str
-    erlang: str
     cluster: str
     node: str
 
@@ -106,7 +105,6 @@ def read_overview(data: _Json) -> BrokerOverview:
     return BrokerOverview(
         version,
         str(data.get("product_name", "RabbitMQ")),
-        str(data.get("erlang_version", "")),
         str(data.get("cluster_name", "")),
         str(data.get("node", "")),
     )

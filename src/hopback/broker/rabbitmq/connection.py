@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.broker.rabbitmq.channel import RabbitChannel, connection_fault
 from hopback.errors import (
-    AnswerTimeout,
     BrokerError,
     ConnectionFailed,
     ConnectionLost,
@@ -67,7 +66,6 @@ class RabbitConnection:
         self._free: deque[int] = deque()
         self._next = 1
         self._channel_max = 0
-        self._secrets: deque[Future[None]] = deque()
         self.opened: Future[None] = self._loop.create_future()
         self._ended: Future[BrokerError | None] = self._loop.create_future()
 
@@ -121,20 +119,6 @@ class RabbitConnection:
         """Return when the connection has ended: the reason, or None if we closed it."""
         return await asyncio.shield(self._ended)
 
-    async def update_secret(self, secret: str, reason: str = "rotated") -> None:
-        """Give the broker a new secret (an OAuth token) for this connection."""
-        self._check()
-        self._core.send(0, "connection.update-secret", new_secret=secret, reason=reason)
-        answer: Future[None] = self._loop.create_future()
-        self._secrets.append(answer)
-        self.wire.wake()
-        done, _ = await asyncio.wait({answer}, timeout=self._answer_timeout)
-        if not done:
-            raise AnswerTimeout(
-                f"no answer to connection.update-secret within {self._answer_timeout:g} s (answer_timeout)"
-            )
-        answer.result()
-
     def watch_blocking(self, watcher: Callable[[bool, str], object]) -> None:
         """Call `watcher(blocked, reason)` whenever the broker blocks or unblocks this connection."""
         self._watchers.append(watcher)
@@ -183,10 +167,6 @@ class RabbitConnection:
                 self._block(True, event.arguments["reason"])
             case "connection.unblocked":
                 self._block(False, "")
-            case "connection.update-secret-ok" if self._secrets:
-                secret = self._secrets.popleft()
-                if not secret.done():
-                    secret.set_result(None)
             case _:
                 raise ProtocolError(f"expected no {event.name} now")
 
@@ -208,9 +188,6 @@ class RabbitConnection:
         self._ended.set_result(error)
         for channel in list(self._channels.values()):
             channel.end(error)
-        for secret in self._secrets:
-            if not secret.done():
-                secret.set_exception(error or ConnectionLost("connection closed by us"))
         if not self.opened.done():
             failed = error
             if not isinstance(failed, ConnectionFailed):
