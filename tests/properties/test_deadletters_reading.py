@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hopback.errors import BadFilter
 from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
 from hopback.ops.messages.filters import parse_filter
-from hopback.ops.messages.story import timeline, what_happened
+from hopback.ops.messages.story import describe_failure, timeline
 from hopback.text import text_matches
 from tests.properties.hostile import PLANS, deliveries, moderately
 
@@ -35,7 +35,7 @@ def test_every_delivery_is_a_dead_letter(delivery: Received, place: int) -> None
     assert dead_letter.fingerprint
     # What a group is known by is read alone, and must be the same.
     assert last_failure(delivery) == (dead_letter.fingerprint, dead_letter.last_failed)
-    assert what_happened(dead_letter).endswith(".")
+    assert describe_failure(dead_letter).endswith(".")
     assert all(event.what for event in timeline(delivery, dead_letter))
 
 

@@ -46,7 +46,7 @@ from hopback.ops.contract.requests import (
     ImportQuery,
     SessionRequest,
 )
-from hopback.ops.contract.search import SearchProgress, SearchRequest, survey_of
+from hopback.ops.contract.search import SearchProgress, SearchRequest, collect_survey
 from hopback.ops.contract.surveys import ErrorOverview
 from hopback.ops.contract.values import Imported, Job, JobPlan, LookProgress, Page, SessionView
 
@@ -203,7 +203,7 @@ class RemoteDeadLetters:
     ) -> Survey:
         """Group a whole queue in one pass at the server; costs what one session costs."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
-        return await survey_of(request, self.search(request))
+        return await collect_survey(request, self.search(request))
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None

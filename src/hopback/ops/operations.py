@@ -39,7 +39,7 @@ from hopback.ops.contract.requests import (
     Settings,
     Who,
 )
-from hopback.ops.contract.search import SearchProgress, SearchRequest, survey_of
+from hopback.ops.contract.search import SearchProgress, SearchRequest, collect_survey
 from hopback.ops.contract.values import AuditEntry, Job, JobState, Moment, Price
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
@@ -333,7 +333,7 @@ class Operations:
     ) -> Survey:
         """Group a whole queue in one pass, keeping no message; costs what one session costs."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
-        found = await survey_of(
+        found = await collect_survey(
             request, Search(self.broker, request, self.clock, self._sessions).progress()
         )
         await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})

@@ -16,7 +16,7 @@ from hopback.errors import BadLine
 from hopback.message import Received
 from hopback.ops.contract.surveys import ErrorGroup  # noqa: TC001  msgspec reads it at run time
 from hopback.ops.contract.values import Moment
-from hopback.ops.messages.archive import discarded_files, job_and_run, lines_from, read_line
+from hopback.ops.messages.archive import job_and_run, list_discard_files, read_line, read_lines_from
 from hopback.ops.messages.error_groups import add_errors, group_errors
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ArchiveSurveys:
         if self._folder is None:
             return
         kept = await self._read()
-        found = await asyncio.to_thread(discarded_files, self._folder)
+        found = await asyncio.to_thread(list_discard_files, self._folder)
         paths = {"{}/{}".format(*job_and_run(path)): path for path in found}
         place = f"{socket.gethostname()}:{self._folder}"
         for key, one in kept.items():
@@ -109,7 +109,7 @@ def _read_on(
 ) -> ArchiveSurvey:
     """Return the survey with the lines behind its position. It runs in a thread, as files may be large."""
     grouping, queue, seen = group_errors(), last.queue, 0
-    lines, position = lines_from(path, last.position, most, _MOST_BYTES)
+    lines, position = read_lines_from(path, last.position, most, _MOST_BYTES)
     for line in lines:
         try:
             archived = read_line(line)

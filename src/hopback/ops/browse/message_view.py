@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
 from hopback.ops.contract.requests import BY_DESIGN
 from hopback.ops.contract.values import FailureRecord, HeaderView, MessageView, WayCheck
-from hopback.ops.messages.dead_letter import recorded_failure
+from hopback.ops.messages.dead_letter import read_failure
 from hopback.ops.messages.plain import (
     amqp_type,
     plain_headers,
@@ -16,7 +16,7 @@ from hopback.ops.messages.plain import (
     plain_text,
     plain_value,
 )
-from hopback.ops.messages.story import timeline, what_happened
+from hopback.ops.messages.story import describe_failure, timeline
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
@@ -40,7 +40,7 @@ async def view_message(live: ManagedBroker, session: BrowseSession, message: str
     headers, more_headers = plain_headers(delivery.properties.headers)
     return MessageView(
         dead_letter=dead_letter,
-        sentence=what_happened(dead_letter, delivery),
+        sentence=describe_failure(dead_letter, delivery),
         timeline=timeline(delivery, dead_letter),
         failure=_failure(delivery),
         way=way,
@@ -59,7 +59,7 @@ async def view_message(live: ManagedBroker, session: BrowseSession, message: str
 
 
 def _failure(delivery: Delivery) -> FailureRecord | None:
-    failure = recorded_failure(delivery)
+    failure = read_failure(delivery)
     if failure is None or not (failure.type or failure.message or failure.stack):
         return None
     texts = (failure.type, failure.message, failure.frame, failure.stack, failure.host)

@@ -16,7 +16,7 @@ from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.search import MOST_WALKED, SearchHit, SearchProgress, SkippedQueue
 from hopback.ops.contract.values import HeldMessages, Price
-from hopback.ops.messages.body import unpacked
+from hopback.ops.messages.body import unpack_body
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import Judgement, parse_filter
 from hopback.ops.messages.grouping import Grouping
@@ -243,7 +243,7 @@ def excerpt(delivery: Delivery, wanted: Filter) -> str:
     word = next(iter(wanted.words), "")
     if not word:
         return ""
-    text = unpacked(delivery, _EXCERPT_BYTES).data.decode("utf-8", "replace")
+    text = unpack_body(delivery, _EXCERPT_BYTES).data.decode("utf-8", "replace")
     start = text.lower().find(word.lower())
     if start < 0:
         return ""

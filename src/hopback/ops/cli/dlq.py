@@ -31,7 +31,7 @@ from hopback.ops.cli.dlq_print import (
 )
 from hopback.ops.cli.where import complete_queue, where_options, with_dead_letters
 from hopback.ops.contract.requests import MOST_HELD, SMALL_WINDOW, Window
-from hopback.ops.contract.search import MOST_WALKED, SearchRequest, survey_of
+from hopback.ops.contract.search import MOST_WALKED, SearchRequest, collect_survey
 from hopback.ops.contract.values import Price
 from hopback.private_files import write_private
 from hopback.text import one_line as safe
@@ -263,7 +263,7 @@ async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, 
         request = SearchRequest(
             look.terms, (look.queue,), 0, look.forced, by=str(by), first=look.limit
         )
-        found = await survey_of(request, told_search(dead_letters.search(request)))
+        found = await collect_survey(request, told_search(dead_letters.search(request)))
     shown = found if form == "json" else found.groups
     output(form, shown, lambda: print_groups(found, time.time()))
 

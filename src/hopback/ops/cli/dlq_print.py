@@ -21,7 +21,7 @@ from hopback.cli.terminal import (
 from hopback.headers import timestamp
 from hopback.ops.contract.requests import GroupBy, JobKind, TargetKind
 from hopback.ops.contract.values import HELD_BACK
-from hopback.ops.messages.body import packing, unpack
+from hopback.ops.messages.body import find_packing, unpack
 from hopback.ops.messages.plain import pretty_json
 from hopback.text import one_line as safe
 from hopback.text import safe_lines
@@ -423,7 +423,7 @@ def _unpacked(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]
     if form == "hex":
         return body, ""
     headers = {one.name: one.value for one in message.headers}
-    how = packing(message.properties.get("contentEncoding"), headers)
+    how = find_packing(message.properties.get("contentEncoding"), headers)
     inside, is_whole, packed_by = unpack(body, how, _PRETTY_BYTES)
     notes = (
         [f"unpacked from {packed_by}{'' if is_whole else ', its beginning'}"] if packed_by else []

@@ -1,4 +1,4 @@
-"""The request and the answers of a search."""
+"""The request and the progress of a search."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 MOST_WALKED = 5_000_000
-"""Messages that are read at a time: at some thousands a second a broker would soon take them back."""
+"""Largest number of messages that one search reads. With more, the broker's timeout would requeue them."""
 
 
 class SearchRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """What to look for, in these queues, or in all; at most `limit` of what is found is told.
+    """A filter and the queues to search, all without a list. At most `limit` hits are reported.
 
-    With `by` all that match are also counted in groups at the end. `first` reads so many of each queue
-    and no more. `job` looks in the queue of a re-drive for what it had sent and what is there again. Either
-    of `by` and `job` does without a filter.
+    With `by`, all matching messages are also counted in groups. `first` limits the number of messages that
+    are read from each queue. `job` searches the queue of a re-drive for its messages that died again. A
+    request with `by` or `job` does not need a filter.
     """
 
     where: Annotated[str, Meta(max_length=4096)] = field(default="", name="filter")
@@ -35,15 +35,15 @@ class SearchRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     job: Annotated[str, Meta(max_length=255)] = ""
 
     def of_job(self, queue: str) -> SearchRequest:
-        """The same as a search of that queue, which is the job's."""
+        """Return the request as a search of the job's queue."""
         return replace(self, where=f"job:{self.job} {self.where}".strip(), queues=(queue,), job="")
 
 
 class SearchHit(Struct, frozen=True, rename="camel"):
-    """A message that matches; `excerpt` is the part of its body around the first searched word.
+    """A matching message. `excerpt` is the part of its body around the first searched word.
 
-    To open it, hold the messages from its `place` on: a session with `skip` one less than that. If `session`
-    is set, that browse session holds it already.
+    A session with `skip` one less than its `place` opens it. If `session` is set, that browse session holds
+    it already.
     """
 
     dead_letter: DeadLetter = field(name="letter")
@@ -52,19 +52,19 @@ class SearchHit(Struct, frozen=True, rename="camel"):
 
 
 class SkippedQueue(Struct, frozen=True, rename="camel"):
-    """A queue that was not looked into, and why."""
+    """A queue that was not searched, and the reason."""
 
     queue: str
     reason: str
 
 
 class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
-    """How far a search is. `hits` are those found since the last time, `matching` counts all of them.
+    """The progress of a search. `hits` are new since the last report, `matching` counts all of them.
 
-    `total` is how many messages there are to look at, `held` how many of the present queue the broker
-    holds for it meanwhile. `not_looked_into` have bodies too large to be searched to their end. At the end
-    come the `groups` that were asked for, the largest first, how many messages stood `beyond` the first, and
-    the messages that could not be read because other consumers hold them.
+    `seen` of `total` messages were read. The broker holds `held` messages of the present queue for the
+    search. `not_looked_into` messages have bodies beyond the limits of a search. The last report contains
+    the requested `groups`, the largest first, the number of messages `beyond` the first ones, and the
+    messages that could not be read because other consumers hold them.
     """
 
     queue: str = ""
@@ -81,14 +81,14 @@ class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
     is_over: bool = False
 
 
-async def survey_of(
+async def collect_survey(
     request: SearchRequest, progress: AsyncGenerator[SearchProgress, None]
 ) -> Survey:
-    """The groups of the one queue that is searched, when the search is over."""
+    """Wait for the end of a search of one queue and return its groups."""
     last = SearchProgress()
     async with aclosing(progress):
-        async for told in progress:
-            last = told
+        async for report in progress:
+            last = report
     whole = last.is_over and not last.beyond and last.seen >= last.total
     (queue,) = request.queues
     return Survey(

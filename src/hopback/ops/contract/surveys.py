@@ -1,4 +1,4 @@
-"""The errors of all queues and the depths of each over time."""
+"""The errors of all queues, and the depth of each queue over time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hopback.ops.contract.values import Moment  # noqa: TC001  msgspec reads it 
 
 
 class ErrorInQueue(Struct, frozen=True, rename="camel"):
-    """How often an error stands in one queue."""
+    """The number of messages with an error in one queue."""
 
     queue: str
     count: int
 
 
 class ErrorGroup(Struct, frozen=True, rename="camel", kw_only=True):
-    """One error, in all queues; `first_seen_at` is when a survey met it for the first time.
+    """One error in all queues. `first_seen` is the time of the first survey that found it.
 
-    `is_new`: that was within the last day, while its queue was surveyed before already. `discarded` is how
-    often it stands in the files of discards, by the queue the messages were in.
+    `is_new` is True if that was within the last day and its queues were surveyed before. `discarded` counts
+    the discarded messages with this error by their queue.
     """
 
     fingerprint: str
@@ -35,7 +35,7 @@ class ErrorGroup(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SurveyedArchive(Struct, frozen=True, rename="camel", kw_only=True):
-    """A file that a discard wrote, when it was read last, and how many messages of it."""
+    """A file of a discard, with the time of its last survey and the number of its messages."""
 
     file: str
     queue: str
@@ -44,9 +44,9 @@ class SurveyedArchive(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
-    """When a queue was surveyed last, how much of it, and why it is not surveyed, if it is not.
+    """The last survey of a queue. `why_not` is the reason why the queue is not surveyed.
 
-    `is_stream`: it was read without cost, and `seen` is all that was ever read of it.
+    Of a stream, `seen` counts the messages of all surveys.
     """
 
     queue: str
@@ -59,7 +59,7 @@ class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SurveyProgress(Struct, frozen=True, rename="camel"):
-    """How far a survey is that runs: in which queue, and how many messages it has seen of all."""
+    """The progress of a survey: its queue, and `seen` of `total` messages."""
 
     queue: str
     seen: int
@@ -69,8 +69,8 @@ class SurveyProgress(Struct, frozen=True, rename="camel"):
 class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
     """The errors of all surveyed queues, the most frequent first.
 
-    `archives` are the files of discards that were read. `survey_s` is how often queues are surveyed, None
-    where that is not switched on; `running` is how far the survey is that runs in the process that answers.
+    `archives` are the surveyed files of discards. `survey_s` is the time between two surveys, None if they
+    run only on request. `running` is the progress of a survey in the answering process.
     """
 
     items: tuple[ErrorGroup, ...] = ()
@@ -82,7 +82,7 @@ class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class TrendSample(Struct, frozen=True, rename="camel"):
-    """How many messages a queue had at a moment."""
+    """The number of messages in a queue at a time."""
 
     at: Moment
     messages: int
@@ -91,7 +91,7 @@ class TrendSample(Struct, frozen=True, rename="camel"):
 class QueueTrend(Struct, frozen=True, rename="camel"):
     """The depth of a queue, the oldest first: every hour of a month, every five minutes of a day.
 
-    `arrived` is by how much it grew in the last day, all growth added up: at least so many arrived.
+    `arrived` is the sum of all growth in the last day: the smallest possible number of arrived messages.
     """
 
     queue: str

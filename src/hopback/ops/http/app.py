@@ -45,7 +45,7 @@ from hopback.ops.http.tokens import token_reader
 from hopback.ops.http.topology import TOPOLOGY, TOPOLOGY_PAGES
 from hopback.ops.http.turns import TurnKeeper
 from hopback.ops.jobs.journal import Retention, forget_old
-from hopback.ops.messages.archive import forget_exports
+from hopback.ops.messages.archive import delete_exports
 from hopback.ops.notes.http import NOTE_PAGES, NOTES
 from hopback.ops.page.dead_letters import DEADLETTER_PAGES
 from hopback.ops.page.errors import ERROR_PAGES
@@ -353,7 +353,7 @@ async def _keep_retention(services: Services) -> None:
             await forget_old(operations.journal, services.clock, retention)
             if said.export_days and operations.settings.exports is not None:
                 before = services.clock.now() - said.export_days * _DAY_S
-                gone = await asyncio.to_thread(forget_exports, operations.settings.exports, before)
+                gone = await asyncio.to_thread(delete_exports, operations.settings.exports, before)
                 if gone:
                     await operations.note("exports.retention", details={"files": gone})
         except Exception as error:  # a database that is away today is tried again

@@ -21,7 +21,7 @@ from hopback.ops.contract.requests import DiscardRequest, Edit, TargetKind
 from hopback.ops.jobs.edited_copy import changed_delivery
 from hopback.ops.messages.archive import FileSink, run_file, write_line
 from hopback.ops.messages.dead_letter import origin_queue, read_dead_letter
-from hopback.ops.messages.patch import PatchFailed, patched
+from hopback.ops.messages.patch import PatchFailed, apply_patch
 from hopback.policy.redrive import (
     RawMessage,
     RedriveOccasion,
@@ -293,7 +293,7 @@ class ChangingAction:
     def prepare(self, delivery: Delivery) -> tuple[bytes, Message | RawMessage] | LeftOut | None:
         """The original as a line and the changed message, or why there is none."""
         try:
-            body = patched(delivery.body, self._patch)
+            body = apply_patch(delivery.body, self._patch)
         except PatchFailed as failed:
             return LeftOut(str(failed))
         made = self._sending.prepare(changed_delivery(delivery, Edit(body=body)))

@@ -1,10 +1,9 @@
-"""Messages as lines of JSON and back: bytes exact, every property and header equal in value and type.
+"""Write messages as lines of JSON and read them back, with exact bodies, values and types.
 
 A line contains one message. Each header value is accompanied by the code of its AMQP type. The body is text
 if it is UTF-8 and at most 1 MiB long, otherwise base64. `about` is for readers and is not imported. A file is
-compressed with zstd where its name ends in `.zst`; that needs the extra `zstd`, which is
-imported when the first such file is opened. What is written is on the disk before anything that depends on it
-is done.
+compressed with zstd if its name ends in `.zst`. This needs the extra `zstd`, which is imported when the first
+such file is opened. Lines are on the disk before a message is removed from its queue.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 
 
 VERSION = 1
-"""The version of the format; a reader refuses a newer one."""
+"""The version of the format. A reader refuses other versions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
-    """One message out of an archive: where it was, and all of it."""
+class ArchivedMessage:
+    """One message of an archive, with its queue."""
 
     queue: str
     exchange: str
@@ -48,7 +47,7 @@ class Archived:
 
 
 def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> bytes:
-    """One message as one line, with its newline."""
+    """Return a message as one line with its newline."""
     record: dict[str, object] = {
         "hopback": VERSION,
         "queue": delivery.queue,
@@ -67,8 +66,8 @@ def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> byt
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-def read_line(line: bytes | str, *, where: str = "line") -> Archived:
-    """The message in a line; BadLine says what was wrong and where."""
+def read_line(line: bytes | str, *, where: str = "line") -> ArchivedMessage:
+    """Return the message in a line. Raise BadLine with `where` and the reason."""
     try:
         record = json.loads(line)
         if not isinstance(record, dict) or record.get("hopback") != VERSION:
@@ -81,7 +80,7 @@ def read_line(line: bytes | str, *, where: str = "line") -> Archived:
         else:
             body = b64decode(record["bodyBase64"], validate=True)
         queue, exchange, routing_key = texts
-        return Archived(queue, exchange, routing_key, body, properties_from_json(record))
+        return ArchivedMessage(queue, exchange, routing_key, body, properties_from_json(record))
     except (
         ValueError,
         TypeError,
@@ -90,22 +89,23 @@ def read_line(line: bytes | str, *, where: str = "line") -> Archived:
         RecursionError,
         ArithmeticError,
     ) as exc:
-        raise BadLine(f"{where} is no exported message: {exc}") from exc
+        raise BadLine(f"{where} is not an exported message: {exc}") from exc
 
 
 _MOST_TEXT = 1 << 20
-"""Bytes of a body that is written as text. JSON may need six bytes for each, base64 never more than two."""
+"""Largest body in bytes that is written as text. JSON may need six bytes for each byte, base64 less than
+two."""
 _COMPRESSED = ".zst"
 _AT_ONCE = 1 << 20
-"""Bytes of lines for one change of thread: each change costs about as much as reading a few kilobytes."""
+"""Bytes of lines that one call in a thread reads. A call costs as much as reading a few kilobytes."""
 _LONGEST = 256 << 20
-"""More than the largest message that a broker takes, in base64."""
+"""Largest line in bytes: more than the largest message of a broker in base64. A longer line is refused."""
 
 
 class FileSink:
-    """A file that grows; every `write` returns when the lines are on the disk.
+    """A new file to which lines are appended. A `write` returns when its lines are on the disk.
 
-    It never overwrites: a file that exists is an OSError.
+    Raise OSError if the file exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,34 +114,34 @@ class FileSink:
         self._file: BinaryIO | None = None
 
     async def write(self, lines: bytes) -> None:
-        """Append the lines and see them on the disk; OSError if that cannot be."""
+        """Append lines and sync them to the disk."""
         await asyncio.to_thread(self._write, lines)
 
     async def close(self) -> None:
-        """Finish the file. Safe to repeat."""
+        """Close the file. Repeated calls are safe."""
         if self._file is not None:
             await asyncio.to_thread(self._file.close)
 
     def _write(self, lines: bytes) -> None:
         if self._file is None:
             private_folder(self.path.parent)
-            # Payloads may be private: nobody but their owner reads the file.
+            # Payloads may be private, so only the owner may read the file.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             self._file = os.fdopen(descriptor, "wb")
-        # One frame for each write: what was cut off by a crash is the last frame alone.
+        # One frame for each write, so that a crash damages only the last frame.
         self._file.write(lines if self._compressor is None else self._compressor.compress(lines))
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
 def check_writable(path: str) -> None:
-    """Say at once what a later write would trip over: a library that is missing."""
+    """Raise if a library is missing that a later write needs."""
     if path.endswith(_COMPRESSED):
         _zstandard()
 
 
 def run_file(path: str, run: int) -> Path:
-    """The file of one run of a job: what a crash cut off is never written over, nor added to."""
+    """Return the file of one run of a job. A later run does not change the file of an earlier one."""
     first = Path(path)
     if run == 1:
         return first
@@ -150,25 +150,27 @@ def run_file(path: str, run: int) -> Path:
 
 
 def job_and_run(path: Path) -> tuple[str, int]:
-    """Which job, and which of its runs, writes a file of this name: what `run_file` made of both."""
+    """Return the job and the number of its run by a file name of `run_file`."""
     job, _, rest = path.name.partition(".")
     run, _, _ = rest.partition(".")
     return job, int(run) if run.isdecimal() else 1
 
 
 async def read_lines(path: Path) -> AsyncIterator[bytes]:
-    """The lines of an archive, one after the other; OSError if the file cannot be read."""
+    """Read the lines of an archive. Raise OSError if the file cannot be read."""
     source = await asyncio.to_thread(_open, path)
     try:
-        while lines := await asyncio.to_thread(_some, source):
+        while lines := await asyncio.to_thread(_read_block, source):
             for line in lines:
                 yield line
     finally:
         await asyncio.to_thread(source.close)
 
 
-def lines_from(path: Path, position: int, most: int, most_bytes: int) -> tuple[list[bytes], int]:
-    """Whole lines of a file from a position on, and where the next begins; one that grows has more later."""
+def read_lines_from(
+    path: Path, position: int, most: int, most_bytes: int
+) -> tuple[list[bytes], int]:
+    """Return complete lines from a position on, and the position behind them. The file may be growing."""
     lines: list[bytes] = []
     with path.open("rb") as source:
         end = source.seek(position)
@@ -189,8 +191,8 @@ def _open(path: Path) -> io.BufferedReader:
     return io.BufferedReader(reader)
 
 
-def _some(source: io.BufferedReader) -> list[bytes]:
-    """About a megabyte of lines; BadLine for one that no message can be."""
+def _read_block(source: io.BufferedReader) -> list[bytes]:
+    """Return about a megabyte of lines. Raise BadLine for a line that is too long for a message."""
     lines: list[bytes] = []
     size = 0
     while size < _AT_ONCE and (line := source.readline(_LONGEST)):
@@ -202,19 +204,19 @@ def _some(source: io.BufferedReader) -> list[bytes]:
 
 
 def _zstandard() -> Any:
-    """The library, or a sentence that says how to get it."""
+    """Import the library, or raise an error that names the extra."""
     with needs("zstd", "a .zst archive"):
         import zstandard
     return zstandard
 
 
-def discarded_files(folder: Path) -> list[Path]:
-    """The files that discards, of whatever broker, wrote into this folder; no folder has none."""
+def list_discard_files(folder: Path) -> list[Path]:
+    """Return the files that discards of any broker wrote into this folder, which may not exist."""
     return sorted(path for path in folder.glob("j-*.ndjson") if ".originals." not in path.name)
 
 
-def forget_exports(folder: Path, before: float) -> int:
-    """Delete the files of discards that were last written before then; how many. No folder is no error."""
+def delete_exports(folder: Path, before: float) -> int:
+    """Delete the files of discards that were last written before a time. Return their number."""
     old = [path for path in folder.glob("j-*.ndjson*") if path.stat().st_mtime < before]
     for path in old:
         path.unlink(missing_ok=True)

@@ -1,4 +1,9 @@
-"""The number of attempts that a dead letter shows."""
+"""Count the attempts of a dead letter by its headers. Pure.
+
+The counters of consumers are exact. The broker's `x-death` shows rejects and laps through retry queues. A
+lap that began with a reject belongs to that attempt. A lap into which the consumer published the message
+itself is another attempt. Requeued and unacked deliveries are not recorded.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,11 @@ if TYPE_CHECKING:
 
 _RETRY_COUNTERS = ("x-retry-count", "x-retries", "x-retry", "retry-count", "retry_count", "retries")
 _RUN_COUNTERS = ("x-attempts", "x-attempt", "attempts", "x-delivery-attempts")
-_MOST_RUNS = 100  # a larger number counts something else
+_MOST_RUNS = 100  # a larger number is not a count of attempts and is ignored
 
 
-def _runs_in_headers(headers: Headers) -> int:
-    """The runs that a consumer without a framework counted under a usual name; 0 if it did not."""
+def _read_counters(headers: Headers) -> int:
+    """Return the attempts that a consumer counted under a usual header name, 0 without one."""
     retries = max((counter_in(headers, name) for name in _RETRY_COUNTERS), default=0)
     runs = max((counter_in(headers, name) for name in _RUN_COUNTERS), default=0)
     counted = max(runs, retries + 1 if retries else 0)
@@ -34,11 +39,9 @@ def count_attempts(
     failure: Failure,
     retries: int | None,
 ) -> tuple[int, bool]:
-    """How often its handler ran, and whether it may have been more often.
+    """Return the number of attempts, and whether there may have been more.
 
-    What consumers count is right. The broker's record tells of rejects, and of laps through retry
-    queues. A lap that began with a reject is that run again; one into which the consumer published
-    the message itself is another. What was requeued or came back unanswered is in no record.
+    `retries` is the count of the message's framework, None without one.
     """
     headers, origin = known.headers, known.queue
     plans = () if source is None else source.plans
@@ -46,10 +49,10 @@ def count_attempts(
     counted = max(
         known.attempts,
         failure.attempts,
-        # A framework that says of no retry may not know of those that the broker made.
+        # A framework that counted no retry may not know about those by the broker.
         1 + retries if retries else 0,
         *counters,
-        _runs_in_headers(headers),
+        _read_counters(headers),
         0,
     )
     rejected = known.broker_failures
@@ -59,17 +62,17 @@ def count_attempts(
         if death.queue != origin and death.reason == "expired"
     }
     waited = sum(laps.values())
-    taken_back = any(
+    is_limited = any(
         death.reason == "delivery_limit" and death.queue == origin for death in known.broker_deaths
     )
     if counted:
         return max(counted, rejected), False
     if not waited:
-        # A framework that tells of no retry may have tried again within its own process.
-        return max(rejected, int(retries is not None)), taken_back or not rejected
+        # A framework that counted no retry may have retried within its process.
+        return max(rejected, int(retries is not None)), is_limited or not rejected
     ways = {} if source is None else {wait.queue: wait.by_broker for wait in source.waits}
     by_broker, most = all(ways.get(queue) for queue in laps), max(laps.values())
-    # Laps through several queues after one reject are one lap.
+    # Laps through several queues after one reject count as one lap.
     by_reject = by_broker or (rejected > 1 and rejected >= most)
     runs = max(rejected, most + 1) if by_reject else max(rejected, 1) + waited
-    return runs, taken_back or not (by_broker or rejected <= 1)
+    return runs, is_limited or not (by_broker or rejected <= 1)

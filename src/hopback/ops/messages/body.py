@@ -1,7 +1,7 @@
-"""The body of a dead letter: unpacked and parsed within bounds, as its producer packed it. Pure and total.
+"""Decompress and parse the body of a dead letter within limits. Pure and total.
 
-What is compressed is read by what its properties say, by Kombu's header `compression`, or by how it begins.
-JSON, MessagePack and YAML are parsed. A pickle is never loaded: it can run anything.
+The compression is given by Kombu's header `compression`, by the content encoding, or by the first bytes.
+JSON, MessagePack and YAML are parsed. A pickle is never loaded, because loading it can run any code.
 """
 
 from __future__ import annotations
@@ -25,35 +25,38 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 BODY_BYTES = 64 * 1024
-"""The largest body that is read to find out what a message is."""
+"""Largest decompressed body in bytes that is parsed to identify a message. Larger ones are not parsed."""
 
 _WINDOW = 8 * 1024 * 1024
-"""Bytes of a zstd window: the most that its specification asks every decoder to support."""
+"""Bytes of a zstd window: the size that its specification requires of every decoder. A body with a larger
+window is not decompressed."""
 _LZMA_BYTES = 16 * 1024 * 1024
-"""Memory for lzma: what Kombu makes asks for 9 MiB; a header may ask for 4 GiB."""
-_DEEPEST = 100  # levels of YAML: arguments of tasks have a few
+"""Memory for lzma in bytes. Bodies from Kombu need 9 MiB, while a header can request 4 GiB. A body that
+needs more is not decompressed."""
+_DEEPEST = 100  # levels of YAML. Arguments of tasks have a few. Deeper YAML is not parsed.
 _YAML = frozenset({"application/x-yaml", "application/yaml", "text/yaml", "text/x-yaml"})
 _MSGPACK = frozenset({"application/x-msgpack", "application/msgpack", "application/vnd.msgpack"})
 
 
 class UnpackedBody(NamedTuple):
-    """The beginning of a body, whether it is all of it, and what it was packed by; empty if it was not."""
+    """The beginning of a body, whether it is complete, and its compression, empty if it has none."""
 
     data: bytes
     is_whole: bool
     packed_by: str = ""
 
 
-def unpacked(delivery: Delivery, most: int) -> UnpackedBody:
-    """At most so many bytes of the body, after what packed it; what is damaged as it stands."""
-    said = delivery.properties
-    return unpack(delivery.body, packing(said.content_encoding, said.headers), most)
+def unpack_body(delivery: Delivery, most: int) -> UnpackedBody:
+    """Return at most `most` decompressed bytes of the body. A damaged body is returned as it is."""
+    properties = delivery.properties
+    how = find_packing(properties.content_encoding, properties.headers)
+    return unpack(delivery.body, how, most)
 
 
-def packing(encoding: object, headers: Any) -> str:
-    """What a message says it is packed by: Kombu's header, else its property; empty if by nothing known."""
-    for said in (headers.get("compression"), encoding):
-        name = said.decode("latin-1") if isinstance(said, bytes) else said
+def find_packing(encoding: object, headers: Any) -> str:
+    """Return the compression by Kombu's header or by the content encoding, empty if it is unknown."""
+    for value in (headers.get("compression"), encoding):
+        name = value.decode("latin-1") if isinstance(value, bytes) else value
         how = name.strip().lower() if isinstance(name, str) else ""
         if how in _UNPACK:
             return how
@@ -61,7 +64,7 @@ def packing(encoding: object, headers: Any) -> str:
 
 
 def unpack(body: bytes, how: str, most: int) -> UnpackedBody:
-    """The body after `packing`, at most so many bytes; by how it begins where `how` is empty."""
+    """Return at most `most` decompressed bytes. If `how` is empty, the first bytes show the compression."""
     if not how:
         how = next((name for start, name in _STARTS if body.startswith(start)), "")
     found = _UNPACK[how](body, most + 1) if how else None
@@ -70,9 +73,9 @@ def unpack(body: bytes, how: str, most: int) -> UnpackedBody:
     return UnpackedBody(found[:most], len(found) <= most, how)
 
 
-def _inflated(body: bytes, most: int) -> bytes | None:
+def _from_zlib(body: bytes, most: int) -> bytes | None:
     try:
-        # 32 more than the window: the header says whether it is gzip or zlib.
+        # 32 more than the window: zlib recognises gzip and zlib by the header.
         return zlib.decompressobj(zlib.MAX_WBITS + 32).decompress(body, most)
     except zlib.error:
         return None
@@ -98,25 +101,25 @@ def _from_zstd(body: bytes, most: int) -> bytes | None:
     except ImportError:
         return None
     try:
-        opening = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        return bytes(opening.stream_reader(body).read(most))
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        return bytes(decompressor.stream_reader(body).read(most))
     except (zstandard.ZstdError, MemoryError):
         return None
 
 
 def _from_base64(body: bytes, most: int) -> bytes | None:
     try:
-        # Four characters are three bytes; the rest of a longer one is not looked at.
+        # Four characters are three bytes. The rest of a longer body is not decoded.
         return base64.b64decode(body[: (most + 2) // 3 * 4], validate=True)
     except (binascii.Error, ValueError):
         return None
 
 
 _UNPACK: dict[str, Callable[[bytes, int], bytes | None]] = {
-    # Names of Kombu first: what it calls gzip is zlib.
-    "application/x-gzip": _inflated, "application/x-bz2": _from_bzip2,
+    # Names of Kombu first. Its gzip is zlib.
+    "application/x-gzip": _from_zlib, "application/x-bz2": _from_bzip2,
     "application/x-lzma": _from_lzma, "application/zstd": _from_zstd,
-    "gzip": _inflated, "x-gzip": _inflated, "deflate": _inflated, "zlib": _inflated,
+    "gzip": _from_zlib, "x-gzip": _from_zlib, "deflate": _from_zlib, "zlib": _from_zlib,
     "bzip2": _from_bzip2, "bz2": _from_bzip2, "lzma": _from_lzma, "xz": _from_lzma,
     "zstd": _from_zstd, "base64": _from_base64,
 }  # fmt: skip
@@ -124,7 +127,7 @@ _STARTS = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
 
 
 def is_msgpack(content_type: str | None) -> bool:
-    """Whether a content type says MessagePack."""
+    """Return whether a content type is MessagePack."""
     return _essence(content_type) in _MSGPACK
 
 
@@ -132,16 +135,16 @@ def _essence(content_type: str | None) -> str:
     return (content_type or "").partition(";")[0].strip().lower()
 
 
-def parsed_content(delivery: Delivery, limit: int = BODY_BYTES) -> object:
-    """The body as its content type says, unpacked; None if it is too large to be read for this."""
-    body, is_whole, _ = unpacked(delivery, limit)
-    return parsed_as(delivery.properties.content_type, body) if is_whole else None
+def parse_content(delivery: Delivery, limit: int = BODY_BYTES) -> object:
+    """Return the parsed body by its content type, None if it cannot be parsed or is larger than `limit`."""
+    body, is_whole, _ = unpack_body(delivery, limit)
+    return parse_as(delivery.properties.content_type, body) if is_whole else None
 
 
-def parsed_as(content_type: str | None, body: bytes, *, too_deep: object = None) -> object:
-    """JSON unless the content type says MessagePack or YAML; None if it is none of them.
+def parse_as(content_type: str | None, body: bytes, *, too_deep: object = None) -> object:
+    """Return the parsed body: MessagePack or YAML by the content type, else JSON. None if it is invalid.
 
-    `too_deep` stands for JSON that is nested more deeply than Python reads.
+    `too_deep` is returned for JSON that is nested more deeply than Python can parse.
     """
     if is_msgpack(content_type):
         try:
@@ -150,15 +153,11 @@ def parsed_as(content_type: str | None, body: bytes, *, too_deep: object = None)
             return None
     if _essence(content_type) in _YAML:
         return _from_yaml(body)
-    return parsed_body(body, len(body), too_deep=too_deep)
+    return _parse_json(body, too_deep)
 
 
-def parsed_body(body: bytes, limit: int = BODY_BYTES, *, too_deep: object = None) -> object:
-    """The body as JSON; None if it is none, or too large to be read for this.
-
-    `too_deep` stands for one that is nested more deeply than Python reads.
-    """
-    if len(body) > limit or body.lstrip()[:1] not in (b"{", b"["):
+def _parse_json(body: bytes, too_deep: object) -> object:
+    if body.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
         found: object = json.loads(body)
@@ -170,16 +169,16 @@ def parsed_body(body: bytes, limit: int = BODY_BYTES, *, too_deep: object = None
 
 
 def _from_yaml(body: bytes) -> object:
-    """What plain YAML holds; None where PyYAML is missing, and for tags and aliases.
+    """Return the value of plain YAML, None for tags and aliases, and if PyYAML is not installed.
 
-    It is built from the parser's events: no constructor is run, and nothing is expanded.
+    It is built from the parser's events, so no constructor runs and no alias is expanded.
     """
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         return None
     top: list[Any] = []
-    open_ones = [top]  # a mapping is a list of keys and values in turn until it ends
+    open_ones = [top]  # until it ends, a mapping is a list of alternating keys and values
     try:
         for event in yaml.parse(body, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(event, yaml.ScalarEvent):
@@ -206,7 +205,7 @@ _NUMBER = re.compile(r"[-+]?(\d{1,300}|\d{0,300}\.\d{1,300}([eE][-+]?\d{1,3})?)"
 
 
 def _yaml_scalar(event: Any) -> object:
-    """Null, a truth value, a number, else text: a date and what has a tag are shown as they are written."""
+    """Return null, a boolean or a number, else the text. Dates and tagged values remain text."""
     text: str = event.value
     if not event.implicit[0]:
         return text
@@ -219,7 +218,7 @@ def _yaml_scalar(event: Any) -> object:
 
 
 def kombu_message(parsed: object) -> Received | None:
-    """The message in the form that Kombu stores in Redis or SQS, from where somebody has moved it."""
+    """Return the message inside Kombu's envelope for Redis or SQS, None if it is not such an envelope."""
     if not isinstance(parsed, dict) or not isinstance(parsed.get("properties"), dict):
         return None
     body, headers, kind = parsed.get("body"), parsed.get("headers"), parsed.get("content-type")

@@ -1,8 +1,7 @@
-"""A dead letter as a value: what it is, why it is here, how often it failed, what happened. Pure and total.
+"""Read a dead letter from a delivery: origin, reason, failure, attempts. Pure and total.
 
-Headers and properties are asked first; a body only if it is short and may be JSON. Whatever a message
-holds, nothing here raises, and the work on a large body is bounded. The command, the HTTP API and the page
-show messages in the words of this module.
+No message makes these functions raise, and their work on a large message is bounded. Properties and headers
+are read first, a body only if it is short. Commands, the HTTP API and the page show these values.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hopback.headers.names import FAILURE
 from hopback.headers.raw import text_header_in
 from hopback.ops.contract.values import DeadLetter, Moment
 from hopback.ops.messages.attempts import count_attempts
-from hopback.ops.messages.body import parsed_content
+from hopback.ops.messages.body import parse_content
 from hopback.ops.messages.digest import content_digest
 from hopback.ops.messages.envelope import read_envelope
 from hopback.ops.messages.frameworks import foreign_failure
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _FAILURE_NAME = FAILURE.encode()
-_TEXT_BYTES = 255  # of a reason: those of brokers are single words
+_TEXT_BYTES = 255  # bytes of a reason. Brokers write single words. The rest is cut off.
 _NO_FAILURE = Failure(type="", message="")
 _ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-queue")
 
@@ -50,9 +49,9 @@ _ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-que
 def read_dead_letter(
     delivery: Delivery, place: int, source: DeadLetterQueue | None = None
 ) -> DeadLetter:
-    """The dead letter in a delivery; `place` is its number in the session, from 1."""
+    """Return the dead letter in a delivery. `place` is its number in the queue, from 1."""
     headers = delivery.properties.headers
-    parsed = parsed_content(delivery)
+    parsed = parse_content(delivery)
     call = read_task_call(delivery, parsed)
     foreign = foreign_failure(headers) or (None if call is None else call.failed)
     origin = origin_queue(delivery, source, foreign)
@@ -60,12 +59,12 @@ def read_dead_letter(
     known = read_history(headers, origin)
     died = _death_in(known)
     reason = _reason(headers, died, origin, recorded_by)
-    # The retries that its framework counted; None if nothing says that it was run.
+    # None if the message does not show that it was tried.
     retries = None if call is None else call.retries or None
     if foreign is not None:
         retries = foreign.retries
     attempts, at_least = count_attempts(known, source, failure, retries)
-    said = read_envelope(delivery.properties, parsed)
+    envelope = read_envelope(delivery.properties, parsed)
     digest = content_digest(delivery)
     return DeadLetter(
         id=f"{place}-{digest[:16]}",
@@ -74,9 +73,9 @@ def read_dead_letter(
         queue=delivery.queue,
         reason=plain_text(reason),
         origin=plain_text(origin),
-        type=plain_text(said.type or ("" if call is None else call.name)),
-        message_id=plain_text(said.id or ("" if call is None else call.id)),
-        sent=plain_text(said.time),
+        type=plain_text(envelope.type or ("" if call is None else call.name)),
+        message_id=plain_text(envelope.id or ("" if call is None else call.id)),
+        sent=plain_text(envelope.time),
         error=plain_text(failure.type),
         error_message=plain_text(failure.message),
         fingerprint=_fingerprint(failure, origin, reason),
@@ -95,8 +94,8 @@ def read_dead_letter(
     )
 
 
-def recorded_failure(delivery: Delivery) -> Failure | None:
-    """What a consumer wrote down about the failure, with its stack: ours, or that of its framework."""
+def read_failure(delivery: Delivery) -> Failure | None:
+    """Return the failure that Hopback or another framework recorded, with its stack."""
     headers = delivery.properties.headers
     own = failure_in(headers.get(FAILURE))
     if own is not None:
@@ -106,20 +105,20 @@ def recorded_failure(delivery: Delivery) -> Failure | None:
 
 
 def _foreign_failure(delivery: Delivery) -> ForeignFailure | None:
-    """What another framework wrote down; the body is read only where the headers do not tell."""
+    """Return the failure that another framework recorded in the headers, else in the body."""
     found = foreign_failure(delivery.properties.headers)
     if found is not None:
         return found
-    call = read_task_call(delivery, parsed_content(delivery))
+    call = read_task_call(delivery, parse_content(delivery))
     return None if call is None else call.failed
 
 
 def last_failure(
     delivery: Delivery, source: DeadLetterQueue | None = None
 ) -> tuple[str, Moment | None]:
-    """Fingerprint and time of its last failure, as `read_dead_letter` has them.
+    """Return fingerprint and time of the last failure, as `read_dead_letter` does.
 
-    No more is read than that takes: of most messages one header, and of few the body.
+    It is faster, because it reads one header of most messages and the body of few.
     """
     raw: bytes | None = getattr(delivery, "raw_properties", None)
     text = None if raw is None else text_header_in(raw, _FAILURE_NAME)
@@ -136,7 +135,7 @@ def last_failure(
 
 
 def _death_in(known: History) -> Death | None:
-    """Its death in the queue of origin, else the most recent."""
+    """Return the death in the queue of origin, else the most recent one."""
     for death in known.broker_deaths:
         if death.queue == known.queue:
             return death
@@ -144,9 +143,10 @@ def _death_in(known: History) -> Death | None:
 
 
 def _fingerprint(failure: Failure, origin: str, reason: str) -> str:
-    """That of the record; of a message without any: why it died, and where."""
-    said = failure.fingerprint or failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
-    return plain_text(said)
+    """Return the fingerprint of the failure. Without a record, it is made of reason and origin."""
+    return plain_text(
+        failure.fingerprint or failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
+    )
 
 
 def origin_queue(
@@ -154,50 +154,50 @@ def origin_queue(
     source: DeadLetterQueue | None = None,
     foreign: ForeignFailure | None = None,
 ) -> str:
-    """The queue the message failed in, empty if nothing tells.
+    """Return the queue in which the message failed, empty if it is unknown.
 
-    What the broker parked names its queue in `x-death`; what we parked carries our mark. A queue
-    that is known to send its dead letters here goes before any other that is named.
+    A message that the broker parked has its queue in `x-death`, a message that Hopback parked has a mark. A
+    queue that is known to send its dead letters to `source` takes precedence over others.
     """
     known = () if source is None else source.origins
     if len(known) == 1:
         return known[0]
     headers, here = delivery.properties.headers, delivery.queue
     last = last_death_queue(headers)
-    said = [
+    candidates = [
         None if last == here else last,
         marked_queue(headers),
         None if foreign is None else foreign.queue,
         *(text_in(headers.get(name)) for name in _ORIGIN_HEADERS),
         *(death.queue for death in deaths(headers) if death.queue != here),
     ]
-    named = [name for name in said if name]
+    named = [name for name in candidates if name]
     return next((name for name in named if name in known), next(iter(named), ""))
 
 
 def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure, str]:
-    """What went wrong and who says so; an empty record where nobody does."""
+    """Return the failure and the name of its recorder, both empty without a record."""
     own = failure_in(headers.get(FAILURE))
     if own is not None:
         return own, "hopback"
     if foreign is not None:
         return foreign.failure, foreign.framework
-    said = text_in(headers.get("x-final-error"), 1024) or text_in(
+    text = text_in(headers.get("x-final-error"), 1024) or text_in(
         headers.get("x-parked-reason"), 1024
     )
     status = headers.get("x-final-status-code")
     if type(status) is int and 100 <= status <= 599:
-        return failure_from_status(status, said or ""), "its consumer"
-    if said:
-        return failure_from_reason(said), "its consumer"
+        return failure_from_status(status, text or ""), "its consumer"
+    if text:
+        return failure_from_reason(text), "its consumer"
     return _NO_FAILURE, ""
 
 
 def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str) -> str:
-    """Why it is here: the broker's word if its last death was in the queue of origin.
+    """Return the broker's reason if the last death was in the queue of origin, else `parked`.
 
-    A record of the failure and a last death elsewhere: it came back from a retry queue, ran again,
-    and a consumer put it here itself.
+    A message with a record and a last death elsewhere has returned from a retry queue, was tried again,
+    and its consumer has parked it.
     """
     recorded = bool(recorded_by or marked_queue(headers))
     if died is None or (recorded and last_death_queue(headers) != origin):
@@ -209,13 +209,13 @@ def _moment(recorded: float, died: Death | None) -> Moment | None:
     if recorded > 0:
         return Moment(recorded)
     moment = died.time if died is not None else None
-    # A time beyond the year 9999 was not written by a broker.
+    # A broker does not write a time after the year 9999.
     return Moment(moment) if moment is not None and 0 < moment < 253_402_300_800 else None
 
 
 def delivery_count(delivery: Delivery) -> int:
-    """How often it came back to a quorum queue, as its delivery limit counts.
+    """Return how often a quorum queue got the message back, as counted by its delivery limit.
 
-    RabbitMQ 4.3 counts in `x-acquired-count` what was given back unharmed, too; no limit asks for that.
+    RabbitMQ 4.3 counts every return in `x-acquired-count`, which no limit uses.
     """
     return counter_in(delivery.properties.headers, "x-delivery-count")

@@ -1,4 +1,4 @@
-"""The digest of a message, by which it is recognised after a redelivery."""
+"""Compute the digest of a message, by which jobs recognise it after a redelivery. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-_HASHED_BYTES = 512 * 1024  # of either end of a body: hashing takes a millisecond then
-# More names than these are not kept for the next message: a stranger may make them up.
-_USUAL_HEADERS = 64
+_HASHED_BYTES = (
+    512 * 1024
+)  # bytes of each end of a body: about a millisecond. The middle is left out.
+_USUAL_HEADERS = 64  # headers whose sorted names are cached. More names may come from an attacker.
 _SINGLE = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
-_MANY_VALUES = 1000  # people send some tens; a message of more is made to be slow
+_MANY_VALUES = (
+    1000  # header values in canonical form. A message with more is hashed in its own order.
+)
 _SIMPLE_PROPERTIES = tuple(
     field.name
     for field in fields(Properties)
@@ -34,9 +37,9 @@ _SIMPLE_PROPERTIES = tuple(
 
 
 def content_digest(delivery: Delivery) -> str:
-    """A hash of body and properties; counts that a quorum queue writes have no part in it.
+    """Return a hash of body and properties, without the counts that a quorum queue adds.
 
-    Of a body over 1 MiB its length, beginning and end are hashed.
+    Of a body over 1 MiB, the length, the beginning and the end are hashed.
     """
     digest = hashlib.sha256()
     body = delivery.body
@@ -44,17 +47,16 @@ def content_digest(delivery: Delivery) -> str:
         body = body[:_HASHED_BYTES] + body[-_HASHED_BYTES:] + str(len(body)).encode()
     digest.update(body)
     properties = delivery.properties
-    said, headers = vars(properties), properties.headers
-    written = [f"{name}={said.get(name)!r}\n" for name in _SIMPLE_PROPERTIES]
+    values, headers = vars(properties), properties.headers
+    written = [f"{name}={values.get(name)!r}\n" for name in _SIMPLE_PROPERTIES]
     names = _lasting(tuple(headers)) if len(headers) <= _USUAL_HEADERS else _lasting_of(headers)
     lasting = {name: headers[name] for name in names}
     if _count(lasting, _MANY_VALUES) < _MANY_VALUES:
         written += [f"{name!r}={canonical_text(value)}\n" for name, value in lasting.items()]
     else:
-        # Tens of thousands fit into a frame. Written as they are they take a tenth of the time; a
-        # queue hands the same message out in the same form each time.
+        # A frame has room for tens of thousands. Unsorted they take a tenth of the time. A queue delivers
+        # the same message in the same form each time.
         written.append(repr(lasting))
-    # Nothing where there are none: selections of jobs that 0.1.0 has begun hold digests without it.
     if properties.further_headers:
         written.append(repr(properties.further_headers))
     digest.update("".join(written).encode("utf-8", "backslashreplace"))
@@ -63,17 +65,17 @@ def content_digest(delivery: Delivery) -> str:
 
 
 def _lasting_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Those that a queue does not write itself, sorted."""
+    """Return the names of the headers that are not written by the queue, sorted."""
     return tuple(sorted(name for name in names if not is_broker_count(name)))
 
 
-# The messages of a queue have the same few headers.
+# The messages of a queue have the same few header names.
 _lasting = lru_cache(maxsize=256)(_lasting_of)
 
 
 def _count(value: object, most: int) -> int:
-    """How many values are in it, at whatever depth; it stops counting at `most`."""
-    # What the wire reads is a dict or a list; to ask for an abstract class costs ten times as much.
+    """Count all nested values, up to `most`."""
+    # The wire decodes to dict and list. Checking for an abstract class takes ten times as long.
     kind = type(value)
     if kind is dict or (kind is not list and isinstance(value, Mapping)):
         inner: Iterable[object] = value.values()  # type: ignore[attr-defined]

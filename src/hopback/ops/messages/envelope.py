@@ -1,4 +1,4 @@
-"""Type, id and time of a message."""
+"""Find type, id and time of a message in its properties, headers and body. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from hopback.headers import (
     clipped,
 )
-from hopback.ops.messages.body import parsed_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hopback.message import Delivery, Properties
+    from hopback.message import Properties
 
 
-_NAME_BYTES = 255  # of type, id and time: what a property of AMQP can hold
+_NAME_BYTES = 255  # bytes of type, id and time, as in an AMQP property. The rest is cut off.
 _TYPE_HEADERS = (
     "cloudEvents:type", "cloudEvents_type", "ce-type", "ce_type", "NServiceBus.EnclosedMessageTypes",
     "__TypeId__", "type", "x-message-type", "message-type", "event-type", "eventType",
@@ -36,24 +35,20 @@ _TIME_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Type, id and time as the message itself gives them; empty where it does not."""
+    """Type, id and time of a message, empty if it does not contain them."""
 
     type: str = ""
     id: str = ""
     time: str = ""
 
 
-def envelope_of(delivery: Delivery) -> Envelope:
-    """What the message says it is, by its properties, its headers, then its body."""
-    return read_envelope(delivery.properties, parsed_content(delivery))
-
-
 def read_envelope(properties: Properties, parsed: object) -> Envelope:
+    """Return the envelope by properties, headers and parsed body, in this order."""
     headers = properties.headers
     body = parsed if isinstance(parsed, dict) else {}
     kind = _first((properties.type, *_of(headers, _TYPE_HEADERS), *_of(body, _TYPE_FIELDS)))
     return Envelope(
-        # A .NET type without its assembly, a MassTransit URN without its scheme.
+        # Without the assembly of a .NET type and the scheme of a MassTransit URN.
         kind.split(";")[0].split(",")[0].removeprefix("urn:message:").strip(),
         _first((properties.message_id, *_of(headers, _ID_HEADERS), *_of(body, _ID_FIELDS))),
         _first((*_of(headers, _TIME_HEADERS), *_of(body, _TIME_FIELDS))),
@@ -65,7 +60,7 @@ def _of(values: Mapping[str, object], names: Iterable[str]) -> Iterable[object]:
 
 
 def _first(candidates: Iterable[object]) -> str:
-    """The first text; of a list of texts (MassTransit names every type it implements) the first."""
+    """Return the first text. Of a list (MassTransit lists all types of a message) the first text counts."""
     for value in candidates:
         found = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(found, str) and found:

@@ -1,14 +1,14 @@
-"""The filter grammar: terms that must all hold. Pure; no regular expression comes from a user.
+"""The filter grammar: terms that must all match. Pure. No regular expression comes from a user.
 
 ``reason:rejected origin:q.validator type:FileUploaded* error:TimeoutError group:3f9a
 header.x-tenant:acme age>2h redrives>=1 size>1MB payload.order.id:123``
 
-A text may hold `*` for any characters and stands in double quotes if it has spaces. A word alone, or a
-text in quotes, is looked for anywhere in a message: its body (unpacked if it is compressed), its
-headers and properties, its key; upper and lower case are the same.
+A text may contain `*` for any characters. A text with spaces needs double quotes. A word alone, or a text in
+quotes, is searched anywhere in a message: in its body (decompressed), headers, properties and routing key.
+Upper and lower case are equal.
 
-A filter is parsed once; a bad term is an error at once that names the term and what was expected. What a
-body holds is looked at within limits; beyond them the answer is that nobody looked, not that it differs.
+A filter is parsed once. A bad term is an error at once, with the term and the expected form. A body is
+searched within limits. Beyond them the result is `NOT_LOOKED_INTO`, not `DIFFERS`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadFilter
-from hopback.ops.messages.body import is_msgpack, parsed_as, unpacked
+from hopback.ops.messages.body import is_msgpack, parse_as, unpack_body
 from hopback.text import text_matches
 from hopback.topology.durations import parse_duration_ms
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.contract.values import DeadLetter
 
-_LONGEST = 4096  # characters: a page of terms; longer ones are made by mistake
-_MOST_TERMS = 32  # each is tried on every message that is looked at
+_LONGEST = 4096  # characters of a filter: a page of terms. A longer filter is refused.
+_MOST_TERMS = 32  # each is evaluated for every message. A filter with more is refused.
 _UNREAD = object()
 _ANYWHERE = "anywhere"
 _WORD = re.compile(r'("(?:[^"\\]|\\.)+"|[^\s":<>=]+)(?=\s|$)')
@@ -54,24 +54,25 @@ _NAMES = frozenset((*_TEXTS, *_NUMBERS, "header", "payload"))
 _KNOWN = ", ".join((*_TEXTS, *_NUMBERS, "header.NAME", "payload.PATH"))
 
 PAYLOAD_BYTES = 1024 * 1024
-"""The largest body that `payload.` terms look into: reading it takes some tens of milliseconds."""
+"""Largest body in bytes for `payload.` terms: parsing it takes some tens of milliseconds. A larger one is
+not looked into."""
 
 _SEARCHED_BYTES = 4 * 1024 * 1024
-"""So much of a body is searched for words: some milliseconds."""
+"""Bytes of a body that are searched for words: some milliseconds. The rest is not looked into."""
 
 
 class Judgement(Enum):
-    """What a filter says of a message."""
+    """The result of a filter for a message."""
 
     MATCHES = auto()
     DIFFERS = auto()
     NOT_LOOKED_INTO = auto()
-    """Its body is too large, or nested too deeply, to be read for this: it may match or not."""
+    """The body is too large or nested too deeply, so it is unknown whether it matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition. `wanted` is a pattern for texts, a number for the rest."""
+    """One condition. `wanted` is a pattern for a text, else a number."""
 
     field: str
     comparison: str
@@ -79,21 +80,21 @@ class Term:
 
     @property
     def needs_content(self) -> bool:
-        """Whether body or headers are needed to answer it."""
+        """Whether it needs body or headers."""
         return self.field.startswith(("header.", "payload.")) or self.field == _ANYWHERE
 
     @property
     def needs_payload(self) -> bool:
-        """Whether the body must be read as JSON to answer it."""
+        """Whether it needs the parsed body."""
         return self.field.startswith("payload.")
 
-    def holds(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
-        """Whether it holds for this dead letter; what is unknown never does."""
+    def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
+        """Return whether it matches a dead letter. Unknown values never match."""
         if self.field == _ANYWHERE:
             found = Judgement.DIFFERS if delivery is None else _word_in(str(self.wanted), delivery)
             return found is Judgement.MATCHES
         if self.needs_payload:
-            return self.holds_in(None if delivery is None else _payload(delivery))
+            return self.matches_payload(None if delivery is None else _payload(delivery))
         if self.needs_content:
             name = self.field.partition(".")[2]
             headers = {} if delivery is None else delivery.properties.headers
@@ -110,31 +111,31 @@ class Term:
                 number = dead_letter.redrives
         return number is not None and _COMPARISONS[self.comparison](number, self.wanted)
 
-    def holds_in(self, payload: object) -> bool:
-        """Whether it holds for this payload, parsed once for all terms."""
+    def matches_payload(self, payload: object) -> bool:
+        """Return whether it matches a payload, which is parsed once for all terms."""
         found = _at(payload, self.field.partition(".")[2].split("."))
         return any(text_matches(str(self.wanted), text) for text in found)
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Terms that must all hold; without any, everything matches."""
+    """Terms that must all match. Without terms, every message matches."""
 
     terms: tuple[Term, ...] = ()
     text: str = ""
 
     @property
     def needs_content(self) -> bool:
-        """Whether body or headers are needed to answer it."""
+        """Whether it needs body or headers."""
         return any(term.needs_content for term in self.terms)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is looked for anywhere in a message."""
+        """The words that are searched anywhere in a message."""
         return tuple(str(term.wanted) for term in self.terms if term.field == _ANYWHERE)
 
     def words_in(self, delivery: Delivery) -> Judgement:
-        """Whether a message has all the words: quick, as nothing else of it is read."""
+        """Return whether a message contains all words, without decoding the message."""
         judged = Judgement.MATCHES
         for term in self.terms:
             if term.field != _ANYWHERE:
@@ -147,41 +148,41 @@ class Filter:
         return judged
 
     def judge(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> Judgement:
-        """Whether all terms hold; `now` is in seconds since 1970.
+        """Return whether all terms match. `now` is in seconds since 1970.
 
-        The body is parsed at most once, and only if all that is known without it holds.
+        The body is parsed at most once, and only if all other terms match.
         """
         if not all(
-            term.holds(dead_letter, delivery, now)
+            term.matches(dead_letter, delivery, now)
             for term in self.terms
             if not term.needs_payload and term.field != _ANYWHERE
         ):
             return Judgement.DIFFERS
-        said = Judgement.MATCHES
+        by_words = Judgement.MATCHES
         if self.words:
-            said = Judgement.DIFFERS if delivery is None else self.words_in(delivery)
-            if said is Judgement.DIFFERS:
-                return said
-        within = [term for term in self.terms if term.needs_payload]
-        if not within:
-            return said
+            by_words = Judgement.DIFFERS if delivery is None else self.words_in(delivery)
+            if by_words is Judgement.DIFFERS:
+                return by_words
+        payload_terms = [term for term in self.terms if term.needs_payload]
+        if not payload_terms:
+            return by_words
         payload = None if delivery is None else _payload(delivery)
         if payload is _UNREAD:
             return Judgement.NOT_LOOKED_INTO
-        held = all(term.holds_in(payload) for term in within)
-        return said if held else Judgement.DIFFERS
+        is_match = all(term.matches_payload(payload) for term in payload_terms)
+        return by_words if is_match else Judgement.DIFFERS
 
     def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
-        """Whether all terms hold; what is not looked into does not match."""
+        """Return whether all terms match. A message that was not looked into does not match."""
         return self.judge(dead_letter, delivery, now) is Judgement.MATCHES
 
 
 EVERYTHING = Filter()
-"""The filter that everything matches."""
+"""The filter that matches every message."""
 
 
 def parse_filter(text: str) -> Filter:
-    """Read a filter; BadFilter names the first term that cannot be read, and what was expected."""
+    """Parse a filter. Raise BadFilter for the first bad term, with the expected form."""
     if len(text) > _LONGEST:
         raise BadFilter(text, f"a filter of at most {_LONGEST} characters")
     terms: list[Term] = []
@@ -193,7 +194,7 @@ def parse_filter(text: str) -> Filter:
         found = _TERM.match(text, position)
         word = None if found is not None else _WORD.match(text, position)
         if word is not None and word.group() not in _NAMES:
-            terms.append(Term(_ANYWHERE, ":", _unquoted(word.group())))
+            terms.append(Term(_ANYWHERE, ":", _unquote(word.group())))
             position = word.end()
             continue
         if found is None:
@@ -210,7 +211,7 @@ def parse_filter(text: str) -> Filter:
 
 
 def value_in(delivery: Delivery, field: str) -> str | None:
-    """What a message says at `header.NAME` or `payload.PATH`; None where it says nothing there."""
+    """Return the value of `header.NAME` or `payload.PATH` in a message, None if it has none."""
     kind, _, path = field.partition(".")
     if kind == "header":
         headers = delivery.properties.headers
@@ -218,20 +219,20 @@ def value_in(delivery: Delivery, field: str) -> str | None:
     return next(_at(_payload(delivery), path.split(".")), None)
 
 
-def _unquoted(raw: str) -> str:
+def _unquote(raw: str) -> str:
     return re.sub(r"\\(.)", r"\1", raw[1:-1]) if raw.startswith('"') else raw
 
 
 def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
-    value = _unquoted(raw)
+    value = _unquote(raw)
     if field in _NUMBERS:
-        return Term(field, comparison, _wanted_number(whole, field, value))
+        return Term(field, comparison, _parse_number(whole, field, value))
     kind, _, path = field.partition(".")
     if field in _TEXTS or (kind in {"header", "payload"} and path):
         if comparison != ":":
             raise BadFilter(whole, f"{field}:VALUE; only {', '.join(_NUMBERS)} can be compared")
         return Term(field, comparison, value)
-    from difflib import get_close_matches  # only here, and as much to load as half of a filter
+    from difflib import get_close_matches  # slow to import, and needed for an error only
 
     close = get_close_matches(field, (*_TEXTS, *_NUMBERS), n=1)
     meant = f" (did you mean {close[0]}{comparison}{raw}?)" if close else ""
@@ -240,7 +241,7 @@ def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
     )
 
 
-def _wanted_number(whole: str, field: str, value: str) -> float:
+def _parse_number(whole: str, field: str, value: str) -> float:
     if field == "age":
         try:
             return parse_duration_ms(value) / 1000
@@ -257,7 +258,7 @@ def _wanted_number(whole: str, field: str, value: str) -> float:
 
 
 def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
-    """What a pattern is compared with: an error also by its last name, a group by its beginning."""
+    """Return the texts for a pattern: an error also without its module, a group by each of its prefixes."""
     match field:
         case "reason":
             yield dead_letter.reason
@@ -284,7 +285,7 @@ def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _needles(word: str) -> tuple[bytes, ...]:
-    """The word as the bytes it may be written with, in lower case: as text, in JSON, in UTF-16."""
+    """Return the word in lower case in the possible encodings: UTF-8, UTF-16 and JSON escapes."""
     lower = word.lower()
     ways = [lower.encode("utf-8", "backslashreplace"), lower.encode("utf-16-le", "ignore")]
     if not lower.isascii():
@@ -294,9 +295,9 @@ def _needles(word: str) -> tuple[bytes, ...]:
 
 
 def _word_in(word: str, delivery: Delivery) -> Judgement:
-    """Whether the word stands anywhere in a message, upper and lower case alike."""
+    """Return whether a message contains the word anywhere, regardless of case."""
     needles = _needles(word)
-    body = unpacked(delivery, _SEARCHED_BYTES)
+    body = unpack_body(delivery, _SEARCHED_BYTES)
     lower = body.data.lower()
     if any(needle in lower for needle in needles):
         return Judgement.MATCHES
@@ -310,18 +311,18 @@ def _word_in(word: str, delivery: Delivery) -> Judgement:
 
 
 def _payload(delivery: Delivery) -> object:
-    """The body as JSON or the like, None if it is none, `_UNREAD` if that would take too long to find out."""
+    """Return the parsed body, None if it cannot be parsed, `_UNREAD` if it exceeds the limits."""
     kind = delivery.properties.content_type
-    body, is_whole, _ = unpacked(delivery, PAYLOAD_BYTES)
+    body, is_whole, _ = unpack_body(delivery, PAYLOAD_BYTES)
     if not is_whole:
-        # What cannot be JSON is known by its beginning, however long it is.
+        # The first bytes show whether it can be JSON.
         may_be = body[:64].lstrip()[:1] in (b"{", b"[", b"") or is_msgpack(kind)
         return _UNREAD if may_be else None
-    return parsed_as(kind, body, too_deep=_UNREAD)
+    return parse_as(kind, body, too_deep=_UNREAD)
 
 
 def _at(value: object, path: list[str]) -> Iterator[str]:
-    """The value at the path, if it is a plain one; numbers count in a list."""
+    """Return the value at the path unless it is a table or a list. A number is an index of a list."""
     for step in path:
         if isinstance(value, Mapping) and step in value:
             value = value[step]
@@ -339,7 +340,7 @@ def _at(value: object, path: list[str]) -> Iterator[str]:
 
 
 def _value_text(value: object) -> str:
-    """The value as one would write it in a filter."""
+    """Return the value as it is written in a filter."""
     match value:
         case None:
             return "null"

@@ -1,6 +1,7 @@
-"""Failures that others recorded: by MassTransit, NServiceBus, Spring, Symfony, Celery and Dramatiq. Pure.
+"""Read the failures that other frameworks recorded in headers. Pure and total.
 
-One row per framework. What makes no sense reads as absent; nothing here raises.
+MassTransit, NServiceBus, Spring and Symfony have one reader each. A last reader knows the usual header names
+of consumers without a framework. Invalid values count as missing.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
 
 
-_TEXT_BYTES = 1024  # of a message of an error: as much as our own records keep
-_LONGEST = 64 * 1024  # of a text in a header: a stack is longer only where something repeats
-_MOST_WRAPPED = 10  # exceptions within exceptions; a chain of more is a mistake, or hostile
-_STACK_BYTES = 16 * 1024  # of a stack that is shown: its cause stands at the end of it
+_TEXT_BYTES = 1024  # of an error message, as in our own records. The rest is cut off.
+_LONGEST = 64 * 1024  # characters of a header that are read. Longer stacks repeat themselves.
+_MOST_WRAPPED = 10  # nested exceptions that are followed. Longer chains are errors or attacks.
+_STACK_BYTES = 16 * 1024  # bytes of a stack that is shown. The rest is cut off.
 _SYMFONY = "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\"
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignFailure:
-    """What another framework says went wrong, and where."""
+    """A failure that another framework recorded, with its queue and its number of retries."""
 
     framework: str
     failure: Failure
@@ -40,7 +41,7 @@ _Reader: TypeAlias = "Callable[[Headers], ForeignFailure | None]"
 
 
 def foreign_failure(headers: Headers) -> ForeignFailure | None:
-    """The failure that another framework recorded in the headers, if one did."""
+    """Return the failure that another framework recorded, None if the headers contain none."""
     if not headers:
         return None
     return next((found for read in _READERS if (found := read(headers)) is not None), None)
@@ -86,7 +87,7 @@ def _spring(headers: Headers) -> ForeignFailure | None:
     message = _text(headers, "x-exception-message")
     if not stack and (
         not message or _first_of(headers, _KINDS)
-    ):  # Spring never names the type alone
+    ):  # Spring has no header for the type
         return None
     kind = stack.partition("\n")[0].partition(":")[0].strip()
     return ForeignFailure("Spring", _failure(kind, message, stack, 0.0))
@@ -102,7 +103,7 @@ def _symfony(headers: Headers) -> ForeignFailure | None:
         "",
     )
     inner = error.get("flattenException")
-    for _ in range(_MOST_WRAPPED):  # the innermost exception that Symfony wrote down
+    for _ in range(_MOST_WRAPPED):  # the innermost exception that Symfony recorded
         if not isinstance(inner, dict) or not _string(inner.get("class")):
             break
         kind, message = _string(inner.get("class")), _string(inner.get("message"))
@@ -140,15 +141,15 @@ _HOME_MADE = frozenset((*_MESSAGES, *_STACKS))
 
 
 def _home_made(headers: Headers) -> ForeignFailure | None:
-    """What a consumer of nobody's framework wrote down, under the names that people choose for it."""
-    if headers.keys().isdisjoint(_HOME_MADE):  # most have none, and a million are read for a survey
+    """Read the failure of a consumer without a framework by usual header names."""
+    if headers.keys().isdisjoint(_HOME_MADE):  # most messages: a survey reads a million of them
         return None
     message, stack = _first_of(headers, _MESSAGES), _first_of(headers, _STACKS)
     if not message and not stack:
         return None
     kind = _first_of(headers, _KINDS)
     if not kind:
-        # `TimeoutError: no answer`, `app.errors.Refused: 3` name a type; `no answer from x: 3` does not.
+        # `TimeoutError: no answer` and `app.Refused: 3` contain a type, `no answer from x: 3` does not.
         for text in filter(None, (message, stack)):
             named = text.partition("\n")[0].partition(":")
             if named[1] and named[0].isprintable() and " " not in named[0].strip():
@@ -161,8 +162,8 @@ def _home_made(headers: Headers) -> ForeignFailure | None:
 
 def _first_of(headers: Headers, names: tuple[str, ...]) -> str:
     for name in names:
-        if name in headers and (said := _text(headers, name)):
-            return said
+        if name in headers and (text := _text(headers, name)):
+            return text
     return ""
 
 
@@ -170,7 +171,7 @@ _READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony,
 
 
 def _failure(kind: str, message: str, stack: str, last: float) -> Failure:
-    """The record of the cause that was wrapped, its fingerprint by type and frame, or by the message."""
+    """Return the failure of the root cause. Type and frame give its fingerprint, or type and message."""
     cause = root_cause(kind, message, stack)
     made = failure_from_reason(cause.frame or cause.message, kind=cause.type)
     return Failure(
@@ -203,7 +204,7 @@ def _number(headers: Headers, name: str) -> int:
 
 
 def _stamp(headers: Headers, name: str) -> dict[str, object]:
-    """The last stamp of that kind."""
+    """Return the last stamp of this kind."""
     text = _text(headers, _SYMFONY + name)
     try:
         found = json.loads(text) if text else None

@@ -1,4 +1,4 @@
-"""Group dead letters by a property."""
+"""Group dead letters by a property. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from hopback.ops.contract.values import DeadLetter
 
 
-_KEY_BYTES = 255  # of a value to group by: longer ones are told apart by their beginning
+_KEY_BYTES = 255  # bytes of a key. Longer values with the same beginning are one group.
 
 
 class Grouping:
-    """Groups dead letters as they come; keeps one sample of each group, and at most so many groups.
+    """Counts dead letters by a key and keeps one sample of each group, for at most `most` groups.
 
-    `by` is one of `GroupBy`, or a `header.NAME` or `payload.PATH` of the messages; BadRequest for
-    anything else. What comes when there are as many is one group with an empty sample key, `…`.
+    `by` is a `GroupBy`, `header.NAME` or `payload.PATH`. Raise BadRequest for another value. Messages of
+    further groups are counted in one group `…`.
     """
 
     def __init__(self, by: GroupBy | str, most: int = 10_000) -> None:
@@ -46,19 +46,19 @@ class Grouping:
         self._times: dict[str, tuple[Moment | None, Moment | None]] = {}
 
     def add(self, dead_letter: DeadLetter, delivery: Delivery | None = None) -> None:
-        """Count one dead letter; `delivery` is needed to group by what a message holds."""
+        """Count a dead letter. `delivery` is necessary if `needs_content`."""
         if not self.needs_content:
             key = str(getattr(dead_letter, self._by))
         else:
-            said = None if delivery is None else value_in(delivery, self._by)
-            key = "" if said is None else clipped(plain_text(said), _KEY_BYTES)
+            value = None if delivery is None else value_in(delivery, self._by)
+            key = "" if value is None else clipped(plain_text(value), _KEY_BYTES)
         if key not in self._samples and len(self._samples) >= self._most:
             key = "…"
         self._samples.setdefault(key, dead_letter)
         self._count(key, dead_letter.last_failed)
 
     def see(self, delivery: Delivery, place: int, source: DeadLetterQueue | None) -> None:
-        """The same for a message that nobody has read yet: by fingerprint only samples are read in full."""
+        """Count a message. If grouped by fingerprint, only the samples are read in full."""
         if self._by == GroupBy.FINGERPRINT:
             key, failed = last_failure(delivery, source)
             if key in self._samples:
@@ -75,7 +75,7 @@ class Grouping:
         self._times[key] = first, last
 
     def groups(self) -> tuple[Group, ...]:
-        """The groups, the largest first."""
+        """Return the groups, the largest first."""
         made = (
             Group(key, self._counts[key], *self._times[key], sample)
             for key, sample in self._samples.items()

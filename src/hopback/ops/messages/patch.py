@@ -1,7 +1,7 @@
-"""A change of many JSON bodies as data: the operations of a JSON patch (RFC 6902). Pure, bounded, no code.
+"""Change JSON bodies by the operations of a JSON patch (RFC 6902). Pure and bounded.
 
-What cannot be changed as asked is left as it is, with the reason. Numbers keep their values, not their
-spelling: `1.10` may become `1.1`.
+A body that cannot be changed is left unchanged, with the reason. Numbers keep their value, not their
+notation: `1.10` may become `1.1`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from hopback.ops.messages.diff import diff_lines
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_LARGEST = 1024 * 1024  # bytes of a body: reading and writing it takes some tens of milliseconds
-_DEEPEST = 50  # names in a path; deeper ones are mistakes
-MOST_STEPS = 50  # of a change: each is made to every message, and shown to the people who review it
-_DIFF_LINES = 100  # of a preview: a screen or two
-_DIFF_BYTES = 64 * 1024  # of a body whose change is shown line by line
+_LARGEST = 1024 * 1024  # bytes of a body: some tens of milliseconds. A larger one is not changed.
+_DEEPEST = 50  # names in a path. A longer path is refused.
+MOST_STEPS = 50  # steps of a change. Each runs for every message and is shown in the review.
+_DIFF_LINES = 100  # lines of a preview. The rest is cut off.
+_DIFF_BYTES = 64 * 1024  # bytes of a body with a preview. For a larger one, only sizes are shown.
 
 
 class PatchFailed(ValueError):
-    """Why a body cannot be changed as asked."""
+    """A body cannot be changed. The text is the reason."""
 
 
 class PatchOperation(Struct, frozen=True, forbid_unknown_fields=True):
-    """One step: `add`, `replace` or `remove` what stands at `path`, or `test` that it is `value`.
+    """One step: `add`, `replace` or `remove` the value at `path`, or `test` that it equals `value`.
 
-    A path is a JSON pointer, as `/order/lines/0/sku`; `~1` stands for a slash in a name, `~0` for a tilde,
-    and `-` at the end for the place after the last of a list. All but `remove` need a `value`.
+    A path is a JSON pointer like `/order/lines/0/sku`. In a name, `~1` is a slash and `~0` a tilde. `-` at
+    the end is the position after the last item of a list. All operations except `remove` need a `value`.
     """
 
     op: Literal["add", "replace", "remove", "test"]
@@ -48,7 +48,7 @@ class PatchOperation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Patch = Annotated[tuple[PatchOperation, ...], Meta(max_length=MOST_STEPS)]
-"""The steps of a change, in order."""
+"""The steps of a change in order."""
 
 
 class ChangeSample(Struct, frozen=True, rename="camel"):
@@ -62,17 +62,17 @@ class ChangeSample(Struct, frozen=True, rename="camel"):
     problem: str = ""
 
 
-def patched(body: bytes, patch: Iterable[PatchOperation]) -> bytes:
-    """The body, changed; PatchFailed if it is no JSON, too large, or has not what the patch expects."""
+def apply_patch(body: bytes, patch: Iterable[PatchOperation]) -> bytes:
+    """Return the changed body. Raise PatchFailed if it is not JSON, too large, or a step does not fit."""
     if len(body) > _LARGEST:
         raise PatchFailed(f"its body is larger than {_LARGEST // 1024} KiB")
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        raise PatchFailed("its body is no JSON") from None
+        raise PatchFailed("its body is not JSON") from None
     try:
         for step in patch:
-            document = _apply(document, step)
+            document = _apply_step(document, step)
         written = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
         raise PatchFailed("it is nested too deeply") from None
@@ -80,18 +80,18 @@ def patched(body: bytes, patch: Iterable[PatchOperation]) -> bytes:
 
 
 def patch_problem(body: bytes, patch: Iterable[PatchOperation]) -> str:
-    """Why the patch cannot be made to this body; empty if it can."""
+    """Return the reason why the patch cannot change this body, empty if it can."""
     try:
-        patched(body, patch)
+        apply_patch(body, patch)
     except PatchFailed as failed:
         return str(failed)
     return ""
 
 
 def change_sample(name: str, body: bytes, patch: Iterable[PatchOperation]) -> ChangeSample:
-    """What the patch would do to this body, for people."""
+    """Return a preview of the patch for this body."""
     try:
-        after = patched(body, patch)
+        after = apply_patch(body, patch)
     except PatchFailed as failed:
         return ChangeSample(name, (), str(failed))
     sizes = ChangeSample(name, (f"… {len(body):,} bytes become {len(after):,}",))
@@ -99,7 +99,7 @@ def change_sample(name: str, body: bytes, patch: Iterable[PatchOperation]) -> Ch
         return sizes
     try:
         old, new = _pretty_lines(body), _pretty_lines(after)
-    except RecursionError:  # laying it out goes deeper than reading it
+    except RecursionError:  # indenting recurses deeper than parsing
         return sizes
     if old == new:
         return ChangeSample(name)
@@ -117,18 +117,20 @@ def _pretty_lines(body: bytes) -> list[str]:
     return json.dumps(json.loads(body), indent=2, ensure_ascii=False).splitlines()
 
 
-def _apply(document: Any, step: PatchOperation) -> Any:
+def _apply_step(document: Any, step: PatchOperation) -> Any:
     if step.op == "test" and not step.path:
         return _test(document, document, step)
     if not step.path:
         if step.op == "remove":
             raise PatchFailed("the whole body cannot be removed")
         return deepcopy(step.value)
-    *way, last = (name.replace("~1", "/").replace("~0", "~") for name in step.path[1:].split("/"))
-    if len(way) >= _DEEPEST:
+    *parents, last = (
+        name.replace("~1", "/").replace("~0", "~") for name in step.path[1:].split("/")
+    )
+    if len(parents) >= _DEEPEST:
         raise PatchFailed(f"{step.path} has more than {_DEEPEST} names")
     parent = document
-    for name in way:
+    for name in parents:
         parent = _inside(parent, name, step)
     if step.op == "test":
         return _test(document, _inside(parent, last, step), step)
@@ -137,7 +139,7 @@ def _apply(document: Any, step: PatchOperation) -> Any:
         parent.insert(number, deepcopy(step.value))
         return document
     if not isinstance(parent, dict) or step.op != "add":
-        _inside(parent, last, step)  # it must be there
+        _inside(parent, last, step)  # raises if it is missing
     key: Any = last if isinstance(parent, dict) else int(last)
     if step.op == "remove":
         del parent[key]
@@ -147,7 +149,7 @@ def _apply(document: Any, step: PatchOperation) -> Any:
 
 
 def _test(document: Any, found: Any, step: PatchOperation) -> Any:
-    # Python takes true for 1; JSON does not.
+    # In Python, true equals 1. In JSON it does not.
     if json.dumps(found, sort_keys=True) != json.dumps(step.value, sort_keys=True):
         raise PatchFailed(f"it has another value at {step.path or '/'} than expected")
     return document

@@ -1,4 +1,4 @@
-"""AMQP values, headers and payloads in a form that JSON can contain."""
+"""Convert AMQP values, headers and payloads to a form that JSON can contain. Pure and total."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback import fields as amqp
 from hopback.headers.names import is_protected
-from hopback.ops.messages.body import is_msgpack, parsed_content, unpacked
+from hopback.ops.messages.body import is_msgpack, parse_content, unpack_body
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 SHOWN_HEADERS = 500
-"""People send some tens; a frame has room for 25,000."""
-_PARSED_BYTES = 256 * 1024  # a larger payload is downloaded, not shown
+"""Number of headers that are shown. Usual messages have some tens, while a frame has room for 25,000."""
+_PARSED_BYTES = 256 * 1024  # a larger payload is not shown, only downloaded
 _LARGEST_EXACT = 2**53
-"""Beyond it, readers of JSON that know only floating point would change the number."""
+"""Larger integers are written as text, because some JSON parsers would round them."""
 _PROPERTIES = {
     "content_type": "contentType", "content_encoding": "contentEncoding",
     "delivery_mode": "deliveryMode", "priority": "priority", "correlation_id": "correlationId",
@@ -41,17 +41,17 @@ _TYPES: tuple[tuple[type, str], ...] = (
 
 
 def amqp_type(value: object) -> str:
-    """The AMQP type of a header's value, in a word."""
+    """Return the AMQP type of a header value in words."""
     return next((name for kind, name in _TYPES if isinstance(value, kind)), "table")
 
 
 def plain_text(text: str) -> str:
-    """The text without what UTF-8 cannot carry."""
+    """Return the text with characters that UTF-8 cannot encode as escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def plain_value(value: object) -> Any:
-    """A value of AMQP as JSON can hold it."""
+    """Return an AMQP value as a JSON value."""
     match value:
         case str():
             return plain_text(value)
@@ -71,15 +71,15 @@ def plain_value(value: object) -> Any:
 
 
 def plain_properties(properties: Properties) -> dict[str, Any]:
-    """Every property that is set, by its name in JSON; headers are apart."""
+    """Return the properties that are set, except for the headers, by their JSON names."""
     found = ((shown, getattr(properties, name)) for name, shown in _PROPERTIES.items())
     return {shown: plain_value(value) for shown, value in found if value is not None}
 
 
 def plain_headers(headers: Headers) -> tuple[list[tuple[str, FieldValue]], int]:
-    """The headers to show, and how many more there are.
+    """Return the headers to show and the number of the others.
 
-    Of very many those that a broker or Hopback wrote are shown before any others.
+    If there are too many, headers of the broker and of Hopback take precedence.
     """
     if len(headers) <= SHOWN_HEADERS:
         return list(headers.items()), 0
@@ -90,16 +90,16 @@ def plain_headers(headers: Headers) -> tuple[list[tuple[str, FieldValue]], int]:
 
 
 def plain_payload(delivery: Delivery) -> tuple[Any, str]:
-    """The payload and what it is: parsed JSON or MessagePack, or text; a large or binary one is left out.
+    """Return the decompressed payload and its form: parsed JSON or MessagePack, or text.
 
-    What is compressed is unpacked first.
+    A large or binary payload is None.
     """
-    body, is_whole, _ = unpacked(delivery, _PARSED_BYTES)
+    body, is_whole, _ = unpack_body(delivery, _PARSED_BYTES)
     if not is_whole:
         return None, "omitted"
     if is_msgpack(delivery.properties.content_type):
         try:
-            parsed = parsed_content(delivery, _PARSED_BYTES)
+            parsed = parse_content(delivery, _PARSED_BYTES)
             return (None, "binary") if parsed is None else (plain_value(parsed), "msgpack")
         except RecursionError:
             return None, "binary"
@@ -108,16 +108,15 @@ def plain_payload(delivery: Delivery) -> tuple[Any, str]:
     except UnicodeDecodeError:
         return None, "binary"
     try:
-        return json.loads(text, parse_constant=_no_constant), "json"
+        return json.loads(text, parse_constant=_refuse_constant), "json"
     except (ValueError, RecursionError):
         return text, "string"
 
 
 def pretty_json(data: str | bytes, most: int) -> tuple[str, bool] | None:
-    """JSON with indentation, at most so many characters, and whether it was cut; None if it is none.
+    """Return at most `most` characters of indented JSON and whether it was cut, None if it is not JSON.
 
-    It is written only as far as it is shown: indentation can make a thousand times of what is
-    nested deeply.
+    The rest is not generated, because indentation can make deeply nested JSON a thousand times larger.
     """
     if data.lstrip()[:1] not in ("{", "[", b"{", b"["):
         return None
@@ -133,5 +132,5 @@ def pretty_json(data: str | bytes, most: int) -> tuple[str, bool] | None:
     return "".join(chunks)[:most], length > most
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,13 +1,18 @@
-"""Find the root cause in a stack trace."""
+"""Find the root cause in a stack trace of any common language. Pure, total, in linear time.
+
+Frameworks wrap the exception of a handler: Spring in a ListenerExecutionFailedException, .NET in an
+AggregateException, Symfony in a HandlerFailedException. Grouped by the wrapper, all failures of a service
+would be one. The root cause and the first frame of the application in it distinguish them.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-_LONGEST_STACK = 64 * 1024  # characters of a stack: longer ones repeat themselves
-_MOST_LINES = 2000  # of them; a recursion that ran deep says nothing new after that
-# Java and its wrapped causes; Node.js writes `[cause]: TypeError: text`.
+_LONGEST_STACK = 64 * 1024  # characters that are read. Longer stacks repeat themselves.
+_MOST_LINES = 2000  # lines that are read. A deep recursion repeats itself.
+# Java writes `Caused by: org.example.Failed: text`, Node.js `[cause]: TypeError: text`.
 _CAUSED_BY = re.compile(r"(?:Caused by|\[cause\]):\s*(.+)")
 _INNER = re.compile(r"-{2,3}> (?:\(Inner Exception #\d+\) )?")
 # An Elixir process: `** (RuntimeError) text`.
@@ -29,7 +34,7 @@ _LIBRARIES = ("node_modules", "site-packages", "dist-packages", "/gems/", "/vend
 
 
 class RootCause(NamedTuple):
-    """The innermost exception: its type, its message, and the first frame of the application in it."""
+    """The innermost exception: type, message and first frame of the application."""
 
     type: str
     message: str
@@ -37,7 +42,7 @@ class RootCause(NamedTuple):
 
 
 def root_cause(kind: str, message: str, stack: str) -> RootCause:
-    """The cause that a stack names last; `kind` and `message` where it names none."""
+    """Return the last cause of a stack. Without one it has this type (`kind`) and message."""
     lines = stack[:_LONGEST_STACK].splitlines()[:_MOST_LINES]
     begins = 0
     for number, line in enumerate(lines):
@@ -51,26 +56,26 @@ def root_cause(kind: str, message: str, stack: str) -> RootCause:
 
 
 def _cause_in(line: str) -> tuple[str, str] | None:
-    """Type and message of a cause that is named in this line."""
+    """Return type and message if the line contains a cause."""
     found = _CAUSED_BY.match(line)
     if found is not None:
-        return _typed(found[1])
+        return _split_type(found[1])
     wrapped = _INNER.split(line)
-    if len(wrapped) > 1:  # .NET writes all of them into the first line: the last is the innermost
-        inner = _typed(wrapped[-1])
+    if len(wrapped) > 1:  # .NET writes all causes into the first line, the innermost last
+        inner = _split_type(wrapped[-1])
         return inner if inner[0] else None
     found = _ELIXIR.match(line)
     return None if found is None else (found[1], found[2].strip())
 
 
-def _typed(text: str) -> tuple[str, str]:
-    """`org.example.Failed: text` as type and message; a text without a type is a message."""
+def _split_type(text: str) -> tuple[str, str]:
+    """Split `org.example.Failed: text` into type and message. A text without a type is a message."""
     found = _TYPED.fullmatch(text.strip().removesuffix("{").strip())
     return ("", text) if found is None else (found[1], found[2] or "")
 
 
 def _frame(lines: list[str]) -> str:
-    """The first frame that is the application's, else the first."""
+    """Return the first frame of the application, else the first frame."""
     first, is_python = "", False
     frames: list[str] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""Describe in words why a dead letter is in its queue."""
+"""Describe in sentences why a dead letter is in its queue. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hopback.headers import (
     timestamp,
 )
 from hopback.ops.contract.values import DeadLetter, Moment, TimelineEntry
-from hopback.ops.messages.body import parsed_content
+from hopback.ops.messages.body import parse_content
 from hopback.ops.messages.plain import plain_text
 from hopback.ops.messages.tasks import read_task_call
 
@@ -28,20 +28,20 @@ _BROKER = {
 }
 
 
-def what_happened(dead_letter: DeadLetter, delivery: Delivery | None = None) -> str:
-    """A few sentences that say why this message is here, and which task it is if it is one."""
+def describe_failure(dead_letter: DeadLetter, delivery: Delivery | None = None) -> str:
+    """Return sentences with the failure, earlier re-drives and the task of a message."""
     times, before = dead_letter.redrives, ""
     if times:
         before = f" It was re-driven{_times(times) or ' once'} before{_by(dead_letter)}."
     task = ""
     if delivery is not None:
-        call = read_task_call(delivery, parsed_content(delivery))
+        call = read_task_call(delivery, parse_content(delivery))
         task = "" if call is None else f" It is the {plain_text(str(call))}."
     return f"{_cause(dead_letter)}.{before}{task}"
 
 
 def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry, ...]:
-    """Attempts, deaths and re-drives, the oldest first; what has no time comes last."""
+    """Return attempts, deaths and re-drives, the oldest first, those without a time last."""
     known = read_history(delivery.properties.headers, dead_letter.origin)
     events = [
         TimelineEntry(

@@ -1,4 +1,7 @@
-"""Tasks of Celery and Dramatiq in dead letters."""
+"""Read the tasks of Celery and Dramatiq: function, arguments and recorded failure. Pure and total.
+
+The body was parsed before. A pickle is never loaded. Invalid values count as missing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopback.headers import clipped, failure_from_traceback
-from hopback.ops.messages.body import kombu_message, parsed_content
+from hopback.ops.messages.body import kombu_message, parse_content
 from hopback.ops.messages.frameworks import ForeignFailure
 
 if TYPE_CHECKING:
@@ -15,15 +18,15 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-_NAME_BYTES = 255  # of a name or an id: what a property of AMQP can hold
-_ARGUMENTS_BYTES = 1024  # of arguments: a screenful is for people, the rest is in the body
-_MANY_RETRIES = 1_000_000  # a number beyond is no count
+_NAME_BYTES = 255  # bytes of a name or an id, as in an AMQP property. The rest is cut off.
+_ARGUMENTS_BYTES = 1024  # bytes of arguments that are shown. The body contains the rest.
+_MANY_RETRIES = 1_000_000  # a larger number is not a count of retries and is ignored
 _PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle"})
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A call that travels as a message. `failed` is what its framework wrote down, if it did."""
+    """A task in a message. `failed` is the failure that its framework recorded, if any."""
 
     framework: str
     name: str
@@ -36,8 +39,7 @@ class TaskCall:
         return f"{self.framework} task {self.name}({self.arguments})"
 
 
-def task_call(headers: Headers, content_type: str | None, parsed: object) -> TaskCall | None:
-    """The call in a message whose body is `parsed`; None if it is none of these frameworks'."""
+def _task_call(headers: Headers, content_type: str | None, parsed: object) -> TaskCall | None:
     name = headers.get("task")
     of_celery = "argsrepr" in headers or "lang" in headers
     if of_celery and isinstance(name, str) and isinstance(headers.get("id"), str):
@@ -46,7 +48,7 @@ def task_call(headers: Headers, content_type: str | None, parsed: object) -> Tas
         if isinstance(parsed.get("actor_name"), str) and isinstance(parsed.get("options"), dict):
             return _dramatiq(parsed, parsed["options"])
         if isinstance(parsed.get("task"), str) and "args" in parsed and "kwargs" in parsed:
-            # Protocol 1: everything in the body.
+            # Protocol 1: the body contains everything.
             return TaskCall(
                 "Celery",
                 clipped(parsed["task"], _NAME_BYTES),
@@ -58,7 +60,7 @@ def task_call(headers: Headers, content_type: str | None, parsed: object) -> Tas
 
 
 def _celery(headers: Headers, content_type: str | None, name: str, parsed: object) -> TaskCall:
-    """Protocol 2: the call in the headers, its arguments in the body."""
+    """Read protocol 2: the headers contain the task, the body its arguments."""
     if isinstance(parsed, list) and len(parsed) == 3:
         arguments = _call(parsed[0], parsed[1])
     else:
@@ -76,7 +78,7 @@ def _celery(headers: Headers, content_type: str | None, name: str, parsed: objec
 
 
 def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
-    """Everything is in the body; a traceback is that of the attempt before the last."""
+    """Read a body. Its traceback is that of the attempt before the last."""
     retries, trace = _count(options.get("retries")), _text_of(options.get("traceback"))
     failed = None
     if trace:
@@ -98,7 +100,7 @@ def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
 
 
 def _call(args: object, kwargs: object) -> str:
-    """Arguments as one would write them."""
+    """Return the arguments as in a Python call."""
     given = [_value_text(one) for one in args] if isinstance(args, list) else []
     if isinstance(kwargs, dict):
         given += [f"{name}={_value_text(value)}" for name, value in kwargs.items()]
@@ -106,11 +108,9 @@ def _call(args: object, kwargs: object) -> str:
 
 
 def _value_text(value: object) -> str:
-    """As JSON; bytes and dates of MessagePack as Python writes them."""
+    """Return the value as JSON. Bytes and dates of MessagePack are written as in Python."""
     if isinstance(value, dict) and value.keys() == {"__type__", "__value__"}:
-        value = value[
-            "__value__"
-        ]  # Kombu's form of what JSON has no type for: dates, decimals, bytes
+        value = value["__value__"]  # Kombu's form of dates, decimals and bytes in JSON
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, TypeError, ValueError):
@@ -127,11 +127,14 @@ def _count(value: object) -> int:
 
 
 def read_task_call(delivery: Delivery, parsed: object) -> TaskCall | None:
-    """The call in a message; also in one that Kombu had wrapped to store it in Redis or SQS."""
+    """Return the task in a message with this parsed body, None if it is not a task.
+
+    A message may also be inside Kombu's envelope for Redis or SQS.
+    """
     inner = kombu_message(parsed)
     if inner is not None:
-        return task_call(
-            inner.properties.headers, inner.properties.content_type, parsed_content(inner)
+        return _task_call(
+            inner.properties.headers, inner.properties.content_type, parse_content(inner)
         )
-    said = delivery.properties
-    return task_call(said.headers, said.content_type, parsed)
+    properties = delivery.properties
+    return _task_call(properties.headers, properties.content_type, parsed)

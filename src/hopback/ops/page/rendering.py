@@ -24,7 +24,7 @@ from hopback.headers import timestamp
 from hopback.ops.alerts.rules import AlertKind
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import HELD_BACK
-from hopback.ops.messages.body import is_msgpack, packing, unpacked
+from hopback.ops.messages.body import find_packing, is_msgpack, unpack_body
 from hopback.ops.messages.plain import plain_payload, plain_text, pretty_json
 from hopback.text import visible as spelled_out
 
@@ -334,11 +334,11 @@ def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
     # What is inside a packed body, never more than is shown, and what was done to it.
     said = delivery.properties
     notes: list[str] = []
-    inside, is_whole, packed_by = unpacked(delivery, _PARSED_BYTES)
+    inside, is_whole, packed_by = unpack_body(delivery, _PARSED_BYTES)
     if packed_by:
         notes.append(f"unpacked from {packed_by}{'' if is_whole else ', as far as it is shown'}")
     else:
-        inside, how = body, packing(said.content_encoding, said.headers)
+        inside, how = body, find_packing(said.content_encoding, said.headers)
         notes += [f"says it is {how}, and is not"] if how else []
     if form is Form.PRETTY and is_msgpack(said.content_type):
         payload, encoding = plain_payload(delivery)

@@ -17,7 +17,7 @@ from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.http.archives import FormUpload, lines_in
 from hopback.ops.http.problems import Refused
 from hopback.ops.http.settings import RequestLimits
-from hopback.ops.messages.archive import forget_exports
+from hopback.ops.messages.archive import delete_exports
 from tests.unit.ops.admin_service import DLQ, admin, dead_letter, settings
 from tests.unit.ops.http.test_access import _bearer, _token
 
@@ -124,8 +124,8 @@ def test_files_of_discards_go_when_they_are_old_enough(tmp_path: Path) -> None:
     for name, at in (("j-1.ndjson", 1.0), ("j-2.ndjson", 100.0), ("notes.txt", 1.0)):
         (tmp_path / name).write_text("x")
         os.utime(tmp_path / name, (at, at))
-    assert forget_exports(tmp_path, 50.0) == 1
-    assert forget_exports(tmp_path / "nowhere", 50.0) == 0
+    assert delete_exports(tmp_path, 50.0) == 1
+    assert delete_exports(tmp_path / "nowhere", 50.0) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"j-2.ndjson", "notes.txt"}
 
 

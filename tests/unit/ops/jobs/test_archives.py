@@ -122,7 +122,7 @@ async def test_an_import_stops_at_the_first_problem_and_says_where() -> None:
         good = [line async for line in shop.operations.export(DLQ)]
         torn = await shop.operations.import_lines(_lines([*good, b"\n", good[0][:40]]))
         assert (torn.lines, torn.published) == (3, 2)
-        assert "line 4 is no exported message" in torn.problem
+        assert "line 4 is not an exported message" in torn.problem
         lost = await shop.operations.import_lines(_lines(good), queue="typo")
         assert (lost.lines, lost.published) == (0, 0)
         assert "'typo' does not exist" in lost.problem
@@ -193,5 +193,5 @@ async def test_a_file_that_exists_is_never_written_over() -> None:
 )  # fmt: skip
 def test_a_line_that_is_no_message_is_told(line: bytes) -> None:
     """Whatever is in it, the error is ours and names the place."""
-    with pytest.raises(BadLine, match="line 7 is no exported message"):
+    with pytest.raises(BadLine, match="line 7 is not an exported message"):
         read_line(line, where="line 7")

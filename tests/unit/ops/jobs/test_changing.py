@@ -15,7 +15,7 @@ from hopback.message import Message
 from hopback.ops.contract.codec import read_patch
 from hopback.ops.contract.requests import RedriveRequest, Selection, Settings
 from hopback.ops.messages.archive import read_line
-from hopback.ops.messages.patch import PatchFailed, PatchOperation, change_sample, patched
+from hopback.ops.messages.patch import PatchFailed, PatchOperation, apply_patch, change_sample
 from hopback.testing import in_virtual_time
 from tests.unit.ops.shop import DLQ, MAIN, open_shop, properties, redrive
 
@@ -37,13 +37,13 @@ def _step(op: Any, path: str, value: Any = None) -> PatchOperation:
 )
 def test_the_steps_of_a_patch(steps: list[PatchOperation], after: object) -> None:
     """Add, replace, remove and test, in objects and lists."""
-    assert json.loads(patched(b'{"a": 1, "l": [1, 2]}', steps)) == after
+    assert json.loads(apply_patch(b'{"a": 1, "l": [1, 2]}', steps)) == after
 
 
 @pytest.mark.parametrize(
     ("body", "step", "why"),
     [
-        (b"<xml/>", _step("remove", "/a"), "no JSON"),
+        (b"<xml/>", _step("remove", "/a"), "not JSON"),
         (b'{"a": 1}', _step("remove", "/b"), "nothing at /b"),
         (b'{"a": 1}', _step("replace", "/a/b/c", 1), "nothing at"),
         (b"[1]", _step("replace", "/7", 1), "nothing at /7"),
@@ -51,14 +51,14 @@ def test_the_steps_of_a_patch(steps: list[PatchOperation], after: object) -> Non
         (b'{"a": 1}', _step("test", "/a", 2), "another value"),
         (b'{"a": 1}', _step("test", "/a", True), "another value"),
         (b'"' + b"x" * 1_100_000 + b'"', _step("replace", "", 1), "larger than"),
-        (b"[" * 100_000, _step("replace", "", 1), "no JSON"),
+        (b"[" * 100_000, _step("replace", "", 1), "not JSON"),
         (b"[]", _step("add", "/0", json.loads("[" * 900 + "]" * 900)), "nested too deeply"),
     ],
 )
 def test_what_cannot_be_changed_says_why(body: bytes, step: PatchOperation, why: str) -> None:
     """Nothing is guessed: the message stays as it is, with a reason."""
     with pytest.raises(PatchFailed, match=why):
-        patched(body, [step])
+        apply_patch(body, [step])
 
 
 @given(
@@ -75,7 +75,7 @@ def test_what_cannot_be_changed_says_why(body: bytes, step: PatchOperation, why:
 def test_no_patch_breaks_a_body(document: object, op: str, path: str) -> None:
     """Whatever body and path: JSON comes out, or a reason."""
     try:
-        made = patched(json.dumps(document).encode(), [_step(op, f"/{path}", 1)])
+        made = apply_patch(json.dumps(document).encode(), [_step(op, f"/{path}", 1)])
     except PatchFailed:
         return
     json.loads(made)
@@ -117,7 +117,7 @@ async def test_many_are_changed_and_their_originals_are_kept(tmp_path: Path) -> 
     """The dry run shows the difference; what cannot be changed stays; every original is in the file."""
     async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
         bodies = [b'{"currency":"EURO","n":%d}' % number for number in range(20)]
-        bodies[7] = b"no JSON"
+        bodies[7] = b"not JSON"
         await shop.publish(
             Message("", DLQ, body, properties(f"m{number}")) for number, body in enumerate(bodies)
         )
@@ -126,12 +126,12 @@ async def test_many_are_changed_and_their_originals_are_kept(tmp_path: Path) -> 
         assert len(plan.changes) == 5
         assert '-  "currency": "EURO",' in plan.changes[0].diff
         assert '+  "currency": "EUR",' in plan.changes[0].diff
-        assert [(one.reason, one.count) for one in plan.left_out] == [("its body is no JSON", 1)]
+        assert [(one.reason, one.count) for one in plan.left_out] == [("its body is not JSON", 1)]
         job = await shop.operations.wait((await shop.operations.start(request)).id)
         assert (job.counts.done, job.counts.failed) == (19, 1)
         assert {json.loads(body)["currency"] for body in shop.bodies(MAIN)} == {"EUR"}
-        assert shop.bodies(DLQ) == [b"no JSON"]
-        assert _originals(job.export_to) == set(bodies) - {b"no JSON"}
+        assert shop.bodies(DLQ) == [b"not JSON"]
+        assert _originals(job.export_to) == set(bodies) - {b"not JSON"}
         record = await shop.operations.journal.job(job.id)
         assert record is not None
         assert isinstance(record.spec.request, RedriveRequest)

@@ -21,10 +21,10 @@ import zstandard
 from kombu import Connection, Producer
 
 from hopback.message import Properties, Received
-from hopback.ops.messages.body import parsed_content, unpacked
+from hopback.ops.messages.body import parse_content, unpack_body
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.plain import plain_payload
-from hopback.ops.messages.story import what_happened
+from hopback.ops.messages.story import describe_failure
 
 _CALL = [[17, "é"], {"currency": "EUR", "rate": 1.5}, {"chord": None}]
 _ABOUT = {"lang": "py", "task": "shop.charge", "id": "5f1d", "argsrepr": "?", "kwargsrepr": "{}"}
@@ -51,18 +51,18 @@ def _made(body: object, **how: Any) -> tuple[Received, dict[str, Any]]:
 def test_what_kombu_made_is_read(serializer: str, compression: str | None) -> None:
     """Task and arguments, from the queue and from the form that Redis and SQS hold."""
     delivery, stored = _made(_CALL, serializer=serializer, compression=compression)
-    assert what_happened(read_dead_letter(delivery, 1), delivery).endswith(_SENTENCE)
+    assert describe_failure(read_dead_letter(delivery, 1), delivery).endswith(_SENTENCE)
     moved = Received("tasks.dlq", "", "tasks.dlq", json.dumps(stored).encode(), Properties())
     dead_letter = read_dead_letter(moved, 1)
     assert (dead_letter.type, dead_letter.message_id) == ("shop.charge", "5f1d")
-    assert what_happened(dead_letter, moved).endswith(_SENTENCE)
+    assert describe_failure(dead_letter, moved).endswith(_SENTENCE)
 
 
 def test_values_that_json_has_no_type_for_are_shown_plainly() -> None:
     """Kombu wraps dates and decimals; nobody wants to read the wrapping."""
     call = [[datetime(2026, 1, 2, tzinfo=UTC), Decimal("1.20"), b"\xff"], {}, {}]
     delivery, _ = _made(call, serializer="json")
-    sentence = what_happened(read_dead_letter(delivery, 1), delivery)
+    sentence = describe_failure(read_dead_letter(delivery, 1), delivery)
     assert sentence.endswith('shop.charge("2026-01-02T00:00:00+00:00", "1.20", "/w==").')
 
 
@@ -75,7 +75,7 @@ def test_msgpack_and_zstd_are_read() -> None:
     """Bytes and dates within MessagePack are shown, and the payload is given as JSON holds it."""
     body = zstandard.compress(msgspec.msgpack.encode([[1, b"\xff"], {"a": None}, {}]))
     delivery = _packed(body, "application/zstd", "application/x-msgpack")
-    assert what_happened(read_dead_letter(delivery, 1), delivery).endswith(
+    assert describe_failure(read_dead_letter(delivery, 1), delivery).endswith(
         "(1, \"b'\\\\xff'\", a=null)."
     )
     assert plain_payload(delivery) == ([[1, "\\xff"], {"a": None}, {}], "msgpack")
@@ -94,8 +94,8 @@ def test_a_bomb_costs_no_more_than_is_shown(compression: str, pack: Any) -> None
     """Of a body that would unpack to 30 MB, 64 KiB are made; lzma has a window of 8 MiB."""
     delivery = _packed(pack(b"[" + b"0" * 30_000_000), compression)
     tracemalloc.start()
-    assert parsed_content(delivery) is None
-    found = unpacked(delivery, 1000)
+    assert parse_content(delivery) is None
+    found = unpack_body(delivery, 1000)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (len(found.data), found.is_whole) == (1000, False)
@@ -108,7 +108,7 @@ def test_a_bomb_costs_no_more_than_is_shown(compression: str, pack: Any) -> None
 def test_what_is_not_packed_as_it_says_is_taken_as_it_stands(name: str) -> None:
     """So is what asks lzma for gigabytes, and a method that nobody knows."""
     for body in (b'{"a": 1}', b"", b"\x5d\x00\x00\x00\xff" + b"\xff" * 40):
-        found = unpacked(_packed(body, name), 100)
+        found = unpack_body(_packed(body, name), 100)
         assert (found.data, found.packed_by) in ((body, ""), (b"", name))
 
 
@@ -129,7 +129,7 @@ def test_what_is_not_packed_as_it_says_is_taken_as_it_stands(name: str) -> None:
 def test_yaml_is_read_only_where_it_is_plain(text: str) -> None:
     """No tag is obeyed, no alias followed, nothing deep entered."""
     properties = Properties(content_type="application/x-yaml")
-    assert parsed_content(Received("q", "", "q", text.encode(), properties)) is None
+    assert parse_content(Received("q", "", "q", text.encode(), properties)) is None
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_yaml_says_what_pyyaml_reads(value: object) -> None:
     """The same values as its own safe loader."""
     properties = Properties(content_type="application/x-yaml")
     body = yaml.safe_dump(value).encode()
-    assert parsed_content(Received("q", "", "q", body, properties)) == yaml.safe_load(body)
+    assert parse_content(Received("q", "", "q", body, properties)) == yaml.safe_load(body)
 
 
 @pytest.mark.parametrize("body", [b"\xdd\xff\xff\xff\xff", b"\x91" * 60_000, b"\xc1"])
 def test_msgpack_that_lies_is_nothing(body: bytes) -> None:
     """Lengths of gigabytes, depths of thousands, bytes that mean nothing."""
     delivery = _packed(body, "", "application/x-msgpack")
-    assert parsed_content(delivery) is None
+    assert parse_content(delivery) is None
     assert plain_payload(delivery) == (None, "binary")
 
 
@@ -165,6 +165,6 @@ def test_a_compressed_pickle_is_not_loaded() -> None:
 
     body = zlib.compress(pickle.dumps(Bomb()))
     delivery = _packed(body, "application/x-gzip", "application/x-python-serialize")
-    sentence = what_happened(read_dead_letter(delivery, 1), delivery)
+    sentence = describe_failure(read_dead_letter(delivery, 1), delivery)
     assert "a pickle is not loaded" in sentence
     assert plain_payload(delivery) == (None, "binary")

@@ -15,7 +15,7 @@ from hopback.ops.brokers.discovery import dead_letter_queues, stand_in_plan
 from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
 from hopback.ops.messages.digest import content_digest
 from hopback.ops.messages.filters import parse_filter
-from hopback.ops.messages.story import timeline, what_happened
+from hopback.ops.messages.story import describe_failure, timeline
 from hopback.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def test_what_we_parked_tells_everything() -> None:
     assert (found.reason, found.origin, found.error) == ("parked", "q", "shop.OutOfStock")
     assert (found.fingerprint, found.attempts, found.redrives) == (record.fingerprint, 3, 2)
     assert (found.first_failed, found.last_failed, found.age(NOW)) == (NOW - 50, NOW - 20, 20.0)
-    assert "q gave up after 3 attempts" in what_happened(found)
-    assert "re-driven 2 times before" in what_happened(found)
+    assert "q gave up after 3 attempts" in describe_failure(found)
+    assert "re-driven 2 times before" in describe_failure(found)
 
 
 def test_what_the_broker_parked_is_shown_as_what_it_is() -> None:
@@ -82,7 +82,7 @@ def test_what_the_broker_parked_is_shown_as_what_it_is() -> None:
         "delivery_limit", "q", "", "",
     )  # fmt: skip
     assert found.age(NOW) == 100.0
-    assert "crashed" in what_happened(found)
+    assert "crashed" in describe_failure(found)
     same = dead_letter(headers, b"other body")
     other = dead_letter({"x-death": [death("q2", "delivery_limit")]})
     assert found.fingerprint == same.fingerprint != other.fingerprint
@@ -130,7 +130,7 @@ def test_what_nobody_counted_is_at_least_one_attempt() -> None:
     }
     alone, rejected = dead_letter(spring), dead_letter({"x-death": [death("q", "rejected")]})
     assert (alone.attempts, alone.attempts_at_least) == (1, True)
-    assert "after at least 1 attempt" in what_happened(alone)
+    assert "after at least 1 attempt" in describe_failure(alone)
     assert (rejected.attempts, rejected.attempts_at_least) == (1, False)
 
 
@@ -208,7 +208,7 @@ def test_other_frameworks_are_understood(
     found = dead_letter(headers)
     assert (found.recorded_by, found.error, found.origin) == (framework, error, origin)
     assert found.attempts == attempts
-    assert framework in what_happened(found)
+    assert framework in describe_failure(found)
     assert found.fingerprint != dead_letter({"x-death": [death(origin, "rejected")]}).fingerprint
 
 

@@ -12,7 +12,7 @@ from hopback.headers import failure_from_traceback
 from hopback.message import Properties, Received
 from hopback.ops.contract.values import Moment
 from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
-from hopback.ops.messages.story import what_happened
+from hopback.ops.messages.story import describe_failure
 
 _CELERY = {
     "lang": "py",
@@ -40,7 +40,7 @@ def _read(delivery: Received) -> tuple[str, str, str]:
     """Task, id, and the sentence about it."""
     dead_letter = read_dead_letter(delivery, 1)
     assert last_failure(delivery) == (dead_letter.fingerprint, dead_letter.last_failed)
-    return dead_letter.type, dead_letter.message_id, what_happened(dead_letter, delivery)
+    return dead_letter.type, dead_letter.message_id, describe_failure(dead_letter, delivery)
 
 
 def test_a_task_of_celery_is_shown_as_a_call() -> None:
@@ -104,7 +104,7 @@ def test_a_message_of_dramatiq_tells_what_was_raised() -> None:
         "default",
     )
     assert dead_letter.last_failed == Moment(1_700_000_000)
-    assert 'Dramatiq task charge(17, currency="EUR")' in what_happened(dead_letter, delivery)
+    assert 'Dramatiq task charge(17, currency="EUR")' in describe_failure(dead_letter, delivery)
     other = json.dumps(body | {"options": {"traceback": _TRACE.replace("charge", "refund")}})
     assert read_dead_letter(_dead_letter(other.encode()), 1).fingerprint != dead_letter.fingerprint
 
@@ -136,7 +136,7 @@ def test_whatever_it_holds_nothing_is_raised(body: dict[str, Any]) -> None:
     delivery = _dead_letter(json.dumps(body).encode())
     dead_letter = read_dead_letter(delivery, 1)
     assert len(dead_letter.type) <= 255
-    assert len(what_happened(dead_letter, delivery)) < 5000
+    assert len(describe_failure(dead_letter, delivery)) < 5000
 
 
 def test_another_message_is_no_task() -> None:

@@ -47,7 +47,7 @@ def _originals(exports: Path) -> set[bytes]:
 async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
     """The review shows differences and where originals go; the button counts what can be changed."""
     bodies = [b'{"currency":"EURO","n":%d}' % number for number in range(7)]
-    bodies[1] = b"no JSON"
+    bodies[1] = b"not JSON"
     dead_letters = [dead_letter(number, body=body) for number, body in enumerate(bodies)]
     async with admin(*dead_letters, editing=True, exports=tmp_path) as service:
         assert _FIELD in (await service.client.post(_ACT, data=_SECOND)).text
@@ -57,7 +57,7 @@ async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
         assert "<ins>+   &#34;currency&#34;: &#34;EUR&#34;,</ins>" in review
         assert "--- before" not in review
         assert "@@" not in review
-        assert "It stays where it is: its body is no JSON." in review
+        assert "It stays where it is: its body is not JSON." in review
         assert f"{tmp_path}/JOB.originals.ndjson" in review
         assert "Re-drive 6 messages" in review
         again = await service.client.post(_ACT, data=_hidden(review) | {"step": "2"})
@@ -67,8 +67,8 @@ async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
         shown = await service.client.get(began.headers["location"])
         assert (job.counts.done, "<dt>Originals</dt>" in shown.text) == (6, True)
         assert {json.loads(body)["currency"] for body in _bodies(service, MAIN)} == {"EUR"}
-        assert _bodies(service, DLQ) == [b"no JSON"]
-    assert _originals(tmp_path) == {*bodies} - {b"no JSON"}
+        assert _bodies(service, DLQ) == [b"not JSON"]
+    assert _originals(tmp_path) == {*bodies} - {b"not JSON"}
 
 
 @pytest.mark.parametrize(
