@@ -21,14 +21,11 @@ from weakref import WeakKeyDictionary
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.headers import failure_from_exception, failure_from_traceback
+from hopback.integrations.address import broker_url
 from hopback.integrations.celery_settings import CELERY_RULES, check_settings
-from hopback.integrations.planned import (
-    LoopThread,
-    PlannedQueues,
-    PlanOptions,
-    broker_url,
-    header_values,
-)
+from hopback.integrations.header_values import header_values
+from hopback.integrations.loop_thread import LoopThread
+from hopback.integrations.planned import PlannedQueues, PlanOptions
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
 from hopback.policy.outcome import Park, reason_of

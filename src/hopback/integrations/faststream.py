@@ -19,13 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.integrations.aio_pika import ChannelEndings, connection_url, received, settle
-from hopback.integrations.planned import (
-    ForeignDelivery,
-    PlannedQueues,
-    PlanOptions,
-    given_back,
-    rejected,
-)
+from hopback.integrations.foreign_delivery import ForeignDelivery, given_back, rejected
+from hopback.integrations.planned import PlannedQueues, PlanOptions
 from hopback.policy.outcome import Park, Retry, Rule, Verdict, reason_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.worker import answer_for

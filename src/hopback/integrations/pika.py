@@ -26,17 +26,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
-from hopback.integrations.planned import (
-    ForeignDelivery,
-    LoopThread,
-    PlannedQueues,
-    PlanOptions,
-    broker_url,
-    given_back,
-    header_values,
-    rejected,
-    said,
-)
+from hopback.integrations.address import broker_url
+from hopback.integrations.foreign_delivery import ForeignDelivery, given_back, rejected, said
+from hopback.integrations.header_values import header_values
+from hopback.integrations.loop_thread import LoopThread
+from hopback.integrations.planned import PlannedQueues, PlanOptions
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
 from hopback.runtime.answer import DONE, Answer

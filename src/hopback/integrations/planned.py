@@ -10,40 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from hopback.broker.declare import Ownership
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ConnectionFailed, InvalidTopology, Problem
-from hopback.fields import FieldValue, Headers, LongStr, Timestamp, UInt64
-from hopback.headers import failure_from_exception
-from hopback.message import NO_HEADERS, Received
+from hopback.integrations.foreign_delivery import ForeignDelivery, PlannedQueue
 from hopback.observe.events import Bus
 from hopback.observe.logs import LEVELS, SEVERITY
-from hopback.policy.decision import Settlement
 from hopback.policy.outcome import (
-    Done,
-    Park,
-    Retry,
     Rule,
-    Snooze,
     check_rules,
-    outcome_of,
-    reason_of,
 )
-from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.app import App, Waits
 from hopback.runtime.failures import FailedRuns
 from hopback.runtime.handler import waits_ms
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment, Settling
-from hopback.runtime.worker import answer_for
 from hopback.text import one_line
 from hopback.topology.expand import (
     dead_letters_park,
@@ -55,213 +39,18 @@ from hopback.topology.model import Queue, Topology
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterable, Mapping
-    from concurrent.futures import Future
+    from collections.abc import Collection, Iterable, Mapping
 
-    from hopback.broker.port import Broker, Channel, Connection
+    from hopback.broker.port import Broker, Connection
+    from hopback.message import Received
+    from hopback.policy.decision import Settlement
+    from hopback.runtime.answer import Answer
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
-__all__ = [
-    "ForeignDelivery",
-    "LoopThread",
-    "PlanOptions",
-    "PlannedQueues",
-    "broker_url",
-    "given_back",
-    "header_values",
-    "rejected",
-    "said",
-]
-
-_MOST_SIGNED = 2**63 - 1  # the largest number that fits the usual type of 64 bits
-
-
-def broker_url(
-    host: str,
-    port: int,
-    *,
-    user: str | None = None,
-    password: str | None = None,
-    virtual_host: str = "/",
-    tls: bool = False,
-    options: Mapping[str, object] | None = None,
-) -> str:
-    """The URL of these settings; what is None is not said, nor are options that are."""
-    known = {name: value for name, value in (options or {}).items() if value is not None}
-    query = f"?{urlencode(known)}" if known else ""
-    secret = "" if password is None else f":{quote(password, safe='')}"
-    login = "" if user is None else f"{quote(user, safe='')}{secret}@"
-    place = f"[{host}]" if ":" in host else host
-    scheme = "amqps" if tls else "amqp"
-    return f"{scheme}://{login}{place}:{port}/{quote(virtual_host, safe='')}{query}"
-
-
-def header_values(headers: Mapping[str, object] | None, *, text_type: type = bytes) -> Headers:
-    """A header table as another client has decoded it.
-
-    `text_type` is what its bytes are in its decoding: LongStr for clients that give texts which are
-    not UTF-8 as bytes, and arrays of bytes as something else. What has no type in AMQP cannot have
-    come from a broker, and is left out.
-    """
-    if headers is None:
-        return NO_HEADERS
-    found = {name: _value(value, text_type) for name, value in headers.items()}
-    return {name: value for name, value in found.items() if not isinstance(value, _Unknown)}
-
-
-class _Unknown:
-    """Stands for a value that no broker can have sent."""
-
-
-def _value(value: object, text_type: type) -> FieldValue | _Unknown:
-    match value:
-        case None | bool() | float() | str() | Decimal():
-            return value
-        case int():
-            # Of subclasses too: pika has one for numbers of 64 bits.
-            return UInt64(value) if value > _MOST_SIGNED else int(value)
-        case bytes():
-            return LongStr(value) if text_type is LongStr else value
-        case bytearray() | memoryview():
-            return bytes(value)
-        case datetime():
-            return Timestamp(int(value.replace(tzinfo=value.tzinfo or UTC).timestamp()))
-        case dict():
-            return header_values(value, text_type=text_type)
-        case list() | tuple():
-            found = [_value(each, text_type) for each in value]
-            return [each for each in found if not isinstance(each, _Unknown)]
-    return _Unknown()
-
-
-T = TypeVar("T")
-
-
-class LoopThread:
-    """An event loop in a thread, until `stop`."""
-
-    def __init__(self, name: str) -> None:
-        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
-        self._ending = asyncio.Event()
-        # A daemon: a program that ends without closing must not hang.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there; its future."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it."""
-        return self.submit(work).result()
-
-    def set(self, event: asyncio.Event) -> None:
-        """Set an event that somebody there waits for."""
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(event.set)
-
-    def stop(self) -> None:
-        """End the loop and wait for its thread. Safe to repeat."""
-        self.set(self._ending)
-        self._thread.join()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._ending.wait())
-
-
 _LOG = logging.getLogger("hopback.integrations")
-
 _RETRY = ("30s", "5m", "30m")
 """How long failed messages wait when nothing else is said: as for a handler of Hopback's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A queue with a plan, and what concludes its deliveries while the plans are in force."""
-
-    plan: Plan
-    rules: tuple[Rule, ...]
-    settling: Settling
-
-
-class _Slip:
-    """Takes down how a delivery is to be settled; its own library does it."""
-
-    def __init__(self) -> None:
-        self.how: Settlement | None = None
-
-    def ack(self, tag: int) -> None:
-        self.how = Settlement.ACK
-
-    def nack(self, tag: int, *, requeue: bool) -> None:
-        self.how = Settlement.RELEASE if requeue else Settlement.DEAD_LETTER
-
-
-class ForeignDelivery:
-    """A delivery in the hands of another library's consumer; the first answer to it counts.
-
-    `ended` is set when the channel it came by has ended.
-    """
-
-    def __init__(
-        self,
-        planned: _Planned,
-        delivery: Received,
-        version: BrokerVersion,
-        ended: asyncio.Event,
-    ) -> None:
-        self._planned = planned
-        self._slip = _Slip()
-        # `Settling` settles and does nothing else with a channel.
-        session = ConsumeSession(cast("Channel", self._slip), version, ended)
-        self._held = HeldDelivery(delivery, session)
-        self._began = time.monotonic()
-        self.answered: bool = False
-        """Whether its consumer has said what becomes of it."""
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """What the plan says of exceptions."""
-        return self._planned.rules
-
-    def copy_settlement(self) -> Settlement | None:
-        """How to settle it at once, if it is a second copy of what has ended here; None if it is to run."""
-        if not self._planned.settling.settle_copy(self._held):
-            return None
-        self.answered = True
-        return self._slip.how
-
-    async def conclude(self, answer: Answer) -> Settlement | None:
-        """Move it on by its answer: how it has to be settled now, None if it stays unsettled."""
-        if self.answered:
-            raise RuntimeError("expected one answer to a delivery, got a second one")
-        self.answered = True
-        duration = time.monotonic() - self._began
-        await self._planned.settling.conclude(self._held, answer, duration)
-        return self._slip.how
-
-
-def given_back(error: BaseException | None, rules: Iterable[Rule]) -> Answer:
-    """The answer of a consumer that nacked or rejected with requeue: by the plan, never at once."""
-    if error is not None:
-        return answer_for(error, tuple(rules))
-    return Answer(Retry("the consumer gave it back (requeue=True)"))
-
-
-def rejected(error: BaseException | None) -> Answer:
-    """The answer of a consumer that rejected for good: into the dead-letter queue, with the reason."""
-    if error is None:
-        return Answer(Park("the consumer rejected it (requeue=False)"))
-    return Answer(Park(reason_of(error)), failure_from_exception(error), error=error)
-
-
-def said(returned: object) -> Answer | None:
-    """The answer of a consumer that returned an outcome of Hopback's; None for anything else."""
-    if isinstance(returned, Done | Retry | Park | Snooze):
-        return Answer(outcome_of(returned))
-    return None
 
 
 def _tell_end(running: asyncio.Task[object]) -> None:
@@ -338,7 +127,7 @@ class PlannedQueues:
         self._timeout = timeout
         self._publish_to = publish_to
         self._plans: dict[str, tuple[Plan, tuple[Rule, ...]]] = {}
-        self._planned: dict[str, _Planned] = {}
+        self._planned: dict[str, PlannedQueue] = {}
         self._version: asyncio.Future[BrokerVersion] | None = None
         self._service: Service | None = None
         self._running: asyncio.Task[object] | None = None
@@ -429,7 +218,7 @@ class PlannedQueues:
                 plan, service.publish, self._world, dead_letters_park=parks, failed=failed
             )
             rules = self._plans[plan.queue][1] if plan.queue in self._plans else ()
-            self._planned[plan.queue] = _Planned(plan, rules, settling)
+            self._planned[plan.queue] = PlannedQueue(plan, rules, settling)
 
     def _theirs(self, whole: Topology) -> tuple[Queue, ...]:
         """The queues that the library looks after, as they are best; nobody here knows how they are."""

@@ -14,9 +14,10 @@ from yarl import URL
 
 from hopback.errors import UnsafeOperation
 from hopback.fields import LongStr, Timestamp, UInt64
+from hopback.integrations.address import broker_url
 from hopback.integrations.aio_pika import connection_url
+from hopback.integrations.header_values import header_values
 from hopback.integrations.pika import parameters_url
-from hopback.integrations.planned import broker_url, header_values
 from hopback.wire.url import parse_url
 
 

@@ -18,7 +18,7 @@ from hopback.broker.embedded import run_virtual
 from hopback.broker.embedded.channel import EmbeddedChannel
 from hopback.headers import read_history
 from hopback.observe.events import Bus
-from hopback.runtime import service as service_module
+from hopback.runtime import assembly
 from hopback.runtime.processes import deaths_in
 from hopback.runtime.quarantine import Quarantine, Survivor
 from hopback.runtime.service import Service
@@ -506,7 +506,7 @@ def test_a_rolling_restart_takes_no_longer_than_without_quarantine(
 ) -> None:
     """What the stopped processes give back is handled as fast as anything else."""
     careful = run_virtual(_rolling_restart(2000))
-    monkeypatch.setattr(service_module, "can_suspect", lambda _plan: False)
+    monkeypatch.setattr(assembly, "can_suspect", lambda _plan: False)
     assert careful <= run_virtual(_rolling_restart(2000)) * 1.02
 
 

@@ -1,0 +1,47 @@
+"""An event loop in a thread, for libraries without one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from concurrent.futures import Future
+
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread, until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
+        self._ending = asyncio.Event()
+        # A daemon: a program that ends without closing must not hang.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine there; its future."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for it."""
+        return self.submit(work).result()
+
+    def set(self, event: asyncio.Event) -> None:
+        """Set an event that somebody there waits for."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(event.set)
+
+    def stop(self) -> None:
+        """End the loop and wait for its thread. Safe to repeat."""
+        self.set(self._ending)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._ending.wait())

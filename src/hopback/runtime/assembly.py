@@ -1,0 +1,211 @@
+"""Builds the consumer of each queue from its handler and its plan."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hopback.policy.quarantine import can_suspect
+from hopback.runtime.batches import Batches
+from hopback.runtime.consumer import Consumer, ConsumerLimits
+from hopback.runtime.context import Send, context_with
+from hopback.runtime.dependencies import Injector, Need, Overrides, Provider
+from hopback.runtime.handler import BatchHandler, Handler, HandlerOptions
+from hopback.runtime.message_types import TypedHandlers, TypedRunner
+from hopback.runtime.push import PushHandler, PushRunner
+from hopback.runtime.quarantine import Quarantine, Solitude
+from hopback.runtime.settling import Environment, Settling
+from hopback.runtime.slow_runs import SlowRuns
+from hopback.runtime.worker import FunctionRunner, OneByOne, Work, inside_middleware
+from hopback.topology.delays import longest_delay_ms
+from hopback.topology.effective import effective_arguments
+from hopback.topology.expand import dead_letters_park
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from hopback.fields import Headers
+    from hopback.runtime.answer import Answer, Run
+    from hopback.runtime.app import AnyHandler
+    from hopback.runtime.codecs import Codecs
+    from hopback.runtime.failures import FailedRuns
+    from hopback.runtime.middleware import Middleware
+    from hopback.topology.model import Topology
+    from hopback.topology.plan import Plan
+
+
+_OneByOneHandler: TypeAlias = "Handler | PushHandler | TypedHandlers"
+
+
+@dataclass(slots=True)
+class Assembly:
+    """Makes consumers that share a topology and a way to publish, and closes what runs them."""
+
+    topology: Topology
+    publish: Send
+    world: Environment
+    concurrency: int | None = None
+    """Overrides how many handlers of each queue run at once."""
+    middleware: Callable[[str], Sequence[Middleware]] = lambda _queue: ()
+    """What is put around the runs of a queue's handler."""
+    overrides: Overrides = field(default_factory=dict)
+    """Which providers take the place of others."""
+    failed: FailedRuns | None = None
+    """Who is told of failed runs."""
+    codecs: Codecs | None = None
+    """What decodes payloads by their content type, if the application has them."""
+    reply_queues: Sequence[str] = ()
+    """The queues that replies may go to, beside direct reply addresses."""
+    _injectors: list[Injector] = field(default_factory=list)
+    _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
+    _solitude: Solitude = field(default_factory=Solitude)
+
+    def consumer(self, handler: AnyHandler) -> Consumer:
+        """The consumer of the handler's queue."""
+        plan = self.topology.plan(handler.queue)
+        assert plan is not None  # noqa: S101 - App.topology refuses handlers without a plan
+        if isinstance(handler, BatchHandler):
+            return self._in_batches(handler, plan)
+        return self._one_by_one(handler, plan)
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[None]:
+        """Make what the handlers need for as long as the application runs, and close it."""
+        made: dict[Provider, Any] = {}
+        async with AsyncExitStack() as stack:
+            for injector in self._injectors:
+                await injector.start(made, stack)
+            yield
+
+    async def close(self) -> None:
+        """Close connections and let threads go."""
+        for runner in self._runners:
+            await runner.close()
+
+    def _one_by_one(self, handler: _OneByOneHandler, plan: Plan) -> Consumer:
+        options = handler.options
+        if self.concurrency is not None:
+            options = replace(options, concurrency=self.concurrency)
+        # Half of what can be handled at once may wait in our hands: the rest goes on.
+        settling = self._settling(plan, most_holds=options.concurrency // 2)
+        runner = self._runner(handler, options, plan)
+        run: Run = runner
+        if isinstance(runner, PushRunner) and (around := self.middleware(handler.queue)):
+            run = inside_middleware(around, run, plan, self.publish)
+        if self.world.around is not None:
+            run = self.world.around(run, plan)
+        settled = None
+        if not isinstance(runner, PushRunner) and runner.waits_for_settlement:
+            settled = runner.settled
+        work = partial(OneByOne, handler.queue, options, run, settling, settled)
+        limits = ConsumerLimits(options.window, options.concurrency, options.breaker)
+        return self._consuming(plan, limits, work, options.deadline)
+
+    def _in_batches(self, handler: BatchHandler, plan: Plan) -> Consumer:
+        options = handler.options
+        # Middleware is around the whole life of a message in its batch, not around `prepare` alone.
+        prepare = None if handler.prepare is None else self._function(handler.prepare, plan, ())
+        injector = self._injector(handler.needs, f"batch handler of queue {handler.queue!r}", False)
+        read = None
+        if self.codecs is not None and handler.wanted is not None:
+            read = self.codecs.reader(handler.wanted, handler.decode)
+        context = context_with(self.codecs, self.reply_queues)
+        work = partial(
+            Batches,
+            handler,
+            prepare,
+            self._settling(plan),
+            self.world,
+            injector,
+            read,
+            self.middleware(handler.queue),
+            partial(context, plan=plan, publish=self.publish),
+        )
+        limits = ConsumerLimits(options.window, options.batchers, options.breaker)
+        return self._consuming(plan, limits, work, options.deadline)
+
+    def _consuming(
+        self,
+        plan: Plan,
+        limits: ConsumerLimits,
+        work: Callable[[Callable[[Answer], object]], Work],
+        deadline: float | None,
+    ) -> Consumer:
+        queue = next((one for one in self.topology.queues if one.name == plan.queue), None)
+        arguments: Headers = {}
+        if queue is not None:
+            arguments = effective_arguments(queue, self.topology.policies)
+        timeout_ms = arguments.get("x-consumer-timeout")
+        quarantine = None
+        if can_suspect(plan):
+            limit = arguments.get("x-delivery-limit")
+            quarantine = Quarantine(plan, self._solitude, self.world, limit)
+
+        # What it makes is held while a suspected message of any queue runs alone.
+        def make(observe: Callable[[Answer], object]) -> Work:
+            made = work(observe)
+            self._solitude.join(made)
+            return made
+
+        def watch(work: Work) -> SlowRuns:
+            timeout = timeout_ms / 1000 if isinstance(timeout_ms, int) else None
+            return SlowRuns(plan, work, self.world, deadline=deadline, timeout=timeout)
+
+        return Consumer(plan.queue, limits, make, self.world, quarantine, watch)
+
+    def _settling(self, plan: Plan, *, most_holds: int = 0) -> Settling:
+        return Settling(
+            plan,
+            self.publish,
+            self.world,
+            dead_letters_park=dead_letters_park(self.topology, plan),
+            longest_delay_ms=longest_delay_ms(self.topology),
+            most_holds=most_holds,
+            failed=self.failed,
+        )
+
+    def _runner(
+        self, handler: _OneByOneHandler, options: HandlerOptions, plan: Plan
+    ) -> FunctionRunner | PushRunner | TypedRunner:
+        around = self.middleware(handler.queue)
+        if isinstance(handler, TypedHandlers):
+            each = {
+                name: self._function(
+                    replace(one, options=replace(one.options, concurrency=options.concurrency)),
+                    plan,
+                    around,
+                )
+                for name, one in handler.handlers.items()
+            }
+            return TypedRunner(handler, each)
+        if not isinstance(handler, PushHandler):
+            return self._function(replace(handler, options=options), plan, around)
+        target = replace(handler.target, connections=options.concurrency)
+        runner = PushRunner(target, plan, self.world.clock)
+        self._runners.append(runner)
+        return runner
+
+    def _function(
+        self, handler: Handler, plan: Plan, middleware: Sequence[Middleware]
+    ) -> FunctionRunner:
+        runner = FunctionRunner(
+            handler,
+            plan,
+            self.publish,
+            self.world.bus,
+            injector=self._injector(handler.needs, f"handler of queue {handler.queue!r}", True),
+            middleware=middleware,
+            codecs=self.codecs,
+            reply_queues=self.reply_queues,
+        )
+        self._runners.append(runner)
+        return runner
+
+    def _injector(self, needs: Sequence[Need], where: str, has_context: bool) -> Injector | None:
+        if not needs:
+            return None
+        made = Injector(needs, where=where, overrides=self.overrides, has_context=has_context)
+        self._injectors.append(made)
+        return made
