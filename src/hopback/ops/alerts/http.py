@@ -29,7 +29,7 @@ ALERTS = ApiTable()
 
 async def _visible_alerts(services: Services, principal: Principal) -> AlertList:
     """List the alerts of queues that the caller may see, for admins with rules and targets."""
-    found = await services.alerting.list_alerts()
+    found = await services.shared.alerting.list_alerts()
     items = tuple(
         one
         for one in found.items
@@ -43,7 +43,7 @@ async def _visible_alerts(services: Services, principal: Principal) -> AlertList
 async def _send_test(services: Services, principal: Principal, target: str) -> AlertTestResult:
     if not services.manages(principal):
         raise forbidden()
-    found = await services.alerting.test(target)
+    found = await services.shared.alerting.test(target)
     details = {"target": found.target, "problem": found.problem}
     result = "ok" if found.delivered else "failed"
     await services.acting_as(principal).note("alert.test", result=result, details=details)

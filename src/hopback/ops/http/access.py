@@ -21,6 +21,7 @@ from hopback.ops.contract.values import AuditList, Moment
 from hopback.ops.http.api import ApiAnswer, ApiTable, Call
 from hopback.ops.http.keys import ApiKey, new_key
 from hopback.ops.http.problems import Refused, trouble_title
+from hopback.ops.http.services import NOBODY
 from hopback.ops.http.session_cookies import cookie_name
 from hopback.ops.http.turns import address_of
 from hopback.ops.oidc.settings import CALLBACK
@@ -141,7 +142,7 @@ def key_answer(key: ApiKey) -> KeyAnswer:
 @ACCESS.row("GET", "/admin/keys", Role.ADMIN, EVERY_QUEUE, answer=KeyList)
 async def _list_keys(call: Call[Empty, None]) -> KeyList:
     """The API keys, without their secrets."""
-    ring = call.services.gate.keys
+    ring = call.services.shared.gate.keys
     await ring.refresh(call.services.clock.now())
     items = [key_answer(key) for key in call.services.keys]
     return KeyList(items, len(items))
@@ -161,7 +162,7 @@ async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
     )
     details = {"key": key.id, "name": key.name, "role": body.role.value}
     await call.operations.note("key.create", details=details)
-    await services.gate.keys.add(key)
+    await services.shared.gate.keys.add(key)
     return MadeKey(key_answer(key), secret)
 
 
@@ -199,10 +200,10 @@ async def _healthz(_call: Call[Empty, None]) -> Response:
 async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
     """Whether the broker answers, too."""
     services = call.services
-    error = (await services.sweep.get_or_last()).error
+    error = (await services.recent.sweep.get_or_last()).error
     known = None
     with suppress(Refused):  # a probe with a wrong key is still a probe
-        known = await services.gate.identify(call.request)
+        known = await services.shared.gate.identify(call.request)
     reason = ""
     if error is not None:
         title = trouble_title(error)
@@ -224,7 +225,7 @@ async def _metrics(call: Call[Empty, None]) -> Response:
 
 async def metrics_text(services: Services) -> str:
     """Depths and jobs of one broker for Prometheus, from the cached sweep."""
-    await services.sweep.get_or_last()
+    await services.recent.sweep.get_or_last()
     return metrics_of([services])
 
 
@@ -234,7 +235,7 @@ def metrics_of(brokers: Sequence[Services], *, labelled: bool = False) -> str:
     for each in brokers:
         name = f'broker="{_escaped(each.name)}"' if labelled else ""
         alone, beside = (f"{{{name}}}", f"{name},") if name else ("", "")
-        swept = each.sweep.known
+        swept = each.recent.sweep.known
         up.append(
             f"hopback_admin_broker_up{alone} {int(swept is not None and swept.error is None)}"
         )
@@ -300,7 +301,7 @@ class _SignIn:
             return await self._welcome_or_refuse(
                 request, onward, lambda gate: gate.follow_link(request, token)
             )
-        if not self._services.gate.asks_who:
+        if not self._services.shared.gate.asks_who:
             return see_other("/")
         return self._form(request, onward)
 
@@ -308,7 +309,7 @@ class _SignIn:
         """Exchange a key or token for a cookie."""
         fields = dict(await form_fields(request))
         try:
-            self._services.gate.refuse_foreign(request)
+            self._services.shared.gate.refuse_foreign(request)
         except Refused as refused:
             return self._form(request, "/", refused.detail, refused.status)
         secret = fields.get("secret", "").strip()
@@ -318,7 +319,7 @@ class _SignIn:
 
     async def sign_out(self, request: Request) -> Response:
         """End the session, here and wherever its cookie may have been copied to."""
-        gate, secure = self._services.gate, request.url.scheme == "https"
+        gate, secure = self._services.shared.gate, request.url.scheme == "https"
         try:
             gate.refuse_foreign(request)
         except Refused as refused:
@@ -342,7 +343,7 @@ class _SignIn:
 
     async def begin(self, request: Request) -> Response:
         """Send somebody to the provider."""
-        gate, secure = self._services.gate, request.url.scheme == "https"
+        gate, secure = self._services.shared.gate, request.url.scheme == "https"
         onward = own_page(request.query_params.get("next", "/"))
         if gate.oidc is None:
             return see_other("/login")
@@ -364,7 +365,7 @@ class _SignIn:
 
     async def finish(self, request: Request) -> Response:
         """Believe what the provider says of somebody, or say why not."""
-        gate, secure = self._services.gate, request.url.scheme == "https"
+        gate, secure = self._services.shared.gate, request.url.scheme == "https"
         if gate.oidc is None:
             return see_other("/login")
         cookie = request.cookies.get(_attempt_cookie(secure=secure))
@@ -374,7 +375,7 @@ class _SignIn:
             principal, session, onward = found
             answer = await self._welcome(request, own_page(onward), principal, session)
         except Refused as refused:
-            await self._services.denied(self._services.nobody, request, refused, "")
+            await self._services.denied(NOBODY, request, refused, "")
             answer = self._form(request, "/", refused.detail, refused.status)
         answer.delete_cookie(_attempt_cookie(secure=secure), secure=secure, httponly=True)
         return answer
@@ -385,13 +386,13 @@ class _SignIn:
         onward: str,
         identify: Callable[[Gate], Principal | Awaitable[Principal]],
     ) -> Response:
-        gate, address = self._services.gate, address_of(request)
+        gate, address = self._services.shared.gate, address_of(request)
         try:
             gate.take_sign_in(address)
             found = identify(gate)
             principal = await found if isinstance(found, Awaitable) else found
         except Refused as refused:
-            await self._services.denied(self._services.nobody, request, refused, "")
+            await self._services.denied(NOBODY, request, refused, "")
             return self._form(request, onward, refused.detail, refused.status)
         return await self._welcome(request, onward, principal)
 
@@ -402,7 +403,7 @@ class _SignIn:
             "access.sign-in", details={"address": address_of(request), "by": principal.kind}
         )
         now = self._services.clock.now()
-        value, seconds = self._services.gate.cookies.write(principal, now, session)
+        value, seconds = self._services.shared.gate.cookies.write(principal, now, session)
         secure = request.url.scheme == "https"
         answer = see_other(onward)
         answer.set_cookie(
@@ -418,7 +419,7 @@ class _SignIn:
     def _form(
         self, request: Request, onward: str, trouble: str = "", status: int = 200
     ) -> Response:
-        oidc = self._services.gate.oidc
+        oidc = self._services.shared.gate.oidc
         text = self._templates.get_template("login.html").render(
             **frame_values(self._services, request, None),
             told=[],
@@ -452,9 +453,10 @@ async def _you(visit: Visit) -> Response:
 def _you_page(visit: Visit, secret: str) -> Response:
     return visit.page(
         "you.html",
-        manages=visit.principal.allows_everywhere(Role.ADMIN) and visit.services.gate.asks_who,
+        manages=visit.principal.allows_everywhere(Role.ADMIN)
+        and visit.services.shared.gate.asks_who,
         keys=visit.services.keys,
-        keys_last=visit.services.gate.keys.lasts,
+        keys_last=visit.services.shared.gate.keys.lasts,
         secret=secret,
     )
 
@@ -476,7 +478,7 @@ async def _make_key_by_page(visit: Visit) -> Response:
     )
     details = {"key": key.id, "name": key.name, "role": role}
     await visit.operations.note("key.create", details=details)
-    await services.gate.keys.add(key)
+    await services.shared.gate.keys.add(key)
     return _you_page(visit, secret)
 
 

@@ -26,6 +26,7 @@ from hopback.ops.http.auth import forbidden, unauthorized
 from hopback.ops.http.events import AT_ONCE_S, LongWork
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
+from hopback.ops.http.services import NOBODY
 from hopback.ops.http.turns import address_of
 
 if TYPE_CHECKING:
@@ -233,21 +234,21 @@ async def _admit_and_answer(
 ) -> ASGIApp:
     params, rules = request.path_params, endpoint.queues
     if endpoint.public:
-        services.gate.take_turn(address_of(request))
-        principal = services.nobody
+        services.shared.gate.take_turn(address_of(request))
+        principal = NOBODY
     else:
         principal = await admit(
             services, request, lambda found: may_begin(endpoint.role, rules, found, params)
         )
     if not endpoint.is_heavy:
         return await _answer(endpoint, request, services, principal)
-    end = services.heavy.begin(principal.id)
+    end = services.shared.heavy.begin(principal.id)
     try:
         response = await _answer(endpoint, request, services, principal)
     except BaseException:
         end()
         raise
-    return services.heavy.limit(response, end)
+    return services.shared.heavy.limit(response, end)
 
 
 async def _answer(
@@ -268,7 +269,7 @@ async def _answer(
     if await work.ended(request, AT_ONCE_S if streams else None):
         return work.task.result()
     try:
-        return services.streams.open(_work_events(work, call), principal, work.end)
+        return services.shared.streams.open(_work_events(work, call), principal, work.end)
     except Refused:
         await work.end()
         raise
@@ -322,13 +323,13 @@ async def admit(
     services: Services, request: Request, permits: Callable[[Principal], bool]
 ) -> Principal:
     """Who asks, if they are permitted; a refused change is written down."""
-    principal = services.nobody
+    principal = NOBODY
     try:
-        found = await services.gate.identify(request)
+        found = await services.shared.gate.identify(request)
         if found is None:
             raise unauthorized("Missing Authorization header.")
         principal = services.asking(found)
-        services.gate.take_turn(principal.id)
+        services.shared.gate.take_turn(principal.id)
         if not permits(principal):
             raise forbidden()
     except Refused as refused:

@@ -25,7 +25,6 @@ from hopback.broker.named_brokers import broker_path
 from hopback.errors import HopbackError
 from hopback.ops.alerts.http import ALERT_PAGES, ALERTS
 from hopback.ops.alerts.watch import Alerting, AlertSource
-from hopback.ops.brokers.recent import Recent
 from hopback.ops.contract.endpoints import SHARED
 from hopback.ops.http.access import ACCESS, ACCESS_PAGES, sign_in_routes
 from hopback.ops.http.api import ApiTable, api_routes, openapi_document, sent_path
@@ -36,9 +35,9 @@ from hopback.ops.http.dead_letters import DEADLETTERS
 from hopback.ops.http.events import EventStreams
 from hopback.ops.http.heavy_requests import HeavyRequests
 from hopback.ops.http.keys import KeyRing
-from hopback.ops.http.overview import BETWEEN_SWEEPS_S, Sweep
+from hopback.ops.http.overview import BETWEEN_SWEEPS_S, RecentAnswers
 from hopback.ops.http.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
-from hopback.ops.http.services import Denials, Services, write_denial
+from hopback.ops.http.services import NOBODY, Denials, Services, SharedServices, write_denial
 from hopback.ops.http.session_cookies import SessionCookies
 from hopback.ops.http.settings import AdminSettings
 from hopback.ops.http.tokens import token_reader
@@ -52,7 +51,6 @@ from hopback.ops.page.errors import ERROR_PAGES
 from hopback.ops.page.jobs import JOB_PAGES
 from hopback.ops.page.pages import WORK_PAGES, problem_page
 from hopback.ops.page.rendering import STATIC, renderer
-from hopback.ops.page.topology_drawing import TopologyDrawings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -87,8 +85,6 @@ _LOG = logging.getLogger("hopback.ops.http")
 _COUNTS_EVERY_S = 10.0  # a window of refusals is a minute: its count is at most so much late
 
 _TAKE_OVER_EVERY_S = 5.0  # little beside the lease that has to run out before
-
-_EXPENSIVE_FRESH_S = 10.0  # seconds: candidates and surveys do not change by the second
 
 _DAY_S = 86_400.0  # seconds
 _RETENTION_EVERY_S = 3600.0  # what is kept for days may go an hour late
@@ -153,40 +149,41 @@ def _services(
     environment: Mapping[str, str],
     clock: Clock,
     gate: Gate,
-) -> list[Services]:
-    """Return the services of each broker. Gate, streams and alerts are those of all."""
-    first = operations[0]
-    sweeps = [Sweep(each.queues, clock) for each in operations]
+) -> tuple[Services, ...]:
+    """Return the services of each broker."""
+    recent = [RecentAnswers(each) for each in operations]
     sources = [
         AlertSource(
-            each.broker.name, sweep, each.jobs, each.surveys.by_queue, each.remember_consumed
+            each.broker.name,
+            answers.sweep,
+            each.jobs,
+            each.surveys.by_queue,
+            each.remember_consumed,
         )
-        for each, sweep in zip(operations, sweeps, strict=True)
+        for each, answers in zip(operations, recent, strict=True)
     ]
+    first = operations[0]
     alerting = Alerting(
         settings.alerts, first.alert_book, sources, clock, environment, first.broker.address
     )
-    streams, heavy = EventStreams(settings.limits), HeavyRequests(settings.limits)
-    brokers: list[Services] = []
-    for each, sweep in zip(operations, sweeps, strict=True):
-        made = Services(
+    shared = SharedServices(
+        settings,
+        gate,
+        EventStreams(settings.limits),
+        HeavyRequests(settings.limits),
+        alerting,
+    )
+    shared.brokers = tuple(
+        Services(
             each,
-            gate,
-            sweep,
-            TopologyDrawings(each.broker),
-            settings,
+            answers,
+            shared,
             Denials(clock, partial(write_denial, each)),
-            streams,
-            heavy,
-            alerting,
-            Recent(each.candidates, _EXPENSIVE_FRESH_S, clock),
-            Recent(each.errors, _EXPENSIVE_FRESH_S, clock),
-            prefix=broker_path(each.broker.name) if each.broker.name else "",
-            is_first=not brokers,
-            brokers=brokers,
+            broker_path(each.broker.name) if each.broker.name else "",
         )
-        brokers.append(made)
-    return brokers
+        for each, answers in zip(operations, recent, strict=True)
+    )
+    return shared.brokers
 
 
 def _gate(
@@ -275,7 +272,7 @@ def _refusing(services: Services, templates: Environment, refused: Refused) -> A
         if "text/html" in request.headers.get("accept", "") and not path.startswith("/admin/"):
             # The page itself may be what fails.
             with suppress(Exception):
-                return problem_page(services, templates, request, services.nobody, refused)
+                return problem_page(services, templates, request, NOBODY, refused)
         return problem_response(refused, path, request.state.correlation)
 
     return answer
@@ -285,38 +282,40 @@ def _lifespan(services: Services) -> Any:
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         """Keep the sweep and the counts of refusals going while the service runs."""
-        between_s = BETWEEN_SWEEPS_S / len(services.brokers)
+        between_s = BETWEEN_SWEEPS_S / len(services.shared.brokers)
         tasks = [
-            asyncio.create_task(each.sweep.run(between_s * number), name=f"sweep {each.name}")
-            for number, each in enumerate(services.brokers)
+            asyncio.create_task(
+                each.recent.sweep.run(between_s * number), name=f"sweep {each.name}"
+            )
+            for number, each in enumerate(services.shared.brokers)
         ]
         tasks += [
             asyncio.create_task(_write_counts(services), name="counts of refusals"),
             asyncio.create_task(_keep_retention(services), name="retention"),
         ]
-        if services.settings.jobs.take_over:
+        if services.shared.settings.jobs.take_over:
             tasks.append(asyncio.create_task(_take_over(services), name="take over jobs"))
-        minutes = services.settings.deadletters.survey_minutes
+        minutes = services.shared.settings.deadletters.survey_minutes
         tasks += [
             asyncio.create_task(
                 each.operations.surveys.keep(minutes * 60.0 if minutes else None),
                 name=f"surveys {each.name}",
             )
-            for each in services.brokers
+            for each in services.shared.brokers
         ]
-        if services.alerting.has_rules:
-            tasks.append(asyncio.create_task(services.alerting.run(), name="alerts"))
+        if services.shared.alerting.has_rules:
+            tasks.append(asyncio.create_task(services.shared.alerting.run(), name="alerts"))
         try:
             yield
         finally:
-            for each in services.brokers:
+            for each in services.shared.brokers:
                 for waiting in tuple(each.working.values()):
                     await waiting.end()
-            surveys = [task for each in services.brokers for task in each.surveying]
+            surveys = [task for each in services.shared.brokers for task in each.recent.surveying]
             for task in (*tasks, *surveys):
                 task.cancel()
             await asyncio.gather(*tasks, *surveys, return_exceptions=True)
-            for each in services.brokers:
+            for each in services.shared.brokers:
                 await each.denials.flush(everything=True)
 
     return lifespan
@@ -325,7 +324,7 @@ def _lifespan(services: Services) -> Any:
 async def _write_counts(services: Services) -> None:
     while True:
         await asyncio.sleep(_COUNTS_EVERY_S)
-        for each in services.brokers:
+        for each in services.shared.brokers:
             await each.denials.flush()
 
 
@@ -333,7 +332,7 @@ async def _take_over(services: Services) -> None:
     """Go on with jobs whose processes are gone, of every broker that answers."""
     while True:
         await asyncio.sleep(_TAKE_OVER_EVERY_S)
-        for each in services.brokers:
+        for each in services.shared.brokers:
             try:
                 for job in await each.operations.take_over():
                     _LOG.warning(
@@ -345,7 +344,7 @@ async def _take_over(services: Services) -> None:
 
 async def _keep_retention(services: Services) -> None:
     """Delete what is older than it is kept: now, and again in a while."""
-    said = services.settings.retention
+    said = services.shared.settings.retention
     retention = Retention(said.audit_days, said.job_days)
     operations = services.operations
     while True:

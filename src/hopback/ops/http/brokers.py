@@ -72,9 +72,9 @@ class AllQueues(Struct, frozen=True, rename="camel"):
 
 async def _visible_brokers(call: Call[Any, None]) -> list[tuple[Services, Principal, Swept | None]]:
     """The brokers that the caller may see, each with their grants there and what was last read."""
-    asking = [(each, each.asking(call.principal)) for each in call.services.brokers]
+    asking = [(each, each.asking(call.principal)) for each in call.services.shared.brokers]
     allowed = [(each, known) for each, known in asking if known.allows_somewhere(Role.VIEWER)]
-    found = await read_all([each.sweep for each, _ in allowed])
+    found = await read_all([each.recent.sweep for each, _ in allowed])
     return [(*pair, swept) for pair, swept in zip(allowed, found, strict=True)]
 
 

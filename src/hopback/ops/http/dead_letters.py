@@ -55,7 +55,7 @@ async def _job_in_path(call: Call[Any, Any]) -> Job:
 @DEADLETTERS.answer(endpoints.OVERVIEW)
 async def _show_overview(call: Call[Empty, None]) -> Overview:
     """List the dead-letter queues with their depths, from one sweep a second."""
-    swept, now = await call.services.sweep.get(), call.services.clock.now()
+    swept, now = await call.services.recent.sweep.get(), call.services.clock.now()
     seen = [one for one in swept.queues if call.principal.allows(Role.VIEWER, one.queue)]
     items = tuple(structs.replace(one, depth=one.depth.shown_at(now)) for one in seen)
     return Overview(items, len(items), Moment(swept.at), round(swept.age(now), 3))
@@ -97,7 +97,7 @@ async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
 
     try:
         events = _search_stream(first, found, call)
-        return call.services.streams.open(events, call.principal, end)
+        return call.services.shared.streams.open(events, call.principal, end)
     except Refused:
         await end()
         raise
@@ -217,4 +217,4 @@ async def _follow_job(call: Call[Empty, None]) -> Response:
     """Follow a job: server-sent events of type `job`, now and after every change."""
     job = await _job_in_path(call)
     events = job_events(call.operations.events(job.id), call.services.placed)
-    return call.services.streams.open(events, call.principal)
+    return call.services.shared.streams.open(events, call.principal)

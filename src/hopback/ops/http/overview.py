@@ -8,13 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.ops.brokers.recent import Recent
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.values import JobState
+from hopback.ops.page.topology_drawing import TopologyDrawings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from hopback.clock import Clock
+    from hopback.ops.brokers.discovery import CandidateList
+    from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.contract.values import Job, QueueSummary, SessionView
     from hopback.ops.operations import Operations
 
@@ -233,3 +237,23 @@ class Insights:
         self._known.move_to_end(view.queue)
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
+
+
+_EXPENSIVE_FRESH_S = 10.0  # seconds: candidates and surveys do not change by the second
+
+
+class RecentAnswers:
+    """The expensive answers about one broker, which all visitors share."""
+
+    def __init__(self, operations: Operations) -> None:
+        clock = operations.clock
+        self.sweep: Sweep = Sweep(operations.queues, clock)
+        self.drawings: TopologyDrawings = TopologyDrawings(operations.broker)
+        self.candidates: Recent[CandidateList] = Recent(
+            operations.candidates, _EXPENSIVE_FRESH_S, clock
+        )
+        self.errors: Recent[ErrorOverview] = Recent(operations.errors, _EXPENSIVE_FRESH_S, clock)
+        self.insights: Insights = Insights()
+        self.speeds: JobSpeeds = JobSpeeds()
+        self.surveying: set[asyncio.Task[ErrorOverview]] = set()
+        """The survey that a visitor started and does not wait for."""

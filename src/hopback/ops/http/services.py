@@ -18,71 +18,61 @@ from hopback.ops.contract.values import (
     QueueSummary,
     SessionView,
 )
-from hopback.ops.http.overview import Insights, JobSpeeds
 from hopback.ops.http.problems import Refused, refusal_of
 from hopback.ops.http.turns import address_of
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.requests import Request
 
     from hopback.clock import Clock
     from hopback.ops.alerts.watch import Alerting
-    from hopback.ops.brokers.discovery import CandidateList
     from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.brokers.recent import Recent
     from hopback.ops.contract.requests import SessionRequest
-    from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.contract.values import OnProgress
     from hopback.ops.http.auth import Gate
     from hopback.ops.http.events import EventStreams
     from hopback.ops.http.heavy_requests import HeavyRequests
     from hopback.ops.http.keys import ApiKey
-    from hopback.ops.http.overview import Sweep
+    from hopback.ops.http.overview import RecentAnswers
     from hopback.ops.http.settings import AdminSettings
     from hopback.ops.operations import Operations
     from hopback.ops.page.pages import PageWork
-    from hopback.ops.page.topology_drawing import TopologyDrawings
 
 _LOG = logging.getLogger("hopback.ops.http")
 
 ValueT = TypeVar("ValueT")
 
 NOBODY = Principal("", "nobody", "nobody", ())
-"""Someone of whom nothing is known."""
+"""An unauthenticated caller."""
+
+
+@dataclass(slots=True)
+class SharedServices:
+    """The parts of the service that all brokers share. `brokers` are in the order of the settings."""
+
+    settings: AdminSettings
+    gate: Gate
+    streams: EventStreams
+    heavy: HeavyRequests
+    alerting: Alerting
+    brokers: tuple[Services, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything that an answer about one broker may need.
+    """The parts that answer requests about one broker. `prefix` is the beginning of its paths.
 
-    `gate`, `settings` and `streams` are those of the whole service. `prefix` is the beginning of the broker's
-    paths. `brokers` are the services of every broker in the order of the settings, each with its prefix.
+    `working` are the forms whose work a visitor waits for, by id.
     """
 
     operations: Operations
-    gate: Gate
-    sweep: Sweep
-    drawings: TopologyDrawings
-    settings: AdminSettings
+    recent: RecentAnswers
+    shared: SharedServices
     denials: Denials
-    streams: EventStreams
-    heavy: HeavyRequests
-    alerting: Alerting
-    candidates: Recent[CandidateList]
-    errors: Recent[ErrorOverview]
-    insights: Insights = field(default_factory=Insights)
-    speeds: JobSpeeds = field(default_factory=JobSpeeds)
-    surveying: set[asyncio.Task[ErrorOverview]] = field(default_factory=set)
-    """The survey that somebody asked for on the page and does not wait for, if it still runs."""
-    working: dict[str, PageWork] = field(default_factory=dict)
-    """What forms asked for and somebody waits for."""
-    nobody: Principal = NOBODY
     prefix: str = ""
-    is_first: bool = True
-    brokers: list[Services] = field(default_factory=list)
+    working: dict[str, PageWork] = field(default_factory=dict)
 
     @property
     def broker(self) -> ManagedBroker:
@@ -100,9 +90,14 @@ class Services:
         return self.broker.clock
 
     @property
+    def is_first(self) -> bool:
+        """Whether this is the broker of the paths without a name."""
+        return self.operations is self.shared.brokers[0].operations
+
+    @property
     def spans_brokers(self) -> bool:
         """Whether it answers under the paths without a name, and there are several brokers."""
-        return not self.prefix and len(self.brokers) > 1
+        return not self.prefix and len(self.shared.brokers) > 1
 
     def placed(self, value: ValueT) -> ValueT:
         """An answer of the operations with its paths below the prefix."""
@@ -122,7 +117,7 @@ class Services:
     @property
     def keys(self) -> tuple[ApiKey, ...]:
         """The keys that hold for this broker."""
-        return self.gate.keys.of(self.name, is_first=self.is_first)
+        return self.shared.gate.keys.of(self.name, is_first=self.is_first)
 
     def grant(self, role: Role, queues: tuple[str, ...]) -> Grant:
         """A grant for this broker; one for the first names none, as those that have always been."""
@@ -130,9 +125,9 @@ class Services:
 
     async def remove_key(self, key_id: str) -> ApiKey:
         """Let a key of this broker open no more; Refused if it has none of that id."""
-        await self.gate.keys.refresh(self.clock.now())
+        await self.shared.gate.keys.refresh(self.clock.now())
         known = any(key.id == key_id for key in self.keys)
-        found = await self.gate.keys.remove(key_id) if known else None
+        found = await self.shared.gate.keys.remove(key_id) if known else None
         if found is None:
             raise Refused(404, "not-found", f"There is no key {key_id!r}.")
         return found
@@ -155,9 +150,9 @@ class Services:
 
     def check_room(self, principal: Principal) -> None:
         """Refuse a browse session beyond what one caller, or all together, may hold."""
-        limits = self.settings.limits
+        limits = self.shared.settings.limits
         # They fill the memory of one process, whichever brokers they are of.
-        open_now = [view for each in self.brokers for view in each.operations.sessions()]
+        open_now = [view for each in self.shared.brokers for view in each.operations.sessions()]
         own = [view for view in open_now if view.by_id == principal.id]
         if len(own) >= limits.sessions_per_caller:
             raise Refused(
@@ -167,7 +162,7 @@ class Services:
                 more={
                     "sessions": [
                         f"{'' if each.is_first else each.prefix}/admin/dlq/sessions/{view.id}"
-                        for each in self.brokers
+                        for each in self.shared.brokers
                         for view in each.operations.sessions()
                         if view.by_id == principal.id
                     ]
@@ -195,7 +190,7 @@ class Services:
             queue, asked.window, forced=asked.force, lift=asked.lift, on_progress=on_progress
         )
         try:
-            await self.insights.remember(operations, view)
+            await self.recent.insights.remember(operations, view)
         except BaseException:
             await operations.release(view.id)
             raise

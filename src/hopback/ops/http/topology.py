@@ -189,7 +189,7 @@ def finding_answer(finding: Finding) -> FindingAnswer:
 @TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, BROKER_MAP, answer=CheckAnswer)
 async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
     """The hazards of what stands on the broker."""
-    drawing = await call.services.drawings.get()
+    drawing = await call.services.recent.drawings.get()
     snapshot, items = drawing.snapshot, [finding_answer(each) for each in drawing.findings]
     return CheckAnswer(str(snapshot.version), Moment(snapshot.at), items, len(items))
 
@@ -262,7 +262,7 @@ _PLACES = 50  # of a rule on the page of checks; the API has all
 
 async def _drawing(visit: Visit) -> TopologyDrawing:
     """Return the map of the whole broker, with the readings of the queues that the visitor may see."""
-    drawing = await visit.services.drawings.get()
+    drawing = await visit.services.recent.drawings.get()
     readings = drawing.snapshot.readings or {}
     visible = {name: readings[name] for name in visit.principal.visible(readings)}
     return replace(drawing, snapshot=replace(drawing.snapshot, readings=visible))
@@ -270,7 +270,7 @@ async def _drawing(visit: Visit) -> TopologyDrawing:
 
 async def _listed_queues(visit: Visit) -> frozenset[str]:
     """The dead-letter queues as the list has them, with what operators added and without what they ignore."""
-    swept = await visit.services.sweep.get_or_last()
+    swept = await visit.services.recent.sweep.get_or_last()
     return frozenset(each.queue for each in swept.queues)
 
 

@@ -93,7 +93,7 @@ class BoardRow:
     @property
     def trend(self) -> tuple[tuple[float, int], ...]:
         """Its depths of the last day, as the store has them, up to now; of the last minutes before that."""
-        minutes = self.services.sweep.trend(self.summary.queue)
+        minutes = self.services.recent.sweep.trend(self.summary.queue)
         day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         if day is None or len(day.samples) < 2:
             return minutes
@@ -109,7 +109,7 @@ class BoardRow:
     @property
     def insight(self) -> Insight | None:
         """What was last seen inside."""
-        return self.services.insights.known.get(self.summary.queue)
+        return self.services.recent.insights.known.get(self.summary.queue)
 
     @property
     def is_held_here(self) -> bool:
@@ -158,12 +158,14 @@ async def _shown_brokers(visit: Visit) -> list[BoardBroker]:
     """This broker, read now; or all that the visitor may see, as they were last read."""
     if not visit.services.spans_brokers:
         seen = [visit.services]
-        found: list[Swept | None] = [await visit.services.sweep.get_or_last()]
+        found: list[Swept | None] = [await visit.services.recent.sweep.get_or_last()]
     else:
         seen = [
-            each for each in visit.services.brokers if each.asking(visit.principal).role is not None
+            each
+            for each in visit.services.shared.brokers
+            if each.asking(visit.principal).role is not None
         ]
-        found = await read_all([each.sweep for each in seen])
+        found = await read_all([each.recent.sweep for each in seen])
     shown = []
     for services, swept in zip(seen, found, strict=True):
         principal = services.asking(visit.principal)
@@ -189,7 +191,7 @@ async def _board(visit: Visit) -> Response:
     surveying = None if several else _survey_under_way(visit)
     errors, known = await visible_errors(visit)
     if surveying is not None:
-        visit.services.errors.expire()  # the next second has found more
+        visit.services.recent.errors.expire()  # the next second has found more
     surveys = {one.queue: one for one in known}
     top_errors: dict[str, Insight] = {}  # the most frequent one of each queue
     for one in errors:
@@ -204,7 +206,7 @@ async def _board(visit: Visit) -> Response:
         just_surveyed.add(surveying.queue)
     candidates = None  # only who may answer is asked
     if not several and visit.principal.allows_everywhere(Role.ADMIN):
-        candidates = await visit.services.candidates.get_soon()
+        candidates = await visit.services.recent.candidates.get_soon()
     read = [broker.swept.at for broker in brokers if broker.swept is not None]
     return visit.page(
         "dead_letters.html",
@@ -228,8 +230,8 @@ async def _board(visit: Visit) -> Response:
         error_messages=sum(one.count for one in errors),
         surveying=surveying,
         asks_again=surveying is not None
-        or visit.services.errors.is_computing
-        or visit.services.candidates.is_computing,
+        or visit.services.recent.errors.is_computing
+        or visit.services.recent.candidates.is_computing,
         just_surveyed=just_surveyed,
         surveyed=top_errors,
         surveyed_at=max((one.at for one in known if one.at is not None), default=None),
@@ -241,7 +243,7 @@ async def _board(visit: Visit) -> Response:
 
 def _survey_under_way(visit: Visit) -> SurveyProgress | None:
     """How far a survey is; one that was asked for here is under way until its last word is said."""
-    begun = SurveyProgress("", 0, 0) if visit.services.surveying else None
+    begun = SurveyProgress("", 0, 0) if visit.services.recent.surveying else None
     return visit.operations.surveys.running or begun
 
 
@@ -251,12 +253,12 @@ _SHOWN_ERRORS = 5  # of all queues together, so that the queues stay in view; an
 
 @DEADLETTER_PAGES.post("/errors/survey", Role.OPERATOR, EVERY_QUEUE)
 async def _survey(visit: Visit) -> Response:
-    running = visit.services.surveying
+    running = visit.services.recent.surveying
     if not running:
         asked = asyncio.create_task(visit.operations.errors(survey=True), name="survey")
         running.add(asked)
         asked.add_done_callback(running.discard)
-        asked.add_done_callback(lambda _: visit.services.errors.expire())
+        asked.add_done_callback(lambda _: visit.services.recent.errors.expire())
         asked.add_done_callback(_say_why_not)
     done, _ = await asyncio.wait(tuple(running), timeout=AT_ONCE_S)
     for over in done:
@@ -272,7 +274,7 @@ def _say_why_not(survey: asyncio.Task[ErrorOverview]) -> None:
 
 @DEADLETTER_PAGES.get("/search", Role.VIEWER, VISIBLE_QUEUES)
 async def _search(visit: Visit) -> Response:
-    swept, find = await visit.services.sweep.get_or_last(), visit.field("find").strip()
+    swept, find = await visit.services.recent.sweep.get_or_last(), visit.field("find").strip()
     trouble = ""
     try:
         parse_filter(find)
@@ -314,7 +316,7 @@ async def _search_events(visit: Visit) -> Response:
     if not queues:
         raise forbidden("A search needs the role operator for a queue.")
     found = visit.operations.search(SearchRequest(visit.field("find").strip(), queues))
-    return visit.services.streams.open(page_search_events(found, named), visit.principal)
+    return visit.services.shared.streams.open(page_search_events(found, named), visit.principal)
 
 
 def _answer_in(visit: Visit) -> QueueAnswer:
@@ -334,8 +336,8 @@ async def _answered_queues(visit: Visit) -> tuple[str, ...]:
 )
 async def _answer_candidate(visit: Visit) -> Response:
     await visit.operations.answer_candidate(_answer_in(visit))
-    visit.services.candidates.expire()
-    visit.services.sweep.forget()
+    visit.services.recent.candidates.expire()
+    visit.services.recent.sweep.forget()
     return see_other("/")
 
 
@@ -355,20 +357,22 @@ async def _live(visit: Visit) -> Response:
     shown_at = (
         float(at) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", at) else services.clock.now()
     )
-    sweeps = [services.sweep]
+    sweeps = [services.recent.sweep]
     if services.spans_brokers and visit.field("over") == "all":
         sweeps = [
-            each.sweep for each in services.brokers if each.asking(visit.principal).role is not None
+            each.recent.sweep
+            for each in services.shared.brokers
+            if each.asking(visit.principal).role is not None
         ]
     elif visit.principal.role is None:
         raise forbidden()
-    return services.streams.open(changes_of_board(sweeps, shown_at), visit.principal)
+    return services.shared.streams.open(changes_of_board(sweeps, shown_at), visit.principal)
 
 
 @DEADLETTER_PAGES.get("/alive", None, VISIBLE_QUEUES)
 async def _alive(visit: Visit) -> Response:
     """What a page that stands open asks every few seconds: does what it shows still hold?"""
-    swept, asked = visit.services.sweep.last, visit.field("session")
+    swept, asked = visit.services.recent.sweep.last, visit.field("session")
     held = any(
         view.id == asked and visit.principal.allows(Role.OPERATOR, view.queue)
         for view in visit.operations.sessions()
@@ -452,7 +456,7 @@ async def _session(visit: Visit) -> Response:
     if by == GroupBy.FINGERPRINT:
         for note in await operations.notes.of(view.queue):
             notes.setdefault(note.group, []).append(note)
-    swept = (await visit.services.sweep.get_or_last()).queues
+    swept = (await visit.services.recent.sweep.get_or_last()).queues
     return visit.page(
         "session.html",
         view=view,

@@ -37,7 +37,7 @@ async def visible_errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[Surveyed
     def sees(at: ErrorInQueue) -> bool:
         return visit.principal.allows(Role.OPERATOR, at.queue)
 
-    found = await visit.services.errors.get_soon()
+    found = await visit.services.recent.errors.get_soon()
     shown = []
     for one in () if found is None else found.items:
         seen = tuple(filter(sees, one.queues))

@@ -304,7 +304,7 @@ def _steers(visit: Visit, job: Job) -> bool:
 async def _job(visit: Visit) -> Response:
     job = await _job_in_path(visit)
     failures = await visit.operations.failures(job.id, limit=50)
-    speed = visit.services.speeds.of(job, visit.services.clock.now())
+    speed = visit.services.recent.speeds.of(job, visit.services.clock.now())
     begins = job.counts.done <= sum(job.ramp)  # by its first stages nobody can tell when it ends
     left = job.counts.remaining / speed if speed and not (job.ramp and begins) else None
     return visit.page(
@@ -328,7 +328,7 @@ _TARGET_WORDS = {
 
 async def _target_words(visit: Visit, queue: str, target: str) -> str:
     """Where the messages of a job go, for people: queues have names, and not every one a design."""
-    swept = await visit.services.sweep.get_or_last()
+    swept = await visit.services.recent.sweep.get_or_last()
     known = next((one for one in swept.queues if one.queue == queue), None)
     origins = () if known is None else known.origins
     if target == "design" and known is not None and known.known_by == "plan":
@@ -345,7 +345,7 @@ async def _target_words(visit: Visit, queue: str, target: str) -> str:
 async def _live(visit: Visit) -> Response:
     job = await _job_in_path(visit)
     changes = changes_of_job(visit.operations.events(job.id))
-    return visit.services.streams.open(changes, visit.principal)
+    return visit.services.shared.streams.open(changes, visit.principal)
 
 
 async def _what_came_back(visit: Visit, job: Job) -> Response:
@@ -374,7 +374,7 @@ async def _came_back(visit: Visit) -> Response:
 async def _came_back_events(visit: Visit) -> Response:
     job = await _job_in_path(visit)
     found = visit.operations.search(SearchRequest(job=job.id, by=GroupBy.FINGERPRINT.value))
-    return visit.services.streams.open(page_search_events(found, job.queue), visit.principal)
+    return visit.services.shared.streams.open(page_search_events(found, job.queue), visit.principal)
 
 
 async def _sends_again_to(visit: Visit) -> Iterable[str] | None:

@@ -19,6 +19,7 @@ from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, LongWork, page_work_events
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import Refused, refusal_of
+from hopback.ops.http.services import NOBODY
 from hopback.ops.page.rendering import visible
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ async def _working(visit: Visit) -> Response:
 async def _working_events(visit: Visit) -> Response:
     waiting = _waiting(visit)
     events = page_work_events(waiting.work, waiting.attend)
-    return visit.services.streams.open(events, visit.principal)
+    return visit.services.shared.streams.open(events, visit.principal)
 
 
 @WORK_PAGES.post("/working/{work}/cancel", None, NO_QUEUE)
@@ -334,15 +335,15 @@ async def _respond(
     row: PageRow,
     request: Request,
 ) -> ASGIApp:
-    principal, end = services.nobody, _do_nothing
+    principal, end = NOBODY, _do_nothing
     try:
-        found = await services.gate.identify(request)
+        found = await services.shared.gate.identify(request)
         if found is None:
             here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             onward = here if request.method == "GET" else "/"
             return see_other(f"/login?next={quote(onward, safe='')}")
         principal = services.asking(found)
-        services.gate.take_turn(principal.id)
+        services.shared.gate.take_turn(principal.id)
         path = request.url.path.removeprefix(services.prefix)
         # Without a role for this broker there are pages about oneself, and those over all brokers.
         over_all = services.spans_brokers and principal.elsewhere
@@ -360,13 +361,13 @@ async def _respond(
         visit = Visit(request, services, principal, request.path_params, fields, templates)
         await require(row.role, row.queues, visit)
         if row.is_heavy:
-            end = services.heavy.begin(principal.id)
+            end = services.shared.heavy.begin(principal.id)
         response = await row.answer(visit)
         onward = response.headers.get("location", "")
         if not onward.startswith(f"{services.prefix}/") and onward.startswith("/"):
             # A page leads on to pages of its own broker.
             response.headers["location"] = services.prefix + onward
-        return services.heavy.limit(response, end) if row.is_heavy else response
+        return services.shared.heavy.limit(response, end) if row.is_heavy else response
     except BaseException as error:
         end()
         if not isinstance(error, Exception):
@@ -393,9 +394,9 @@ class BrokerSwitch:
 
 def broker_switch(services: Services, principal: Principal, section: str) -> BrokerSwitch | None:
     """The brokers that they may see, each with the path of this section; None where there is one."""
-    if len(services.brokers) < 2:
+    if len(services.shared.brokers) < 2:
         return None
-    seen = [each for each in services.brokers if each.asking(principal).role is not None]
+    seen = [each for each in services.shared.brokers if each.asking(principal).role is not None]
     return BrokerSwitch(
         "" if services.spans_brokers and section == "/" else services.name,
         tuple((each.name, f"{each.prefix}{section}") for each in seen),
