@@ -73,8 +73,6 @@ async def move_all(
 
 @dataclass(slots=True)
 class _Move:
-    """One move at work."""
-
     taking: Channel
     giving: Channel
     source: str

@@ -43,8 +43,6 @@ class _UserType(click.ParamType[tuple[str, str]]):
 
 
 class _VersionType(click.ParamType[BrokerVersion]):
-    """A RabbitMQ version."""
-
     name = "version"
 
     def convert(

@@ -218,7 +218,6 @@ def _print_plan(planned: ApplyPlan) -> None:
 
 
 def _plan_data(planned: ApplyPlan) -> dict[str, object]:
-    """The plan as JSON."""
     found = planned.diff
     return {
         "broker_version": str(planned.version),

@@ -52,7 +52,6 @@ _LOG = logging.getLogger("hopback.run")
 
 
 def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
-    """The log of a service."""
     # What a topology can lose is said once, not once for each process.
     silent = frozenset({"topology.warning"}) if settings.number else frozenset()
     process = None if settings.parent is None else settings.number

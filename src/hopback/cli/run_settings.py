@@ -60,7 +60,6 @@ class RunSettings:
         ]
 
     def environment(self) -> dict[str, str]:
-        """The environment of a child."""
         own = {"HOPBACK_BROKER": self.broker}
         if self.management is not None:
             own["HOPBACK_MANAGEMENT"] = self.management

@@ -26,7 +26,6 @@ class Stopper:
         return self.asked > 1
 
     def __call__(self) -> None:
-        """A signal has come."""
         self.asked += 1
         if self.asked == 1:
             _LOG.info("stopping in order; a second signal stops at once")

@@ -202,7 +202,6 @@ class History:
 
     @property
     def headers(self) -> Headers:
-        """What all of this is read from."""
         return self._headers
 
     @property

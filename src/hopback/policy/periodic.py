@@ -161,8 +161,6 @@ def parse_cron(text: str, timezone: str = "UTC") -> Cron:
 
 
 def _values(field: str, name: str, least: int, most: int, words: tuple[str, ...]) -> frozenset[int]:
-    """The numbers that a field names."""
-
     def wrong() -> ValueError:
         return ValueError(f"expected {name} from {least} to {most}, got {field[:100]!r}")
 

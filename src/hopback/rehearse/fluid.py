@@ -194,7 +194,6 @@ class Flow:
         return full, nearest
 
     def _count_towards_opening(self, runs: float, rate: float, conditions: _Conditions) -> None:
-        """Count runs towards the opening of the breaker."""
         breakers = self._breakers
         if breakers.policy is None or breakers.probe_end is not None:
             return

@@ -228,7 +228,6 @@ class Scenario:
         ]
 
     def load(self, queue: str) -> Load | None:
-        """The load of a queue, if it has one."""
         return next((load for load in self.loads if load.queue == queue), None)
 
     @property

@@ -179,7 +179,6 @@ def _essence(content_type: str) -> str:
 
 
 def compressed(body: bytes, how: Compression) -> bytes:
-    """The body, compressed."""
     if how == "gzip":
         return gzip.compress(body, mtime=0)
     if how == "deflate":

@@ -267,7 +267,6 @@ class RequestClient:
             self._give_up(None)
 
     def _forget(self, channel: Channel) -> None:
-        """No more requests on this channel."""
         if self._channel.done() and self._channel.result() is channel:
             self._channel = asyncio.get_running_loop().create_future()
 

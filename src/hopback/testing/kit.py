@@ -391,7 +391,6 @@ class QueuesUnderTest:
         self._channel = await self._connection.open_channel()
 
     async def close(self) -> None:
-        """Leave."""
         if self._connection is not None:
             await self._connection.close()
 

@@ -236,8 +236,6 @@ def draw_sequence(topology: Topology, queue: str | None = None) -> str:
 
 
 class _Sequence:
-    """One sequence diagram in the making."""
-
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.plan = plan
         self.ids = Ids()

@@ -183,7 +183,6 @@ class _Comparison:
     def compare(
         self, kind: Kind, desired: Iterable[Definable], actual: Iterable[Definable]
     ) -> None:
-        """Compare the objects of one kind."""
         there = {identity(item): item for item in actual}
         wanted = {identity(item): item for item in desired if not _implicit(item)}
         for key, item in wanted.items():

@@ -485,7 +485,6 @@ def write_exchange(exchange: Exchange, terse: bool) -> dict[str, object]:
 
 
 def write_queue(queue: Queue, topology: Topology, terse: bool) -> dict[str, object]:
-    """The table of a queue as it is."""
     unconsumed = queue.name in topology.unconsumed
     silent = unconsumed or topology.plan(queue.name) is not None
     return _fields(

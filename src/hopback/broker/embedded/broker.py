@@ -101,7 +101,6 @@ class EmbeddedBroker:
         return connection
 
     def forget(self, connection: EmbeddedConnection) -> None:
-        """A connection has ended."""
         if connection in self._connections:
             self._connections.remove(connection)
 

@@ -106,7 +106,6 @@ class EmbeddedChannel:
     # What the node says (the node's `Sink`).
 
     def deliver(self, taken: Taken) -> None:
-        """A delivery is on its way."""
         self._put(self._hand, taken)
 
     def _hand_over(self, taken: Taken) -> None:

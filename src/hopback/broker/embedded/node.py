@@ -278,7 +278,6 @@ class Node:
         return [queues[name] for name in names]
 
     def knows_exchange(self, name: str) -> bool:
-        """Whether there is such an exchange."""
         return not name or name in self.routing.exchanges
 
     @property

@@ -55,7 +55,6 @@ class Profile:
     """An `x-death` header that a client publishes is taken for the broker's own."""
     scrambles_deaths: bool
     """Two and more older entries of `x-death` are reversed by each further death."""
-    crashes_on_malformed_deaths: bool
     last_death_headers: bool
     removes_cc: bool
     """A dead-letter routing key takes the `CC` header away."""
@@ -105,7 +104,6 @@ _3_10 = Profile(
     version=BrokerVersion(3, 10),
     interprets_published_deaths=True,
     scrambles_deaths=True,
-    crashes_on_malformed_deaths=True,
     last_death_headers=False,
     removes_cc=True,
     sorts_headers=False,
@@ -145,7 +143,6 @@ _3_13 = replace(
     version=BrokerVersion(3, 13),
     interprets_published_deaths=False,
     scrambles_deaths=False,
-    crashes_on_malformed_deaths=False,
     last_death_headers=True,
     removes_cc=False,
 )

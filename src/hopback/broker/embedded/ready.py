@@ -69,7 +69,6 @@ class ClassicReady:
         self._fresh.append(entry)
 
     def give_back(self, entry: Entry) -> None:
-        """Put it back where it was."""
         heappush(self._returned, (entry.number, entry))
 
     def head(self) -> Entry | None:
@@ -110,7 +109,6 @@ class PriorityReady:
         self._length += 1
 
     def give_back(self, entry: Entry) -> None:
-        """Put it back where it was."""
         self._of_priority(entry).give_back(entry)
         self._length += 1
 

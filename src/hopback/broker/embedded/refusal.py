@@ -52,7 +52,6 @@ _BY_CODE: dict[int, type[ChannelClosed]] = {
 
 
 def channel_error(refusal: Refusal) -> ChannelClosed:
-    """The error for a channel that the broker closed."""
     return _BY_CODE.get(refusal.code, ChannelClosed)(refusal.code, refusal.text)
 
 

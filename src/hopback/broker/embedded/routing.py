@@ -55,7 +55,6 @@ class Routing:
 
     @property
     def table(self) -> RoutingTable:
-        """The routing table of this moment."""
         if self._table is None:
             exchanges = [self._with_policy(each) for each in self.exchanges.values()]
             self._table = RoutingTable(exchanges, self._queues, self._bindings.values())

@@ -183,7 +183,6 @@ class Taken:
 
     @property
     def queue(self) -> str:
-        """The queue it was taken from."""
         return self.source.name
 
     @property

@@ -227,7 +227,6 @@ class Http:
         await self._client.aclose()
 
     def _refusal(self, method: str, where: str, status: int, answer: object) -> ManagementError:
-        """The error that a status means."""
         place = f"{method} {self._address.url}{where}"
         # The broker's own words for a refusal, on one line, bounded; it writes them as HTML.
         words = answer.get("reason", answer.get("error")) if isinstance(answer, dict) else answer

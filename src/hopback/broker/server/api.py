@@ -457,7 +457,6 @@ class Api:
         raise Missing
 
     def _bindings(self, path: list[str], node: Node) -> object:
-        """The bindings that a path names."""
         between = partial(api_objects.bindings_between, self._broker, node)
         match path:
             case ["queues", _, name, "bindings"]:

@@ -79,7 +79,6 @@ def of_connection(broker: ServedBroker, name: str) -> Client | None:
 
 
 def of_user(broker: ServedBroker, name: str) -> list[Client]:
-    """All of one user."""
     return [
         each for each in broker.clients if each.session is not None and each.session.user == name
     ]
@@ -191,7 +190,6 @@ def _overview(broker: ServedBroker) -> _Object:
 
 
 def listeners(broker: ServedBroker) -> list[_Object]:
-    """Where it listens, and for what."""
     return [
         {"node": NODE, "protocol": protocol, "ip_address": broker.settings.host, "port": port}
         for protocol, port in broker.ports.items()
@@ -354,7 +352,6 @@ def _policy(node: Node, found: Policy) -> _Object:
 
 
 def _nodes(broker: ServedBroker) -> list[_Object]:
-    """`/api/nodes`: one."""
     return [
         {
             "name": NODE,

@@ -194,7 +194,6 @@ class Account:
         return cls(base64.b64encode(made).decode(), tuple(tags))
 
     def accepts(self, password: bytes) -> bool:
-        """Whether it is the password of this user."""
         raw = base64.b64decode(self.password_hash)
         if len(raw) <= _SALT_BYTES or not password:
             return False

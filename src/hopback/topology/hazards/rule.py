@@ -57,7 +57,6 @@ class VersionedSeverity:
         return cls(severity, *ends)
 
     def holds(self, version: BrokerVersion) -> bool:
-        """Whether it holds for this version."""
         begun = self.since is None or version >= self.since
         return begun and (self.before is None or version < self.before)
 
