@@ -105,6 +105,21 @@ def text_matches(pattern: str, text: str) -> bool:
     return True
 
 
+def count_of(number: int, noun: str = "message") -> str:
+    """Return a number with its noun: `1 message`, `1,200 messages`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in the fitting unit: `512 B`, `1.5 KiB`, `256 KiB`."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
 LARGEST_COUNT = 2**31 - 1
 """The largest number that a count in a header is taken for."""
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopback.text import escape_unsafe, one_line, printable, safe_lines, visible
+from hopback.text import (
+    count_of,
+    escape_unsafe,
+    one_line,
+    printable,
+    safe_lines,
+    size_text,
+    visible,
+)
 
 _EVIL = "a\x1b[2Jb\nc\u202ed\x7f"
 
@@ -42,3 +51,25 @@ def test_nothing_unsafe_is_left(text: str) -> None:
     assert one_line(one_line(text)) == one_line(text)
     assert printable(text).isprintable()
     assert all(ord(each) >= 0x20 and each != "\x7f" for each in visible(text))
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 messages"), (1, "1 message"), (1200, "1,200 messages")]
+)
+def test_count_has_a_noun_in_the_right_number(number: int, text: str) -> None:
+    assert count_of(number) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (256 * 1024, "256 KiB"),
+        (3 << 30, "3.0 GiB"),
+        (5000 << 30, "5000 GiB"),
+    ],
+)
+def test_size_has_the_fitting_unit(size: int, text: str) -> None:
+    assert size_text(size) == text

@@ -13,6 +13,7 @@ from hopback.cli.broker_options import LOCAL_BROKER, rabbitmq
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import header_pairs
 from hopback.errors import ConnectionLost, PublishFailed
+from hopback.text import count_of
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
@@ -125,5 +126,4 @@ async def _publish(url: str, messages: Iterable[Message], place: str) -> None:
     finally:
         await connection.close()
         if confirmed:
-            word = "message" if confirmed == 1 else "messages"
-            click.echo(safe(f"{confirmed} {word} confirmed for {place}."))
+            click.echo(safe(f"{count_of(confirmed)} confirmed for {place}."))

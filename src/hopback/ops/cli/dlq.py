@@ -16,7 +16,6 @@ from hopback.cli.terminal import on_terminal, table
 from hopback.errors import UnsafeOperation
 from hopback.ops.cli.dlq_print import (
     ago,
-    count_of,
     form_option,
     output,
     print_groups,
@@ -34,8 +33,8 @@ from hopback.ops.contract.requests import MOST_HELD, SMALL_WINDOW, Window
 from hopback.ops.contract.search import MOST_WALKED, SearchRequest, collect_survey
 from hopback.ops.contract.values import Price
 from hopback.private_files import write_private
+from hopback.text import count_of, safe_lines
 from hopback.text import one_line as safe
-from hopback.text import safe_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

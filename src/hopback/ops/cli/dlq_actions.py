@@ -29,14 +29,7 @@ from hopback.ops.cli.dlq import (
     refusals_explained,
     within_option,
 )
-from hopback.ops.cli.dlq_print import (
-    count_of,
-    form_option,
-    output,
-    place_text,
-    print_plan,
-    progress_told,
-)
+from hopback.ops.cli.dlq_print import form_option, output, place_text, print_plan, progress_told
 from hopback.ops.cli.jobs import see_through
 from hopback.ops.cli.where import resume_command, where_options, with_dead_letters
 from hopback.ops.contract.requests import (
@@ -57,6 +50,7 @@ from hopback.ops.contract.requests import (
     TargetKind,
 )
 from hopback.ops.contract.values import EditedCopy, Price
+from hopback.text import count_of
 from hopback.text import one_line as safe
 from hopback.topology.plan import MAX_REDRIVES
 

@@ -23,9 +23,10 @@ from hopback.ops.cli.dlq import (
     queue_argument,
     refusals_explained,
 )
-from hopback.ops.cli.dlq_print import count_of, form_option, output
+from hopback.ops.cli.dlq_print import form_option, output
 from hopback.ops.cli.where import where_options, with_dead_letters
 from hopback.ops.contract.requests import HIGHEST_RATE, Pace, Selection
+from hopback.text import count_of
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:

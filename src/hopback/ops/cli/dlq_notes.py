@@ -13,11 +13,12 @@ import click
 
 from hopback.cli.terminal import table
 from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
-from hopback.ops.cli.dlq_print import ago, count_of, form_option, output
+from hopback.ops.cli.dlq_print import ago, form_option, output
 from hopback.ops.cli.where import complete_job, complete_queue, where_options, with_dead_letters
 from hopback.ops.contract.codec import convert
 from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.notes.values import NewFilter, NewNote
+from hopback.text import count_of
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from hopback.ops.contract.requests import GroupBy, JobKind, TargetKind
 from hopback.ops.contract.values import HELD_BACK
 from hopback.ops.messages.body import find_packing, unpack
 from hopback.ops.messages.plain import pretty_json
+from hopback.text import count_of, safe_lines, size_text
 from hopback.text import one_line as safe
-from hopback.text import safe_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
@@ -88,11 +88,6 @@ def output(form: str, found: object, in_words: Callable[[], None]) -> None:
             click.echo(json_line(to_json(each)))
 
 
-def count_of(number: int, what: str = "message") -> str:
-    """`1 message`, `1,200 messages`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def ago(moment: float | None, now: float) -> str:
     """How long ago a moment was: `12s ago`, `4m ago`, `2d ago`; empty if nobody knows."""
     if moment is None:
@@ -102,16 +97,6 @@ def ago(moment: float | None, now: float) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit} ago"
     return f"{seconds}s ago"
-
-
-def size_text(size: int) -> str:
-    """A size as people say it: `512 B`, `1.5 KiB`."""
-    shown, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if shown < 1024:
-            break
-        shown, unit = shown / 1024, larger
-    return f"{size} B" if unit == "B" else f"{shown:.1f} {unit}"
 
 
 def _number(value: int | None) -> str:
@@ -486,7 +471,7 @@ def _consumers(reached: ReachedQueue) -> str:
     """Who takes what is sent to a queue."""
     if reached.consumers is None:
         return f"{reached.queue}: nobody tells by how many consumers"
-    return f"{reached.queue}: {reached.consumers:,} consumer{'' if reached.consumers == 1 else 's'}"
+    return f"{reached.queue}: {count_of(reached.consumers, 'consumer')}"
 
 
 def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:

@@ -15,14 +15,7 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask_for_reason, clock_text, json_line, on_terminal, table
-from hopback.ops.cli.dlq_print import (
-    came_back_text,
-    count_of,
-    form_option,
-    output,
-    print_job,
-    print_jobs,
-)
+from hopback.ops.cli.dlq_print import came_back_text, form_option, output, print_job, print_jobs
 from hopback.ops.cli.where import (
     complete_job,
     complete_queue,
@@ -32,8 +25,8 @@ from hopback.ops.cli.where import (
 )
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import JobState
+from hopback.text import count_of, safe_lines
 from hopback.text import one_line as safe
-from hopback.text import safe_lines
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:

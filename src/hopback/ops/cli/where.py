@@ -36,6 +36,7 @@ from hopback.clock import SystemClock
 from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, NoSuch
 from hopback.ops.cli.journal import journal, state_folder
+from hopback.text import count_of
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
@@ -170,16 +171,12 @@ async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> Hopbac
     except HopbackError:
         return missing
     close = did_you_mean(named, known)
+    queues = count_of(len(known), "dead-letter queue")
     return CommandFailed(
         str(missing),
-        do=f"{close}`hopback dlq ls` lists {count_text(len(known))}; --dlq NAME adds another.",
+        do=f"{close}`hopback dlq ls` lists {queues}; --dlq NAME adds another.",
         code=Exit.NOT_FOUND,
     )
-
-
-def count_text(queues: int) -> str:
-    """`1 dead-letter queue`, `12 dead-letter queues`."""
-    return f"{queues:,} dead-letter queue{'' if queues == 1 else 's'}"
 
 
 @asynccontextmanager

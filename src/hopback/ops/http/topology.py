@@ -22,6 +22,7 @@ from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.problems import Refused
 from hopback.ops.page.pages import Pages
 from hopback.ops.page.topology_drawing import delayed_messages, graph, role_of
+from hopback.text import count_of
 from hopback.topology.asyncapi import write_asyncapi
 from hopback.topology.definitions import write_definitions
 from hopback.topology.diagram import draw_flow
@@ -289,8 +290,8 @@ async def _topology(visit: Visit) -> Response:
     exchanges = [row for row in drawing.exchanges if find.lower() in row.name.lower()]
     listed = await _listed_queues(visit)
     words = (
-        _number_of(len(drawing.exchanges), "exchange"),
-        _number_of(len(drawing.queues), "queue"),
+        count_of(len(drawing.exchanges), "exchange"),
+        count_of(len(drawing.queues), "queue"),
     )
     return visit.page(
         "topology.html",
@@ -313,10 +314,6 @@ async def _topology(visit: Visit) -> Response:
         most_bindings=_BINDINGS,
         planned={plan.queue for plan in topology.plans},
     )
-
-
-def _number_of(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 _INPUTS = (
@@ -442,7 +439,7 @@ async def _checks(visit: Visit) -> Response:
     for finding in drawing.findings:
         if finding.severity.value in counts:
             counts[finding.severity.value] += 1
-    words = [_number_of(number, word) for word, number in counts.items()]
+    words = [count_of(number, word) for word, number in counts.items()]
     # By severity, then by rule; they come sorted.
     groups = [
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])

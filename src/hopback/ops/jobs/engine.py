@@ -39,7 +39,7 @@ from hopback.ops.jobs.journal import PROCESS_ENDED
 from hopback.ops.jobs.pace import Pacer
 from hopback.ops.jobs.publish_failure import may_pass
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
-from hopback.ops.jobs.return_watch import counted_messages
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -211,7 +211,7 @@ class Engine:
             self._driver.cursor.handle(CursorEvent.SHARED)
             raise EndJob(
                 JobState.FAILED,
-                f"{self._run.job.queue!r} has {others} other consumer{'s' if others > 1 else ''}, so it is"
+                f"{self._run.job.queue!r} has {count_of(others, 'other consumer')}, so it is"
                 " unknown which messages are the first ones; end it, then start a new job",
             )
 
@@ -323,13 +323,13 @@ class Engine:
         if isinstance(cursor, ChosenCursor):
             if cursor.unsought:
                 return JobState.FAILED, (
-                    f"{counted_messages(cursor.unsought)} that were requeued when the job was"
+                    f"{count_of(cursor.unsought)} that were requeued when the job was"
                     f" interrupted may be too far behind in {queue!r} to be found; start a new job"
                 )
             progress.add(done=cursor.moved_before)
         elif isinstance(cursor, QuorumCursor) and cursor.unsure and self._has_others:
             return JobState.FAILED, (
-                f"the job was interrupted, and up to {counted_messages(cursor.unsure)} of its"
+                f"the job was interrupted, and up to {count_of(cursor.unsure)} of its"
                 f" selection may be left in {queue!r} among newer ones; start a new job"
             )
         if self._run.doubt and progress.counts.arrived_meanwhile:
@@ -337,10 +337,10 @@ class Engine:
         progress.counts = counts = structs.replace(progress.counts, gone=cursor.gone)
         reasons = []
         if cursor.gone:
-            reasons.append(f"{counted_messages(cursor.gone)} had left {queue!r} by another way")
+            reasons.append(f"{count_of(cursor.gone)} had left {queue!r} by another way")
         if counts.failed:
             reasons.append(f"{counts.failed:,} could not be moved and are still in {queue!r}")
         if self._returns.is_careful and counts.came_back:
             least = "at least " if counts.came_back_at_least else ""
-            reasons.append(f"{least}{counted_messages(counts.came_back)} came back")
+            reasons.append(f"{least}{count_of(counts.came_back)} came back")
         return JobState.COMPLETED, "; ".join(reasons)

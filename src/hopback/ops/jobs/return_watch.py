@@ -20,6 +20,7 @@ from hopback.ops.jobs.job_progress import SAVE_EVERY_S
 from hopback.ops.jobs.job_run import EndJob
 from hopback.ops.jobs.publish_failure import may_pass
 from hopback.ops.jobs.watch_time import WatchTimer, seconds_text
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -64,9 +65,9 @@ class StopRule:
             return f"{returned_text(found, sent)}; the cause is not repaired"
         if found.count <= self.max_returned + self._usual(elapsed_s):
             return ""
-        before = f"{counted_messages(self.arrived)} within" if self.arrived else "none within"
+        before = f"{count_of(self.arrived)} within" if self.arrived else "none within"
         return (
-            f"{counted_messages(found.count)} arrived after {sent:,} were sent, and {before}"
+            f"{count_of(found.count)} arrived after {sent:,} were sent, and {before}"
             f" {seconds_text(self.seconds)} before: probably the same messages; the cause is not repaired"
         )
 
@@ -81,7 +82,7 @@ class StopRule:
 def returned_text(found: Arrivals, sent: int) -> str:
     """Number of returned messages of those sent."""
     least = "at least " if found.looked_at < found.count else ""
-    return f"{least}{found.came_back or 0:,} of {counted_messages(sent)} came back"
+    return f"{least}{found.came_back or 0:,} of {count_of(sent)} came back"
 
 
 def stop_rule_text(pace: Pace, watch: WatchTime) -> str:
@@ -91,7 +92,7 @@ def stop_rule_text(pace: Pace, watch: WatchTime) -> str:
     stages = ", ".join(f"{size:,}" for size in pace.ramp)
     returned = "a message returns"
     if pace.max_returned:
-        returned = f"more than {counted_messages(pace.max_returned)} return"
+        returned = f"more than {count_of(pace.max_returned)} return"
     return (
         f"The job first counts arrivals for {seconds_text(min(watch.seconds, MEASURE_S))}. It sends {stages}"
         f" messages, then the rest, and watches {seconds_text(watch.seconds)} after each stage and at the"
@@ -99,11 +100,6 @@ def stop_rule_text(pace: Pace, watch: WatchTime) -> str:
         f" It stops when {returned}. While older messages are ready, or if the consumer drops headers, it"
         " cannot recognise its own messages: then it stops when more messages arrive than before its start."
     )
-
-
-def counted_messages(count: int) -> str:
-    """The number with its noun."""
-    return "1 message" if count == 1 else f"{count:,} messages"
 
 
 class ReturnWatch:

@@ -12,6 +12,7 @@ from hopback.ops.contract.values import DeadLetter, Moment, TimelineEntry
 from hopback.ops.messages.body import parse_content
 from hopback.ops.messages.plain import plain_text
 from hopback.ops.messages.tasks import read_task_call
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
@@ -99,8 +100,7 @@ def _after(dead_letter: DeadLetter) -> str:
     if not dead_letter.attempts:
         return ""
     least = "at least " if dead_letter.attempts_at_least else ""
-    times = "1 attempt" if dead_letter.attempts == 1 else f"{dead_letter.attempts} attempts"
-    return f" after {least}{times}"
+    return f" after {least}{count_of(dead_letter.attempts, 'attempt')}"
 
 
 def _by(dead_letter: DeadLetter) -> str:

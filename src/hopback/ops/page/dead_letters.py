@@ -53,6 +53,7 @@ from hopback.ops.messages.plain import (
 from hopback.ops.page.errors import visible_errors
 from hopback.ops.page.pages import Pages, form_target, in_time, see_other
 from hopback.ops.page.rendering import Form, clock_words, payload_of, visible
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -346,7 +347,7 @@ def _headline(rows: list[BoardRow]) -> str:
     total, holding = sum(depths), sum(map(bool, depths))
     if not total:
         return "No dead letters"
-    dead_letters = f"{total:,} dead letter{'s' if total != 1 else ''}"
+    dead_letters = count_of(total, "dead letter")
     return f"{dead_letters} in {holding} of {len(rows)} queues"
 
 

@@ -43,6 +43,7 @@ from hopback.ops.http.problems import Refused, refusal_of
 from hopback.ops.jobs.return_watch import MEASURE_S
 from hopback.ops.page.pages import Pages, form_target, in_time, release_look, see_other
 from hopback.ops.page.rendering import visible
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -286,7 +287,7 @@ async def _jobs(visit: Visit) -> Response:
     found = await visit.operations.jobs(limit=100)
     seen = [job for job in found if visit.principal.allows(Role.VIEWER, job.queue)]
     counts = [(state, sum(job.state is state for job in seen)) for state in _UNDER_WAY]
-    words = [f"{n} job{'s' if n != 1 else ''} {state.value}" for state, n in counts if n]
+    words = [f"{count_of(n, 'job')} {state.value}" for state, n in counts if n]
     return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No job is running")
 
 

@@ -26,6 +26,7 @@ from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import HELD_BACK
 from hopback.ops.messages.body import find_packing, is_msgpack, unpack_body
 from hopback.ops.messages.plain import plain_payload, plain_text, pretty_json
+from hopback.text import size_text
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 _SPARK_WIDTH = 100.0
 _SPARK_HEIGHT = 22.0
 _P = ParamSpec("_P")
-_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def _samples(
@@ -89,7 +89,7 @@ def renderer() -> Environment:
         **_FILTERS,
         "distinct": _distinct,
         "clock": clock_words,
-        "size": size_words,
+        "size": size_text,
         "span": span_words,
     }
     return environment
@@ -121,16 +121,6 @@ def _count(number: int | None) -> str:
 def _rate(number: float) -> str:
     """Messages a second for people: no digits that nobody needs."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
-
-
-def size_words(size: int) -> str:
-    """Bytes in the unit that fits."""
-    value = float(size)
-    for unit in _UNITS:
-        if value < 1024 or unit == _UNITS[-1]:
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
 
 
 def span_words(seconds: float) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hopback.ops.brokers.recent import Recent
+from hopback.text import count_of
 from hopback.topology.check import check
 from hopback.topology.delays import (
     DUE,
@@ -258,7 +259,7 @@ def delayed_messages(topology: Topology, readings: Mapping[str, QueueReading]) -
 
 
 def _delay_node(delayed: DelayedRow) -> dict[str, Any]:
-    waiting = "" if delayed.messages is None else f"{_messages(delayed.messages)}, "
+    waiting = "" if delayed.messages is None else f"{count_of(delayed.messages)}, "
     label = f"queues of delays\n{waiting}up to {delayed.longest}"
     node = _node(_DELAYS, "hopback.delay", "retry", label, 0, 0)
     node["data"]["messages"] = delayed.messages or 0
@@ -271,7 +272,7 @@ def _queue_node(
     reading = readings.get(row.name)
     messages = None if reading is None else reading.counts.messages
     parts = [_short(row.name)]
-    facts = [_messages(messages)] if messages is not None else []
+    facts = [count_of(messages)] if messages is not None else []
     parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))
     label = "\n".join(part for part in parts if part)
     node = _node(f"q:{row.name}", row.name, role.value, label, row.errors, row.warnings)
@@ -285,10 +286,6 @@ def _node(
     height = 26 + 16 * (label.count("\n") + len(name) // 26)
     data = {"id": node_id, "name": name, "kind": kind, "label": label, "height": height}
     return {"data": data | {"errors": errors, "warnings": warnings}}
-
-
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"
 
 
 def _edges(topology: Topology, effective: Topology) -> Iterator[dict[str, Any]]:
