@@ -149,14 +149,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     # The operator tools use the core. The core does not import them.
     "hopback.ops": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.rehearse"),
-    "hopback.ops.cli": (
-        *_PURE,
-        *_PORT,
-        *_BROKERS,
-        *_ABOVE,
+    "hopback.ops.cli": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.cli", "hopback.ops"),
+    "hopback.ops.alerts.command": (
         "hopback.cli",
         "hopback.ops",
+        "hopback.ops.cli",
+        *_ABOVE,
+        *_VALUES,
     ),
+    "hopback.ops.notes.command": ("hopback.cli", "hopback.ops", "hopback.ops.cli"),
     "hopback.systems": FRONT_DOORS,
     # `hopback demo` is a command that runs the systems.
     "hopback.systems.demo": (
@@ -179,6 +180,8 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.broker.named_brokers": frozenset({"msgspec"}),
     "hopback.ops": frozenset({"msgspec"}),
     "hopback.ops.alerts": frozenset({"httpx", "msgspec", "starlette"}),
+    "hopback.ops.alerts.command": frozenset({"click"}),
+    "hopback.ops.notes.command": frozenset({"click"}),
     "hopback.ops.cli": frozenset({"click", "httpx", "msgspec", "rich", "uvicorn", "uvloop"}),
     "hopback.ops.client": frozenset({"httpx", "msgspec"}),
     "hopback.ops.http": frozenset(

@@ -140,11 +140,10 @@ _COMMANDS = {
         "Re-drives and discards: follow, pause, cancel, resume them.",
     ),
     "alerts": LazyCommand(
-        "hopback.ops.cli.alerts:alerts", "List alerts of `hopback serve` and test their targets."
+        "hopback.ops.alerts.command:alerts",
+        "List alerts of `hopback serve` and test their targets.",
     ),
-    "audit": LazyCommand(
-        "hopback.ops.cli.dlq_notes:audit", "Who did what to dead letters, when and why."
-    ),
+    "audit": LazyCommand("hopback.ops.cli.audit:audit", "Show the audit of dead letters."),
     "serve": LazyCommand(
         "hopback.ops.cli.serve:serve", "Serve dead letters and jobs by HTTP and on a page."
     ),
@@ -237,21 +236,23 @@ _DLQ = {
     ),
     "watch": LazyCommand("hopback.ops.cli.dlq:watch", "Follow the depths until stopped."),
     "notes": LazyCommand(
-        "hopback.ops.cli.dlq_notes:notes", "Read or write notes on groups of a queue."
+        "hopback.ops.notes.command:notes", "List, add or remove notes on groups of a queue."
     ),
     "history": LazyCommand(
-        "hopback.ops.cli.dlq_notes:history", "Show what was done to a group or a queue."
+        "hopback.ops.notes.command:history", "Show the actions on a group or a queue."
     ),
-    "filters": LazyCommand("hopback.ops.cli.dlq_notes:filters", "List, save or remove filters."),
+    "filters": LazyCommand("hopback.ops.notes.command:filters", "List, save or remove filters."),
     "candidates": LazyCommand(
-        "hopback.ops.cli.dlq_notes:candidates", "List queues that may hold dead letters."
+        "hopback.ops.cli.dlq_candidates:candidates", "List queues that may contain dead letters."
     ),
-    "add": LazyCommand("hopback.ops.cli.dlq_notes:add", "Say that a queue holds dead letters."),
+    "add": LazyCommand(
+        "hopback.ops.cli.dlq_candidates:add", "Declare that a queue contains dead letters."
+    ),
     "ignore": LazyCommand(
-        "hopback.ops.cli.dlq_notes:ignore", "Say that a queue holds no dead letters."
+        "hopback.ops.cli.dlq_candidates:ignore", "Declare that a queue contains no dead letters."
     ),
     "forget": LazyCommand(
-        "hopback.ops.cli.dlq_notes:forget", "Take back what was said of a queue."
+        "hopback.ops.cli.dlq_candidates:forget", "Withdraw the declaration about a queue."
     ),
 }
 

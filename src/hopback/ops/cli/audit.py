@@ -1,0 +1,101 @@
+"""`hopback audit`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.terminal import table
+from hopback.ops.cli.dlq_print import ago, form_option, output
+from hopback.ops.cli.where import complete_job, complete_queue, where_options, with_dead_letters
+from hopback.ops.contract.requests import AuditQuery
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hopback.ops.cli.where import Where
+    from hopback.ops.contract.values import AuditEntry
+
+
+@click.command(short_help="Show the audit of dead letters.")
+@click.option("--by", default="", metavar="NAME", help="Only actions of this user.")
+@click.option(
+    "--action", default="", metavar="WORD", help="Only this action, for example job.start."
+)
+@click.option(
+    "--queue",
+    default="",
+    metavar="Q",
+    help="Only actions on this queue.",
+    shell_complete=complete_queue,
+)
+@click.option(
+    "--job",
+    default="",
+    metavar="JOB",
+    help="Only actions on this job.",
+    shell_complete=complete_job,
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of entries, the newest first.",
+)
+@click.option(
+    "--before",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Only entries before this number.",
+)
+@where_options
+@form_option
+def audit(
+    by: str,
+    action: str,
+    queue: str,
+    job: str,
+    limit: int,
+    before: int | None,
+    form: str,
+    where: Where,
+) -> None:
+    """Show the audit: changes, refused requests and displayed payloads.
+
+    It is in the store (--store), or at the server (--server), where only admins may read it.
+    """
+    query = AuditQuery(by, action, queue, job, before, limit)
+    found = with_dead_letters(where, lambda dead_letters: dead_letters.audit(query))
+    output(form, found, lambda: print_audit(found, limit, time.time()))
+
+
+def print_audit(entries: Sequence[AuditEntry], limit: int, now: float) -> None:
+    if not entries:
+        click.echo("No entries.")
+        return
+    rows = [
+        (
+            str(one.number),
+            ago(one.at, now),
+            one.by or "unknown",
+            one.action + ("" if one.result == "ok" else f" ({one.result})"),
+            one.queue,
+            one.job,
+            one.reason,
+        )
+        for one in entries
+    ]
+    columns = ("number", "when", "who", "what", "queue", "job", "why")
+    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    table(
+        [columns[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        right=("number", "when"),
+        keep=("queue", "job"),
+    )
+    if len(entries) == limit:
+        click.echo(f"Older entries: --before {entries[-1].number}")

@@ -1,0 +1,105 @@
+"""`hopback dlq candidates`, `add`, `ignore` and `forget`: which queues contain dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.terminal import table
+from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
+from hopback.ops.cli.dlq_print import form_option, output
+from hopback.ops.cli.where import where_options, with_dead_letters
+from hopback.text import count_of
+from hopback.text import one_line as safe
+
+if TYPE_CHECKING:
+    from hopback.ops.cli.where import Where
+    from hopback.ops.contract.interface import DeadLetters
+
+
+@click.command(short_help="List queues that may contain dead letters.")
+@where_options
+@form_option
+def candidates(form: str, where: Where) -> None:
+    """List queues with messages and without a consumer that may contain dead letters.
+
+    `hopback dlq add QUEUE` declares that a queue contains dead letters, `hopback dlq ignore QUEUE` that it
+    does not.
+    """
+    with_dead_letters(where, lambda dead_letters: list_candidates(dead_letters, form))
+
+
+async def list_candidates(dead_letters: DeadLetters, form: str) -> None:
+    """Print the candidates and the earlier answers."""
+    found = await dead_letters.candidates()
+
+    def in_words() -> None:
+        if not found.items:
+            click.echo("No other queue has messages and no consumer.")
+        else:
+            rows = [
+                (one.queue, f"{one.messages:,}", "by its name" if one.is_likely else "")
+                for one in found.items
+            ]
+            table(("queue", "messages", "likely"), rows, right=("messages",))
+            click.echo(
+                f"{count_of(found.messages)} in {found.total} queues without a consumer may be dead"
+                " letters. Declare it with `hopback dlq add QUEUE` or `hopback dlq ignore QUEUE`."
+            )
+        for one in found.answers:
+            words = {
+                CandidateAnswer.ADD: "contains dead letters",
+                CandidateAnswer.IGNORE: "is ignored",
+            }
+            author = f" (declared by {one.by})" if one.by else ""
+            click.echo(safe(f"{one.queue} {words[one.answer]}{author}"))
+
+    output(form, found if form == "json" else found.items, in_words)
+
+
+_reason = click.option("--reason", default="", metavar="TEXT", help="Reason for the audit.")
+
+
+@click.command(short_help="Declare that a queue contains dead letters.")
+@click.argument("queue")
+@click.option(
+    "--origin", default="", metavar="QUEUE", help="The queue in which its messages failed."
+)
+@_reason
+@where_options
+def add(queue: str, origin: str, reason: str, where: Where) -> None:
+    """Declare that QUEUE contains dead letters, so that it is listed and can be browsed."""
+    said = QueueAnswer(queue, CandidateAnswer.ADD, origin, reason=reason)
+    with_dead_letters(where, lambda dead_letters: answer(dead_letters, said))
+
+
+@click.command(short_help="Declare that a queue contains no dead letters.")
+@click.argument("queue")
+@_reason
+@where_options
+def ignore(queue: str, reason: str, where: Where) -> None:
+    """Declare that QUEUE contains no dead letters, so that it is not listed as a candidate."""
+    said = QueueAnswer(queue, CandidateAnswer.IGNORE, reason=reason)
+    with_dead_letters(where, lambda dead_letters: answer(dead_letters, said))
+
+
+@click.command(short_help="Withdraw the declaration about a queue.")
+@click.argument("queue")
+@_reason
+@where_options
+def forget(queue: str, reason: str, where: Where) -> None:
+    """Withdraw the declaration about QUEUE. The topology of the broker decides again."""
+    said = QueueAnswer(queue, CandidateAnswer.FORGET, reason=reason)
+    with_dead_letters(where, lambda dead_letters: answer(dead_letters, said))
+
+
+async def answer(dead_letters: DeadLetters, said: QueueAnswer) -> None:
+    """Record the declaration and print its effect."""
+    await dead_letters.answer_candidate(said)
+    words = {
+        CandidateAnswer.ADD: "is a dead-letter queue now",
+        CandidateAnswer.IGNORE: "is ignored from now on",
+        CandidateAnswer.FORGET: "is classified by the broker's topology again",
+    }
+    click.echo(safe(f"{said.queue} {words[said.answer]}."))
