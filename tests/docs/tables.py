@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from hopback.observe.events import EVENTS
 from hopback.observe.logs import LEVELS
 from hopback.observe.metrics import Metrics
+from hopback.ops.contract.options import options_of
+from hopback.ops.contract.requests import DiscardRequest, RedriveRequest
 from hopback.ops.http.app import ENDPOINTS
 from hopback.ops.http.brokers import BROKERS
 from tests.docs.pages import ROOT
@@ -71,9 +73,28 @@ def _endpoints() -> str:
     return _table(("endpoint", "role", "purpose"), rows)
 
 
+def _job_options() -> str:
+    """Every option of a re-drive or a discard by its name in the command and in the API."""
+    options = {
+        one.flag: one for kind in (RedriveRequest, DiscardRequest) for one in options_of(kind)
+    }
+    rows = [
+        (
+            f"`{one.flag} {one.metavar}`".replace(" `", "`"),
+            f"`{one.owner}.{one.json}`".replace("`.", "`"),
+            f"{one.default:,}" if one.kind is int and one.default is not None else "",
+            one.allowed.removeprefix("a number "),
+            one.text,
+        )
+        for one in options.values()
+    ]
+    return _table(("command", "API", "default", "allowed", "meaning"), rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "endpoints": ("docs/reference/http-api.md", _endpoints),
     "events": ("docs/reference/events.md", _events),
+    "job options": ("docs/reference/command.md", _job_options),
     "metrics": ("docs/reference/metrics.md", _metrics),
 }
 """Each table's page and how it is made."""

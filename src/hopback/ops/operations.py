@@ -26,16 +26,17 @@ from hopback.ops.browse.message_view import view_message
 from hopback.ops.browse.search import Search
 from hopback.ops.browse.sessions import Sessions
 from hopback.ops.browse.surveys import Surveys
+from hopback.ops.contract.codec import check
 from hopback.ops.contract.requests import (
     BY_CALLER,
     BY_DESIGN,
-    HIGHEST_RATE,
     NEWEST,
     NOBODY,
     SMALL_WINDOW,
     UNHURRIED,
     WHOLE_QUEUE,
     GroupBy,
+    NewRate,
     Settings,
     Who,
 )
@@ -547,8 +548,7 @@ class Operations:
 
     async def set_rate(self, job_id: str, rate: float | None, *, by: Who | None = None) -> Job:
         """Another rate, messages per second, from now on; None for no limit."""
-        if rate is not None and not 0 < rate <= HIGHEST_RATE:
-            raise BadRequest("rate", f"messages per second above 0, got {rate:g}")
+        check(NewRate, NewRate(rate))
         job = await self._record(job_id)
         if not job.is_active:
             raise JobConflict(f"job {job_id} is {job.state}: only a running job has a rate", job)

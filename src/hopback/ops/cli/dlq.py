@@ -28,8 +28,9 @@ from hopback.ops.cli.dlq_print import (
     progress_told,
     told_search,
 )
+from hopback.ops.cli.job_options import named_option
 from hopback.ops.cli.where import complete_queue, where_options, with_dead_letters
-from hopback.ops.contract.requests import MOST_HELD, SMALL_WINDOW, Window
+from hopback.ops.contract.requests import MOST_HELD, SMALL_WINDOW, RedriveRequest, Selection, Window
 from hopback.ops.contract.search import MOST_WALKED, SearchRequest, collect_survey
 from hopback.ops.contract.values import Price
 from hopback.private_files import write_private
@@ -51,12 +52,12 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 _SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
 
 queue_argument = click.argument("queue", shell_complete=complete_queue)
-filter_option = click.option(
-    "--filter",
-    "terms",
-    default="",
-    metavar="TERMS",
-    help="Only messages for which all terms hold, as in 'reason:rejected age>2h'.",
+filter_option = named_option(Selection, "filter", "terms")
+lift_option = click.option(
+    "--lift-limit",
+    "lift",
+    is_flag=True,
+    help="If looking could lose messages, lift the queue's delivery limit by a policy first.",
 )
 within_option = click.option(
     "--within",
@@ -82,19 +83,7 @@ class Look:
 
 def look_options(command: _Command) -> _Command:
     """What a command that takes messages to look at them lets one say of the danger."""
-    for option in (
-        click.option(
-            "--lift-limit",
-            "lift",
-            is_flag=True,
-            help="If looking could lose messages, lift the queue's delivery limit by a policy first.",
-        ),
-        click.option(
-            "--force", "forced", is_flag=True, help="Look even if that could lose messages."
-        ),
-    ):
-        command = option(command)
-    return command
+    return named_option(RedriveRequest, "forced")(lift_option(command))
 
 
 @contextmanager

@@ -21,30 +21,25 @@ from hopback.cli.options import header_pairs
 from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, details, json_line, on_terminal
 from hopback.ops.cli.dlq import (
     Look,
-    filter_option,
     hold_for,
     lift_if_needed,
+    lift_option,
     look_options,
     queue_argument,
     refusals_explained,
     within_option,
 )
 from hopback.ops.cli.dlq_print import form_option, output, place_text, print_plan, progress_told
+from hopback.ops.cli.job_options import job_options, named_option
 from hopback.ops.cli.jobs import see_through
 from hopback.ops.cli.where import resume_command, where_options, with_dead_letters
+from hopback.ops.contract.options import with_options
 from hopback.ops.contract.requests import (
     BY_CALLER,
-    HIGHEST_RATE,
-    LONGEST_WATCH_S,
-    MOST_IN_FLIGHT,
-    MOST_REDRIVES,
-    UNHURRIED,
     DiscardRequest,
     Edit,
     JobKind,
-    Pace,
     RedriveRequest,
-    Selection,
     Submission,
     Target,
     TargetKind,
@@ -52,7 +47,6 @@ from hopback.ops.contract.requests import (
 from hopback.ops.contract.values import EditedCopy, Price
 from hopback.text import count_of
 from hopback.text import one_line as safe
-from hopback.topology.plan import MAX_REDRIVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,23 +61,6 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 _PLANNED = "to see the plan"
 _MOST_EDITED_BYTES = 128 * 1024 * 1024  # no RabbitMQ takes a larger message by default
 _BY_NAME = tuple(kind for kind in TargetKind if kind not in (TargetKind.QUEUE, TargetKind.EXCHANGE))
-
-
-class Ramp(click.ParamType[tuple[int, ...]]):
-    """Stages of a ramp: `1,5,25`."""
-
-    name = "stages"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The sizes of the stages."""
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in parts):
-            self.fail(f"expected numbers of messages, as in 1,5,25, got {value!r}", param, ctx)
-        return tuple(map(int, parts))
 
 
 def target_options(command: _Command) -> _Command:
@@ -148,7 +125,7 @@ _ASKED = ("form", "yes", "dry_run", "detailed", "lift")
 
 
 def _action_options(command: _Command) -> _Command:
-    """What re-drives and discards understand, and how to ask and tell, as `choices`."""
+    """How re-drives and discards ask and report, as `choices`."""
 
     @wraps(command)
     def called(**said: Any) -> object:
@@ -165,27 +142,7 @@ def _action_options(command: _Command) -> _Command:
         ),
         click.option("--dry-run", is_flag=True, help="Show the plan and stop."),
         click.option("--yes", is_flag=True, help="Do not ask."),
-        look_options,
-        click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit."),
-        click.option(
-            "--expect-count",
-            type=click.IntRange(min=0),
-            metavar="N",
-            help="Do nothing unless exactly N messages are selected.",
-        ),
-        click.option(
-            "--rate",
-            type=click.FloatRange(min=0, min_open=True, max=HIGHEST_RATE),
-            metavar="R",
-            help="At most R messages per second.",
-        ),
-        click.option(
-            "--limit",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Only the first N messages of the queue; by default all that are there now.",
-        ),
-        filter_option,
+        lift_option,
     ):
         found = option(found)
     return found
@@ -193,71 +150,17 @@ def _action_options(command: _Command) -> _Command:
 
 @click.command(short_help="Send messages back to where they failed, safely.")
 @queue_argument
+@job_options(RedriveRequest, "change")
 @_action_options
 @target_options
-@click.option(
-    "--in-flight",
-    type=click.IntRange(1, MOST_IN_FLIGHT),
-    default=UNHURRIED.in_flight,
-    show_default=True,
-    metavar="N",
-    help="At most N messages sent and not yet confirmed.",
-)
-@click.option(
-    "--ramp",
-    type=Ramp(),
-    is_flag=False,
-    flag_value="1,5,25",
-    default=None,
-    metavar="[1,5,25]",
-    help="Begin with a few messages, and stop by itself if they come back.",
-)
-@click.option(
-    "--watch",
-    "watch_s",
-    type=click.FloatRange(0, LONGEST_WATCH_S),
-    metavar="S",
-    help="Seconds to wait after each step of the ramp; by default as long as a retry takes.",
-)
-@click.option(
-    "--max-returned",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="With --ramp: continue until more than N messages come back.",
-)
-@click.option(
-    "--max-redrives",
-    type=click.IntRange(0, MOST_REDRIVES),
-    default=MAX_REDRIVES,
-    show_default=True,
-    metavar="N",
-    help="Leave out what was re-driven N times before; 0 leaves out nothing.",
-)
-@click.option(
-    "--change",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Change each body by this JSON patch (RFC 6902) first; the originals are kept in a file.",
-)
+@named_option(RedriveRequest, "change")
 @where_options
 @form_option
 def redrive(
     queue: str,
-    terms: str,
-    limit: int | None,
+    options: dict[str, Any],
     target: Target,
-    rate: float | None,
-    in_flight: int,
-    ramp: tuple[int, ...] | None,
-    watch_s: float | None,
-    max_returned: int,
-    max_redrives: int,
     change: Path | None,
-    expect_count: int | None,
-    reason: str,
-    forced: bool,
     choices: ActionChoices,
     where: Where,
 ) -> int:
@@ -278,50 +181,31 @@ def redrive(
                 do="Name another file.",
                 code=Exit.USAGE,
             ) from error
-    request = RedriveRequest(
-        queue=queue,
-        selection=Selection(limit=limit, filter=terms),
-        reason=reason,
-        target=target,
-        pace=Pace(rate, in_flight, ramp or (), watch_s, max_returned),
-        max_redrives=max_redrives or None,
-        expected_count=expect_count,
-        forced=forced,
-        change=patch,
-    )
+    options["max_redrives"] = options["max_redrives"] or None
+    request = with_options(RedriveRequest, options, queue=queue, target=target, change=patch)
     return _act(request, where, choices)
 
 
 @click.command(short_help="Remove messages for good, after writing them to a file.")
 @queue_argument
+@job_options(DiscardRequest)
 @_action_options
 @click.option(
     "--export-to",
     default="",
     metavar="FILE",
-    help="Write the messages here first (.zst compresses); by default a file of the user's own.",
+    help="Write the messages here first (.zst compresses). By default a file of the user.",
 )
-@click.option("--no-export", is_flag=True, help="Write them nowhere: they are gone for good.")
 @where_options
 @form_option
 def discard(
-    queue: str,
-    terms: str,
-    limit: int | None,
-    rate: float | None,
-    expect_count: int | None,
-    reason: str,
-    forced: bool,
-    export_to: str,
-    no_export: bool,
-    choices: ActionChoices,
-    where: Where,
+    queue: str, options: dict[str, Any], export_to: str, choices: ActionChoices, where: Where
 ) -> int:
     """Remove messages of QUEUE for good. Each is written to a file before it goes.
 
     Shows the plan and asks for the queue's name. `hopback dlq import` publishes the file again.
     """
-    if no_export and export_to:
+    if export_to and not options["export"]:
         raise click.UsageError("--no-export and --export-to exclude each other.")
     if export_to and where.server is not None:
         raise CommandFailed(
@@ -330,16 +214,7 @@ def discard(
             " --server.",
             code=Exit.USAGE,
         )
-    request = DiscardRequest(
-        queue=queue,
-        selection=Selection(limit=limit, filter=terms),
-        reason=reason,
-        confirm=queue,
-        export=not no_export,
-        pace=Pace(rate),
-        expected_count=expect_count,
-        forced=forced,
-    )
+    request = with_options(DiscardRequest, options, queue=queue, confirm=queue)
     choices = replace(choices, submission=Submission(export_to=export_to))
     return _act(request, where, choices)
 
@@ -478,7 +353,7 @@ async def carry_out(
 )
 @click.option("--without", multiple=True, metavar="NAME", help="Leave this header out; repeatable.")
 @target_options
-@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@named_option(RedriveRequest, "reason")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent and stop.")
 @look_options
@@ -597,7 +472,7 @@ async def send_edited(
 
 @click.command(name="restore-limit", short_help="Take back a delivery limit that was lifted.")
 @queue_argument
-@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@named_option(RedriveRequest, "reason")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @where_options
 def restore_limit(queue: str, reason: str, yes: bool, where: Where) -> None:

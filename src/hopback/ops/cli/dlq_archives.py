@@ -24,8 +24,9 @@ from hopback.ops.cli.dlq import (
     refusals_explained,
 )
 from hopback.ops.cli.dlq_print import form_option, output
+from hopback.ops.cli.job_options import rate_option
 from hopback.ops.cli.where import where_options, with_dead_letters
-from hopback.ops.contract.requests import HIGHEST_RATE, Pace, Selection
+from hopback.ops.contract.requests import Pace, Selection
 from hopback.text import count_of
 from hopback.text import one_line as safe
 
@@ -126,12 +127,7 @@ def _unwritable(path: Path, error: OSError) -> CommandFailed:
 @click.option(
     "--to", "queue", metavar="QUEUE", help="Into this queue instead of the one they were in."
 )
-@click.option(
-    "--rate",
-    type=click.FloatRange(0, HIGHEST_RATE, min_open=True),
-    metavar="R",
-    help="At most R messages per second.",
-)
+@rate_option
 @click.option(
     "--skip",
     type=click.IntRange(min=0),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from hopback.ops.contract.options import option
 from hopback.ops.messages.patch import Patch  # noqa: TC001  msgspec reads it at run time
 from hopback.topology.plan import MAX_REDRIVES
 
@@ -59,6 +60,8 @@ to end, and must not begin to wait between stages because a default changed.
 _LONGEST_PAUSE_S = 30.0  # between two tries of one message; a broker under alarm recovers in less
 
 _MOST_DOUBLINGS = 16  # beyond it the pause is the longest anyhow, and 2.0 ** n could overflow
+
+_Stages = Annotated[tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(max_length=20)]
 
 Rate = Annotated[float, Meta(gt=0, le=HIGHEST_RATE)]
 
@@ -221,13 +224,48 @@ class Pace(_Asked, frozen=True):
     again before the job stops; the waits between them grow from `pause_s`.
     """
 
-    rate: Rate | None = None
-    in_flight: Annotated[int, Meta(ge=1, le=MOST_IN_FLIGHT)] = 500
-    ramp: Annotated[tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(max_length=20)] = ()
-    watch_s: Annotated[float, Meta(ge=0, le=LONGEST_WATCH_S)] | None = field(
-        default=None, name="watchSeconds"
-    )
-    max_returned: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    rate: Annotated[
+        Rate | None,
+        option("--rate", "R", "Send at most R messages per second. By default there is no limit."),
+    ] = None
+    in_flight: Annotated[
+        int,
+        Meta(ge=1, le=MOST_IN_FLIGHT),
+        option(
+            "--in-flight",
+            "N",
+            "Have at most N messages sent and not yet confirmed.",
+            redrive_only=True,
+        ),
+    ] = 500
+    ramp: Annotated[
+        _Stages,
+        option(
+            "--ramp",
+            "[1,5,25]",
+            "Start with a few messages and stop if they come back.",
+            redrive_only=True,
+        ),
+    ] = ()
+    watch_s: Annotated[
+        Annotated[float, Meta(ge=0, le=LONGEST_WATCH_S)] | None,
+        option(
+            "--watch",
+            "S",
+            "Wait S seconds after each stage of the ramp. By default as long as a retry takes.",
+            redrive_only=True,
+        ),
+    ] = field(default=None, name="watchSeconds")
+    max_returned: Annotated[
+        int,
+        Meta(ge=0, le=10_000_000),
+        option(
+            "--max-returned",
+            "N",
+            "With a ramp, continue until more than N messages come back.",
+            redrive_only=True,
+        ),
+    ] = 0
     tries: Annotated[int, Meta(ge=1, le=1000)] = 5
     pause_s: Annotated[float, Meta(ge=0, le=_LONGEST_PAUSE_S)] = field(
         default=0.25, name="pauseSeconds"
@@ -267,8 +305,19 @@ class Selection(_Asked, frozen=True, kw_only=True):
 
     session: _Name = ""
     ids: _Ids = ()
-    filter: _FilterText = ""
-    limit: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
+    filter: Annotated[
+        _FilterText,
+        option("--filter", "TERMS", "Only messages that match all terms, as in 'age>2h'."),
+    ] = ""
+    limit: Annotated[
+        Annotated[int, Meta(ge=0, le=10_000_000)] | None,
+        option(
+            "--limit",
+            "N",
+            "Only the first N messages of the queue. By default all that are ready.",
+            least=1,
+        ),
+    ] = None
     queue: _Name = ""
     count: Annotated[int, Meta(ge=0)] | None = None
     estimate: str = ""
@@ -323,11 +372,16 @@ class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
 
     kind: ClassVar[JobKind]
     queue: _QueueName
-    reason: _Reason
     selection: Selection = WHOLE_QUEUE
     pace: Pace = UNHURRIED
-    expected_count: Annotated[int, Meta(ge=0)] | None = None
-    forced: bool = field(default=False, name="force")
+    expected_count: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option("--expect-count", "N", "Do nothing unless exactly N messages are selected."),
+    ] = None
+    reason: Annotated[_Reason, option("--reason", "TEXT", "The reason, for the audit.")]
+    forced: Annotated[
+        bool, option("--force", "", "Continue even if looking could lose messages.")
+    ] = field(default=False, name="force")
     dry_run: bool = False
 
 
@@ -340,8 +394,22 @@ class RedriveRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.REDRIVE
 
     kind: ClassVar[JobKind] = JobKind.REDRIVE
     target: Target = BY_DESIGN
-    max_redrives: Annotated[int, Meta(ge=0, le=MOST_REDRIVES)] | None = MAX_REDRIVES
-    change: Patch = ()
+    max_redrives: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_REDRIVES)] | None,
+        option(
+            "--max-redrives",
+            "N",
+            "Leave out messages that were re-driven N times. No limit: 0, in JSON null.",
+        ),
+    ] = MAX_REDRIVES
+    change: Annotated[
+        Patch,
+        option(
+            "--change",
+            "FILE",
+            "Change each body by this JSON patch (RFC 6902). The originals are kept in a file.",
+        ),
+    ] = ()
 
 
 class DiscardRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.DISCARD.value):
@@ -353,7 +421,9 @@ class DiscardRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.DISCARD
 
     kind: ClassVar[JobKind] = JobKind.DISCARD
     confirm: _Name = ""
-    export: bool = True
+    export: Annotated[
+        bool, option("--no-export", "", "Do not write the messages to a file: they are lost.")
+    ] = True
 
 
 JobRequest: TypeAlias = RedriveRequest | DiscardRequest

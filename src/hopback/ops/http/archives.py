@@ -116,9 +116,8 @@ async def _export_session_page(visit: Visit) -> Response:
 @ARCHIVE_PAGES.post("/queues/{queue}/export", Role.OPERATOR, PATH_QUEUE, is_heavy=True)
 async def _export_queue_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
-    limit = visit.number("limit", 0, least=1, most=10_000_000) or None
+    selection = visit.read(Selection)
     await release_look(visit, queue)
-    selection = Selection(limit=limit, filter=visit.field("filter"))
     return await _download(visit.operations.export(queue, selection), queue)
 
 

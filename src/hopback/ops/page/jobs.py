@@ -24,7 +24,6 @@ from hopback.ops.contract.queue_rules import (
 )
 from hopback.ops.contract.requests import (
     LONGEST_FOUND_WATCH_S,
-    LONGEST_WATCH_S,
     RAMP,
     DiscardRequest,
     GroupBy,
@@ -63,8 +62,8 @@ _SECOND = (
     "target",
     "target_queue",
     "rate",
-    "watch",
-    "returned",
+    "watchSeconds",
+    "maxReturned",
     "change",
     "reason",
 )  # those of step 2, but for boxes
@@ -89,13 +88,7 @@ async def _redrive(visit: Visit) -> Response:
     if visit.field("change").strip():
         visit.need(Role.ADMIN, visit.path["queue"])
     target = form_target(visit.field("target"), visit.field("target_queue"))
-    ramp = RAMP if _ticked(visit, "ramp") else ()
-    pace = Pace(
-        visit.rate(),
-        ramp=ramp,
-        watch_s=visit.seconds("watch", most=LONGEST_WATCH_S),
-        max_returned=visit.number("returned", 0, most=10_000_000),
-    )
+    pace = structs.replace(visit.read(Pace), ramp=RAMP if _ticked(visit, "ramp") else ())
     return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
 
 
@@ -120,11 +113,10 @@ def _common(visit: Visit) -> dict[str, Any]:
 
 def _selection(visit: Visit) -> Selection:
     """The selection of step 1, before it was counted."""
-    session, ids, text = visit.field("session"), tuple(visit.all("ids")), visit.field("filter")
+    session, ids = visit.field("session"), tuple(visit.all("ids"))
     if session:
-        return Selection(session=session, ids=ids, filter="" if ids else text)
-    limit = visit.number("limit", 0, least=1, most=10_000_000) or None
-    return Selection(limit=limit, filter=text)
+        return Selection(session=session, ids=ids, filter="" if ids else visit.field("filter"))
+    return visit.read(Selection)
 
 
 def _ticked(visit: Visit, box: str) -> bool:
@@ -176,7 +168,7 @@ async def _second(
     editing = visit.operations.settings.editing and visit.principal.allows(Role.ADMIN, queue)
     return _page(
         visit, request, 2, trouble,
-        targets=detail.targets, busy=detail.active_job, longest_watch=LONGEST_WATCH_S,
+        targets=detail.targets, busy=detail.active_job,
         found_watch=LONGEST_FOUND_WATCH_S,
         editing=editing, bad_change=bad_change,
     )  # fmt: skip
@@ -403,7 +395,7 @@ async def _steer(visit: Visit) -> Response:
         case "cancel":
             await operations.cancel(job.id)
         case "rate":
-            await operations.set_rate(job.id, visit.rate())
+            await operations.set_rate(job.id, visit.read(Pace).rate)
         case "retry-failures":
             job = await operations.retry_failures(job.id, reason=visit.field("reason"))
         case "came-back":

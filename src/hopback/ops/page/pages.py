@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,8 +13,11 @@ from urllib.parse import parse_qsl, quote
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from hopback.errors import BadRequest
+from hopback.ops.contract.codec import convert
+from hopback.ops.contract.options import StructT, options_of
 from hopback.ops.contract.queue_rules import NO_QUEUE
-from hopback.ops.contract.requests import HIGHEST_RATE, Target, TargetKind
+from hopback.ops.contract.requests import Target, TargetKind
 from hopback.ops.http.api import PathRoute
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, LongWork, page_work_events
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 
 _SECTIONS = ("/jobs", "/alerts", "/topology", "/checks", "/audit", "/you")
 _MOST_FIELDS = 11_000  # a whole session of 10,000 messages ticked, and the rest of the form
-_LONGEST_RATE = 20  # digits of a rate; float() reads thousands of them, and nobody types so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +88,23 @@ class Visit:
             )
         return int(text)
 
-    def rate(self) -> float | None:
-        """Messages per second, None if nothing is said; Refused if it is no rate."""
-        expected = f"a number above 0 and up to {HIGHEST_RATE:,}"
-        return self._decimal("rate", lambda rate: 0 < rate <= HIGHEST_RATE, expected)
-
-    def seconds(self, name: str, *, most: float) -> float | None:
-        """A span of time, None if nothing is said; Refused if it is none, or too long."""
-        return self._decimal(name, lambda span: 0 <= span <= most, f"seconds from 0 to {most:g}")
-
-    def _decimal(self, name: str, fits: Callable[[float], bool], expected: str) -> float | None:
-        text = self.field(name)
-        if not text:
-            return None
-        try:
-            value = float(text[:_LONGEST_RATE])
-        except ValueError:
-            value = float("nan")
-        if len(text) > _LONGEST_RATE or not fits(value):
-            raise Refused(
-                400, "bad-field", f"{name}: expected {expected}, got {_shortened(text)!r}."
-            )
-        return value
+    def read(self, kind: type[StructT]) -> StructT:
+        """The value whose options are fields of the form. An empty field has the default."""
+        given = [
+            (one, text)
+            for one in options_of(kind)
+            if one.kind in (int, float, str) and (text := self.field(one.json))
+        ]
+        for one, text in given:
+            value = None
+            with suppress(BadRequest):
+                value = getattr(convert(kind, {one.json: text}, strict=False), one.name)
+            if value is None or (one.least is not None and value < one.least):
+                expected = one.allowed or "a shorter text"
+                raise Refused(
+                    400, "bad-field", f"{one.json}: expected {expected}, got {_shortened(text)!r}."
+                )
+        return convert(kind, {one.json: text for one, text in given}, strict=False)
 
     def need(self, role: Role, queue: str) -> None:
         """Refuse unless the visitor has the role for that queue."""

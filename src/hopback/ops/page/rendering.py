@@ -22,6 +22,8 @@ from markupsafe import Markup
 
 from hopback.headers import timestamp
 from hopback.ops.alerts.rules import AlertKind
+from hopback.ops.contract.options import options_of
+from hopback.ops.contract.requests import RedriveRequest
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import HELD_BACK
 from hopback.ops.messages.body import find_packing, is_msgpack, unpack_body
@@ -81,6 +83,7 @@ def renderer() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["options"] = {one.json: one for one in options_of(RedriveRequest)}
     environment.globals["held_back_means"] = HELD_BACK
     # Every link of a page begins with it: the pages of one broker among several have a path of their own.
     environment.globals["base"] = ""

@@ -16,9 +16,10 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, ask_for_reason
 from hopback.errors import BadRequest
 from hopback.ops.cli.dlq import Look, search_messages
-from hopback.ops.cli.dlq_actions import Ramp, carry_out, send_edited, target_of
+from hopback.ops.cli.dlq_actions import carry_out, send_edited, target_of
 from hopback.ops.cli.dlq_archives import export_messages, import_messages
 from hopback.ops.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
+from hopback.ops.cli.job_options import Ramp
 from hopback.ops.cli.jobs import (
     Signals,
     exit_code,

@@ -23,8 +23,9 @@ from hopback.ops.cli.dlq import (
     peek,
     show_queue,
 )
-from hopback.ops.cli.dlq_actions import Ramp, carry_out, redrive, send_edited
+from hopback.ops.cli.dlq_actions import carry_out, redrive, send_edited
 from hopback.ops.cli.dlq_print import output, print_plan
+from hopback.ops.cli.job_options import Ramp
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.contract.codec import convert
 from hopback.ops.contract.requests import (
@@ -259,7 +260,7 @@ def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
     assert options["in_flight"].default == UNHURRIED.in_flight == library.pace.in_flight
     assert options["in_flight"].type.max == MOST_IN_FLIGHT  # type: ignore[attr-defined]
     assert options["rate"].type.max == HIGHEST_RATE  # type: ignore[attr-defined]
-    assert options["ramp"].default is None
+    assert options["ramp"].default == ()
     assert (UNHURRIED.ramp, UNHURRIED.rate) == ((), None)
     assert options["max_redrives"].default == library.max_redrives
     assert loop_guard.__defaults__ == (library.max_redrives,)

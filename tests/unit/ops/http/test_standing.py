@@ -290,7 +290,7 @@ def test_an_alert_that_no_target_took_was_told_to_nobody() -> None:
 
 async def test_a_review_says_how_long_a_careful_job_takes_at_least() -> None:
     """It watches after each stage that is reached, and at the end."""
-    asked = {"step": "3", "on": "2", "reason": "x", "ramp": "1", "watch": "60"}
+    asked = {"step": "3", "on": "2", "reason": "x", "ramp": "1", "watchSeconds": "60"}
     async with admin(*(dead_letter(n) for n in range(10))) as service:
         page = await service.client.post(f"/queues/{DLQ}/re-drive", data=asked)
     rule = re.search(r"<dt>Stop rule</dt><dd>(.*?)</dd>", page.text)

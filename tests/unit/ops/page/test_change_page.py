@@ -102,7 +102,7 @@ async def test_a_patch_that_cannot_be_read_is_told_at_its_field(
     tmp_path: Path, change: str, words: str
 ) -> None:
     """The form keeps everything that was said, and nothing begins."""
-    said = {"rate": "7", "watch": "3", "target": "queue", "target_queue": "elsewhere"}
+    said = {"rate": "7", "watchSeconds": "3", "target": "queue", "target_queue": "elsewhere"}
     async with admin(dead_letter(1), editing=True, exports=tmp_path) as service:
         for step in ("3", "go"):
             answer = await service.client.post(_ACT, data=_review(change, **said, step=step))
