@@ -8,7 +8,10 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.journal import JobSpec
 
 _WINDOWS = 3
-"""Number of windows. While one window is in flight, the marks of two are saved in one checkpoint."""
+"""Number of windows of a job with a rate: its last messages must not wait for too long."""
+_WINDOWS_QUORUM = 8
+"""Number of windows of a quorum queue. Each checkpoint costs a save and a passive declare, so the marks of
+seven windows are saved in one checkpoint while one window is in flight. A killed job requeues all of them."""
 _WINDOWS_AHEAD = 20
 """Number of windows of a long classic queue: 10,000 messages with the default window, which is the number
 RabbitMQ moves in a second (benchmarks/ADMIN.md)."""
@@ -25,7 +28,9 @@ def choose_prefetch(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
     requeue the last ones before their turn.
     """
     window = spec.pace.in_flight
-    if not is_classic or is_paced:
+    if is_paced:
         return _WINDOWS * window
+    if not is_classic:
+        return _WINDOWS_QUORUM * window
     ahead = min(spec.selection.count // _AHEAD_OF, _WINDOWS_AHEAD * window)
     return max(ahead, _WINDOWS * window)

@@ -286,13 +286,15 @@ class JobRunner:
         )
 
     async def _beat(self, run: JobRun) -> None:
-        """Keep the lease, and hear what people want of the job."""
+        """Renew the lease, and pass the requests of operators on to the job."""
         every = min(_BEAT_S, self._settings.lease_s / 3)
         while True:
             await asyncio.sleep(every)
             try:
                 request = await self._journal.renew(run.job.id, run.owner)
             except LeaseLost as lost:
+                if not run.job.is_active:
+                    return  # the job has ended, and with it its lease
                 _log.warning("%s", lost)
                 request = ControlRequest(cancelled=True)
             except StoreUnavailable as away:
