@@ -352,3 +352,14 @@ async def test_pages_of_a_large_topology_show_its_first_rows_and_the_map_around_
     assert (len(nodes), graph["total"]) == (200, 604)
     assert nodes[0]["name"] == "team123.dlq"
     assert [item["data"].get("name") for item in focused.json()["elements"]] == ["team007.dlq"]
+
+
+async def test_message_list_begins_with_error_and_time() -> None:
+    async with admin(dead_letter(1, error="CardDeclined")) as service:
+        session = await service.session()
+        page = (await service.client.get(f"/sessions/{session['id']}")).text
+    table = page[page.index('<table class="rows letters">') :]
+    labels = re.findall(r'data-label="(\w+)"', table)
+    assert labels == ["Error", "Failed", "Message", "Attempts", "Size"]
+    heads = re.findall(r'<th scope="col"[^>]*>(\w+)</th>', table)
+    assert heads == labels
