@@ -88,7 +88,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
                 concurrency=settings.concurrency,
             ),
             world=Environment(bus=bus, survivor=survivor, **tracing),
-            beside=await _watchers(
+            attendants=await _watchers(
                 app,
                 settings,
                 metrics,

@@ -19,7 +19,7 @@ def broker_url(
     tls: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> str:
-    """The URL of these settings; what is None is not said, nor are options that are."""
+    """Return the URL of these settings, without those that are None."""
     known = {name: value for name, value in (options or {}).items() if value is not None}
     query = f"?{urlencode(known)}" if known else ""
     secret = "" if password is None else f":{quote(password, safe='')}"

@@ -26,7 +26,12 @@ from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.fields import LongStr
 from hopback.integrations.address import broker_url
-from hopback.integrations.foreign_delivery import ForeignDelivery, given_back, rejected, said
+from hopback.integrations.foreign_delivery import (
+    ForeignDelivery,
+    answer_of_outcome,
+    answer_to_reject,
+    answer_to_requeue,
+)
 from hopback.integrations.header_values import header_values
 from hopback.integrations.planned import PlannedQueues, PlanOptions
 from hopback.message import Properties, Received
@@ -128,7 +133,7 @@ class AioPikaPlans(PlannedQueues):
                 returned = callback(wrapped)
                 if isawaitable(returned):
                     returned = await returned
-                answer = said(returned)
+                answer = answer_of_outcome(returned)
             except Exception as error:
                 # What was said before it was raised has been done; all of aio-pika's callers agree.
                 answer = answer_for(error, wrapped.rules)
@@ -149,7 +154,7 @@ class AioPikaPlans(PlannedQueues):
                 f"a message of queue {queue!r} was taken with no_ack=True, or is settled already: "
                 "there is nothing to retry or park"
             )
-        taken = self.taken(received(queue, message), self._endings.of(message))
+        taken = self.take(received(queue, message), self._endings.of(message))
         if taken is None:
             raise UnsafeOperation(
                 f"queue {queue!r} has no plan: expected one of {', '.join(self.planned)}"
@@ -195,7 +200,9 @@ class PlannedMessage:
     async def reject(self, requeue: bool = False) -> None:
         """It is parked; with requeue it goes by the plan. An exception being handled is its reason."""
         error = sys.exception()
-        await self.conclude(given_back(error, self.rules) if requeue else rejected(error))
+        await self.conclude(
+            answer_to_requeue(error, self.rules) if requeue else answer_to_reject(error)
+        )
 
     def process(
         self,

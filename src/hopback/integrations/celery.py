@@ -146,7 +146,7 @@ class CeleryPlans:
             return False
 
     async def _park(self, delivery: Received, answer: Answer, ended: asyncio.Event) -> bool:
-        taken = self._plans.taken(delivery, ended)
+        taken = self._plans.take(delivery, ended)
         if taken is None:
             return False
         return await self._plans.conclude(taken, answer) is Settlement.ACK

@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.integrations.aio_pika import ChannelEndings, connection_url, received, settle
-from hopback.integrations.foreign_delivery import ForeignDelivery, given_back, rejected
+from hopback.integrations.foreign_delivery import (
+    ForeignDelivery,
+    answer_to_reject,
+    answer_to_requeue,
+)
 from hopback.integrations.planned import PlannedQueues, PlanOptions
 from hopback.policy.outcome import Park, Retry, Rule, Verdict, reason_of
 from hopback.runtime.answer import DONE, Answer
@@ -57,7 +61,7 @@ class FastStreamPlans(PlannedQueues):
     It publishes on a connection of its own, made by the settings of `broker`.
     """
 
-    _tells_failures = False  # FastStream logs every exception with its traceback
+    _reports_failures = False  # FastStream logs every exception with its traceback
 
     def __init__(self, broker: RabbitBroker, **options: Unpack[PlanOptions]) -> None:
         super().__init__(**options)
@@ -111,7 +115,7 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
         self._subscriber = subscriber
         # FastStream does not settle a locked message; whatever fails from here on, it is not lost.
         self.msg.lock()
-        self._taken = self._plans.taken(received(queue, self.msg), self._plans.endings.of(self.msg))
+        self._taken = self._plans.take(received(queue, self.msg), self._plans.endings.of(self.msg))
 
     async def consume_scope(self, call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> Any:
         """Run the subscriber, unless the message is a second copy of one that has ended here."""
@@ -152,16 +156,16 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
             case AckMessage():
                 return DONE
             case NackMessage():
-                return given_back(error.__context__, rules)
+                return answer_to_requeue(error.__context__, rules)
             case RejectMessage():
-                return rejected(error.__context__)
+                return answer_to_reject(error.__context__)
             case None:
                 # What the subscriber said by `msg.ack()`, `msg.nack()` or `msg.reject()`, or by returning.
                 match getattr(self._stream_message, "committed", None):
                     case AckStatus.NACKED:
-                        return given_back(None, ())
+                        return answer_to_requeue(None, ())
                     case AckStatus.REJECTED:
-                        return rejected(None)
+                        return answer_to_reject(None)
                     case None if self._subscriber.ack_policy is AckPolicy.MANUAL:
                         return Answer(
                             Retry("the subscriber returned without settling (AckPolicy.MANUAL)")

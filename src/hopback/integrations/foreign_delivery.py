@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedQueue:
-    """A queue with a plan, and what concludes its deliveries while the plans are in force."""
+    """A queue with its plan, its rules and the settlement of its deliveries."""
 
     plan: Plan
     rules: tuple[Rule, ...]
     settling: Settling
 
 
-class _Slip:
-    """Takes down how a delivery is to be settled; its own library does it."""
+class _SettlementRecorder:
+    """Stands in for a channel: records the settlement that the library has to carry out."""
 
     def __init__(self) -> None:
         self.how: Settlement | None = None
@@ -54,9 +54,9 @@ class _Slip:
 
 
 class ForeignDelivery:
-    """A delivery in the hands of another library's consumer; the first answer to it counts.
+    """A delivery that another library's consumer handles. It takes one answer.
 
-    `ended` is set when the channel it came by has ended.
+    `ended` is set when the channel of the delivery has ended.
     """
 
     def __init__(
@@ -67,52 +67,52 @@ class ForeignDelivery:
         ended: asyncio.Event,
     ) -> None:
         self._planned = planned
-        self._slip = _Slip()
-        # `Settling` settles and does nothing else with a channel.
-        session = ConsumeSession(cast("Channel", self._slip), version, ended)
+        self._recorder = _SettlementRecorder()
+        # `Settling` uses only `ack` and `nack` of a channel.
+        session = ConsumeSession(cast("Channel", self._recorder), version, ended)
         self._held = HeldDelivery(delivery, session)
         self._began = time.monotonic()
         self.answered: bool = False
-        """Whether its consumer has said what becomes of it."""
+        """Whether the consumer has answered."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What the plan says of exceptions."""
+        """The rules of the plan for exceptions."""
         return self._planned.rules
 
     def copy_settlement(self) -> Settlement | None:
-        """How to settle it at once, if it is a second copy of what has ended here; None if it is to run."""
+        """Return how to settle a second copy of a handled message. None: the consumer must run."""
         if not self._planned.settling.settle_copy(self._held):
             return None
         self.answered = True
-        return self._slip.how
+        return self._recorder.how
 
     async def conclude(self, answer: Answer) -> Settlement | None:
-        """Move it on by its answer: how it has to be settled now, None if it stays unsettled."""
+        """Carry out the answer and return the settlement. None: the delivery stays unsettled."""
         if self.answered:
             raise RuntimeError("expected one answer to a delivery, got a second one")
         self.answered = True
         duration = time.monotonic() - self._began
         await self._planned.settling.conclude(self._held, answer, duration)
-        return self._slip.how
+        return self._recorder.how
 
 
-def given_back(error: BaseException | None, rules: Iterable[Rule]) -> Answer:
-    """The answer of a consumer that nacked or rejected with requeue: by the plan, never at once."""
+def answer_to_requeue(error: BaseException | None, rules: Iterable[Rule]) -> Answer:
+    """Answer for a consumer that nacked or rejected with requeue: retry by the plan, not at once."""
     if error is not None:
         return answer_for(error, tuple(rules))
     return Answer(Retry("the consumer gave it back (requeue=True)"))
 
 
-def rejected(error: BaseException | None) -> Answer:
-    """The answer of a consumer that rejected for good: into the dead-letter queue, with the reason."""
+def answer_to_reject(error: BaseException | None) -> Answer:
+    """Answer for a consumer that rejected without requeue: park with the reason."""
     if error is None:
         return Answer(Park("the consumer rejected it (requeue=False)"))
     return Answer(Park(reason_of(error)), failure_from_exception(error), error=error)
 
 
-def said(returned: object) -> Answer | None:
-    """The answer of a consumer that returned an outcome of Hopback's; None for anything else."""
+def answer_of_outcome(returned: object) -> Answer | None:
+    """Answer for a consumer that returned an outcome of Hopback. None for any other value."""
     if isinstance(returned, Done | Retry | Park | Snooze):
         return Answer(outcome_of(returned))
     return None

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_MOST_SIGNED = 2**63 - 1  # the largest number that fits the usual type of 64 bits
+_MOST_SIGNED = 2**63 - 1  # larger numbers need the unsigned type of 64 bits
 
 
 def header_values(headers: Mapping[str, object] | None, *, text_type: type = bytes) -> Headers:
-    """A header table as another client has decoded it.
+    """Convert a header table that another client has decoded.
 
-    `text_type` is what its bytes are in its decoding: LongStr for clients that give texts which are
-    not UTF-8 as bytes, and arrays of bytes as something else. What has no type in AMQP cannot have
-    come from a broker, and is left out.
+    `text_type` is the AMQP type of the client's `bytes`: LongStr if the client decodes strings that are not
+    UTF-8 to bytes, and byte arrays to another type. Values without an AMQP type cannot come from a broker
+    and are left out.
     """
     if headers is None:
         return NO_HEADERS
@@ -30,7 +30,7 @@ def header_values(headers: Mapping[str, object] | None, *, text_type: type = byt
 
 
 class _Unknown:
-    """Stands for a value that no broker can have sent."""
+    """Marks a value without an AMQP type."""
 
 
 def _value(value: object, text_type: type) -> FieldValue | _Unknown:
@@ -38,7 +38,7 @@ def _value(value: object, text_type: type) -> FieldValue | _Unknown:
         case None | bool() | float() | str() | Decimal():
             return value
         case int():
-            # Of subclasses too: pika has one for numbers of 64 bits.
+            # pika has a subclass for numbers of 64 bits.
             return UInt64(value) if value > _MOST_SIGNED else int(value)
         case bytes():
             return LongStr(value) if text_type is LongStr else value

@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread, until `stop`."""
+    """An event loop in a thread. It runs until `stop`."""
 
     def __init__(self, name: str) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         self._ending = asyncio.Event()
-        # A daemon: a program that ends without closing must not hang.
+        # A daemon thread, so that a program that does not call `stop` can end.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there; its future."""
+        """Run a coroutine on the loop and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it."""
+        """Run a coroutine on the loop and wait for its result."""
         return self.submit(work).result()
 
     def set(self, event: asyncio.Event) -> None:
-        """Set an event that somebody there waits for."""
+        """Set an event of the loop."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(event.set)
 

@@ -27,7 +27,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
 from hopback.integrations.address import broker_url
-from hopback.integrations.foreign_delivery import ForeignDelivery, given_back, rejected, said
+from hopback.integrations.foreign_delivery import (
+    ForeignDelivery,
+    answer_of_outcome,
+    answer_to_reject,
+    answer_to_requeue,
+)
 from hopback.integrations.header_values import header_values
 from hopback.integrations.loop_thread import LoopThread
 from hopback.integrations.planned import PlannedQueues, PlanOptions
@@ -194,11 +199,11 @@ class PlannedChannel:
         if iscoroutine(returned):
             work = asyncio.ensure_future(returned)
             work.add_done_callback(partial(self._on_returned, tag, taken))
-        elif (answer := said(returned)) is not None and not taken.answered:
+        elif (answer := answer_of_outcome(returned)) is not None and not taken.answered:
             self._conclude(tag, answer)
 
     async def _take(self, delivery: Received) -> ForeignDelivery | Settlement:
-        taken = self._plans.taken(delivery, self._ended)
+        taken = self._plans.take(delivery, self._ended)
         assert taken is not None  # noqa: S101 - only queues with a plan get a callback
         return taken.copy_settlement() or taken
 
@@ -215,7 +220,7 @@ class PlannedChannel:
         error = work.exception()
         if error is not None:
             self._failed(tag, taken, error)
-        elif (answer := said(work.result())) is not None and tag in self._in_hand:
+        elif (answer := answer_of_outcome(work.result())) is not None and tag in self._in_hand:
             self._conclude(tag, answer)
 
     def basic_ack(self, delivery_tag: int = 0, multiple: bool = False) -> None:
@@ -230,7 +235,9 @@ class PlannedChannel:
         error = sys.exception()
         for tag in self._meant(delivery_tag, multiple):
             rules = self._in_hand[tag].rules
-            self._conclude(tag, given_back(error, rules) if requeue else rejected(error))
+            self._conclude(
+                tag, answer_to_requeue(error, rules) if requeue else answer_to_reject(error)
+            )
 
     def basic_reject(self, delivery_tag: int = 0, requeue: bool = True) -> None:
         """The same for one."""

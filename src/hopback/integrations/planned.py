@@ -1,9 +1,9 @@
 """Failure plans for queues that another library consumes.
 
-What the library's consumer says of a delivery becomes an answer; from there on everything is the
-runtime's: `decide`, `effects`, the order of settlement, the publisher with its own connection and the
-upkeep of the plan's queues. Only the last effect is carried out by the library, on the channel that the
-delivery came by. For libraries without an event loop the plans live on a loop in a thread of their own.
+The result of the library's consumer becomes an answer. The runtime decides and carries out its effects,
+with its own publishing connection, and maintains the queues of the plans. The library carries out the last
+effect, the settlement, on the channel of the delivery. For libraries without an event loop, the plans run
+on a loop in a thread.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.integrations")
 _RETRY = ("30s", "5m", "30m")
-"""How long failed messages wait when nothing else is said: as for a handler of Hopback's own."""
+"""The default waits of failed messages, the same as for a handler."""
 
 
-def _tell_end(running: asyncio.Task[object]) -> None:
-    """The connections have ended by themselves: what fails from now on stays in hand."""
+def _log_end(running: asyncio.Task[object]) -> None:
+    """Log that the service has failed. Failed deliveries stay unsettled from then on."""
     if not running.cancelled() and (error := running.exception()) is not None:
         _LOG.critical("the plans are no longer in force: %s: %s", type(error).__name__, error)
 
 
 @dataclass(slots=True, eq=False)
 class _LoggedEvents:
-    """Writes what happens to Python's own log, as the libraries around it do."""
+    """Writes events to Python's logging, as the other libraries do."""
 
     level: str = "warning"
 
@@ -69,44 +69,44 @@ class _LoggedEvents:
         return SEVERITY[LEVELS.get(name, "info")] >= SEVERITY[self.level]
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
-        told = ", ".join(
+        details = ", ".join(
             f"{key}={one_line(str(value))}"
             for key, value in fields.items()
             if key != "traceback" and value is not None
         )
         block = fields.get("traceback")
-        text = f"{name}: {told}\n{block}" if block else f"{name}: {told}"
+        text = f"{name}: {details}\n{block}" if block else f"{name}: {details}"
         _LOG.log(SEVERITY[LEVELS.get(name, "info")], "%s", text)
 
 
 class PlanOptions(TypedDict, total=False):
-    """What can be said of the plans of an application, whatever library consumes its queues."""
+    """Options of the plans of an application, for every library."""
 
     name: str
-    """Shown to operators as the name of the connections."""
+    """The name of the connections, shown to operators."""
     topology: Topology | None
-    """Queues and plans that exist as data already."""
+    """Queues and plans from a file or a design."""
     ownership: Ownership
-    """Whether the queues of `topology` are declared, checked or left alone; declared if not said."""
+    """Whether the queues of `topology` are declared (the default), checked or not touched."""
     accept: Collection[str]
-    """The `check` rules of severity error that may stand in `topology`."""
+    """`check` rules of severity error that do not prevent the start."""
     world: Environment | None
-    """Where events go to, and the clock; its own if not said."""
+    """The event bus and the clock."""
     timeout: float
-    """How long (seconds) a start may wait for the broker, and a close for what is being moved."""
+    """Seconds that a start waits for the broker and a close for unfinished settlements."""
     publish_to: Broker | str | None
-    """Where to publish, if it cannot be told by the library's own connection settings."""
+    """The broker to publish to, if the library's connection settings do not contain its address."""
 
 
 class PlannedQueues:
     """Failure plans for queues that another library consumes.
 
-    A queue that is given a plan by `queue` stays the library's: its retry queues and its dead-letter
-    queue are ours. Queues of a `topology` are declared, checked or left alone as `ownership` says.
+    The library declares a queue that gets its plan by `queue`. Its retry queues and its dead-letter queue are
+    declared here. `ownership` applies to the queues of `topology`.
     """
 
-    _tells_failures = True
-    """Whether tracebacks are told; False where the library logs them itself."""
+    _reports_failures = True
+    """Whether tracebacks are reported. False if the library logs them."""
 
     def __init__(
         self,
@@ -141,10 +141,7 @@ class PlannedQueues:
         attempts: int | None = None,
         rules: Iterable[Rule] = (),
     ) -> None:
-        """Give a queue of the library's a plan: waits, attempts, and which exceptions park.
-
-        The options are those of `App.queue`.
-        """
+        """Give a queue of the library a plan. The options are those of `App.queue`."""
         if self._running is not None:
             raise RuntimeError("expected all plans before the start, got one after it")
         where = f"plan of queue {name!r}"
@@ -158,13 +155,13 @@ class PlannedQueues:
 
     @property
     def planned(self) -> tuple[str, ...]:
-        """The queues that have a plan."""
+        """The names of the queues with a plan."""
         given = () if self._given is None else self._given.plans
         return tuple({**dict.fromkeys(plan.queue for plan in given), **self._plans})
 
     @property
     def topology(self) -> Topology:
-        """Everything that is declared: what was given, with the retry and dead-letter queues added."""
+        """The given topology with the retry and dead-letter queues of the plans."""
         given = self._given or Topology(self.name)
         added = [plan for plan, _ in self._plans.values() if given.plan(plan.queue) is None]
         ours = (queue for plan in added for queue in hardened_queues(plan)[1:])
@@ -176,7 +173,7 @@ class PlannedQueues:
         )
 
     async def begin(self, broker: Broker | str) -> None:
-        """Connect, declare what the plans need, and be ready; raises what stands in the way."""
+        """Connect and declare the queues of the plans. Raise the error that prevents it."""
         if self._running is not None:
             return
         broker = self._publish_to or broker
@@ -197,7 +194,7 @@ class PlannedQueues:
             RabbitMQ(broker) if isinstance(broker, str) else broker,
             options=ServiceOptions(ownership=self._ownership, accept=self._accept),
             world=self._world,
-            beside=(meet,),
+            attendants=(meet,),
             theirs=self._theirs(whole),
         )
         self._version, self._service = version, service
@@ -207,12 +204,12 @@ class PlannedQueues:
             if not version.done():
                 await self._give_up(service)
         except BaseException:
-            service.stop()  # also where somebody else has lost patience
+            service.stop()  # also if the caller was cancelled
             self._running = None
             raise
-        self._running.add_done_callback(_tell_end)
+        self._running.add_done_callback(_log_end)
         for plan in whole.plans:
-            failed = FailedRuns(self._world.bus) if self._tells_failures else None
+            failed = FailedRuns(self._world.bus) if self._reports_failures else None
             parks = dead_letters_park(whole, plan)
             settling = Settling(
                 plan, service.publish, self._world, dead_letters_park=parks, failed=failed
@@ -221,7 +218,7 @@ class PlannedQueues:
             self._planned[plan.queue] = PlannedQueue(plan, rules, settling)
 
     def _theirs(self, whole: Topology) -> tuple[Queue, ...]:
-        """The queues that the library looks after, as they are best; nobody here knows how they are."""
+        """Return the queues that the library declares, with the safest arguments: theirs are unknown."""
         return tuple(
             hardened_queues(plan)[0] for plan in whole.plans if whole.queue(plan.queue) is None
         )
@@ -239,7 +236,7 @@ class PlannedQueues:
         )
 
     async def close(self) -> None:
-        """Wait for what is being moved, and end the connections. Safe to repeat."""
+        """Wait for unfinished settlements and close the connections. Can be called repeatedly."""
         running, self._running = self._running, None
         if running is None or self._service is None:
             return
@@ -249,8 +246,8 @@ class PlannedQueues:
         self._service.stop()
         await running
 
-    def taken(self, delivery: Received, ended: asyncio.Event) -> ForeignDelivery | None:
-        """A delivery of a queue with a plan; None if it has none. RuntimeError before the start."""
+    def take(self, delivery: Received, ended: asyncio.Event) -> ForeignDelivery | None:
+        """Return the delivery for settlement by its plan. None if the queue has no plan."""
         planned = self._planned.get(delivery.queue)
         if planned is None:
             if delivery.queue not in self.planned:
@@ -263,9 +260,9 @@ class PlannedQueues:
         return ForeignDelivery(planned, delivery, self._version.result(), ended)
 
     async def conclude(self, taken: ForeignDelivery, answer: Answer) -> Settlement | None:
-        """Move a delivery on by its answer; a close waits for it."""
+        """Carry out the answer to a delivery. `close` waits for it."""
         work = asyncio.ensure_future(taken.conclude(answer))
         self._concluding.add(work)
         work.add_done_callback(self._concluding.discard)
-        # A caller that waits may be cancelled; between publish and settlement nothing is.
+        # The caller may be cancelled. The work between publish and settlement must not be.
         return await asyncio.shield(work)

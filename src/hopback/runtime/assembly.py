@@ -41,38 +41,34 @@ _OneByOneHandler: TypeAlias = "Handler | PushHandler | TypedHandlers"
 
 @dataclass(slots=True)
 class Assembly:
-    """Makes consumers that share a topology and a way to publish, and closes what runs them."""
+    """Builds consumers that share a topology and a publisher, and closes their runners."""
 
     topology: Topology
     publish: Send
     world: Environment
     concurrency: int | None = None
-    """Overrides how many handlers of each queue run at once."""
+    """The number of handlers of each queue that run at once, instead of the handler's own."""
     middleware: Callable[[str], Sequence[Middleware]] = lambda _queue: ()
-    """What is put around the runs of a queue's handler."""
+    """Returns the middleware of a queue."""
     overrides: Overrides = field(default_factory=dict)
-    """Which providers take the place of others."""
     failed: FailedRuns | None = None
-    """Who is told of failed runs."""
     codecs: Codecs | None = None
-    """What decodes payloads by their content type, if the application has them."""
     reply_queues: Sequence[str] = ()
-    """The queues that replies may go to, beside direct reply addresses."""
+    """Queues that may be named as reply addresses, in addition to direct reply-to."""
     _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
     _solitude: Solitude = field(default_factory=Solitude)
 
     def consumer(self, handler: AnyHandler) -> Consumer:
-        """The consumer of the handler's queue."""
         plan = self.topology.plan(handler.queue)
         assert plan is not None  # noqa: S101 - App.topology refuses handlers without a plan
         if isinstance(handler, BatchHandler):
-            return self._in_batches(handler, plan)
-        return self._one_by_one(handler, plan)
+            return self._batch_consumer(handler, plan)
+        return self._single_consumer(handler, plan)
 
     @asynccontextmanager
-    async def started(self) -> AsyncIterator[None]:
-        """Make what the handlers need for as long as the application runs, and close it."""
+    async def open_dependencies(self) -> AsyncIterator[None]:
+        """Open the dependencies of the handlers until the application ends."""
         made: dict[Provider, Any] = {}
         async with AsyncExitStack() as stack:
             for injector in self._injectors:
@@ -80,15 +76,15 @@ class Assembly:
             yield
 
     async def close(self) -> None:
-        """Close connections and let threads go."""
+        """Close the runners with their connections and threads."""
         for runner in self._runners:
             await runner.close()
 
-    def _one_by_one(self, handler: _OneByOneHandler, plan: Plan) -> Consumer:
+    def _single_consumer(self, handler: _OneByOneHandler, plan: Plan) -> Consumer:
         options = handler.options
         if self.concurrency is not None:
             options = replace(options, concurrency=self.concurrency)
-        # Half of what can be handled at once may wait in our hands: the rest goes on.
+        # Held deliveries occupy at most half of the slots, so that other messages are still handled.
         settling = self._settling(plan, most_holds=options.concurrency // 2)
         runner = self._runner(handler, options, plan)
         run: Run = runner
@@ -101,11 +97,11 @@ class Assembly:
             settled = runner.settled
         work = partial(OneByOne, handler.queue, options, run, settling, settled)
         limits = ConsumerLimits(options.window, options.concurrency, options.breaker)
-        return self._consuming(plan, limits, work, options.deadline)
+        return self._build(plan, limits, work, options.deadline)
 
-    def _in_batches(self, handler: BatchHandler, plan: Plan) -> Consumer:
+    def _batch_consumer(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
-        # Middleware is around the whole life of a message in its batch, not around `prepare` alone.
+        # Middleware wraps the whole life of a message in its batch, so `prepare` has none.
         prepare = None if handler.prepare is None else self._function(handler.prepare, plan, ())
         injector = self._injector(handler.needs, f"batch handler of queue {handler.queue!r}", False)
         read = None
@@ -124,9 +120,9 @@ class Assembly:
             partial(context, plan=plan, publish=self.publish),
         )
         limits = ConsumerLimits(options.window, options.batchers, options.breaker)
-        return self._consuming(plan, limits, work, options.deadline)
+        return self._build(plan, limits, work, options.deadline)
 
-    def _consuming(
+    def _build(
         self,
         plan: Plan,
         limits: ConsumerLimits,
@@ -143,7 +139,7 @@ class Assembly:
             limit = arguments.get("x-delivery-limit")
             quarantine = Quarantine(plan, self._solitude, self.world, limit)
 
-        # What it makes is held while a suspected message of any queue runs alone.
+        # All other work is paused while a suspected message of any queue runs alone.
         def make(observe: Callable[[Answer], object]) -> Work:
             made = work(observe)
             self._solitude.join(made)

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from hopback.broker.declare import (
-    Ownership,
-)
+from hopback.broker.declare import Ownership
 from hopback.broker.port import Broker, Connection, count_now
 from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import OnState, Supervised, SupervisedState
@@ -37,7 +35,7 @@ from hopback.runtime.periodic import PeriodicSender
 from hopback.runtime.requests import RequestClient
 from hopback.runtime.settling import Environment
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
-from hopback.runtime.upkeep import Upkeep, vet
+from hopback.runtime.upkeep import Upkeep
 from hopback.topology.model import ExchangeType, Queue, Topology
 from hopback.waiting import first_of
 
@@ -53,13 +51,15 @@ _LOG = logging.getLogger("hopback.runtime")
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """How an application is run.
+    """How an application runs.
 
-    `queues` limits it to some of its handlers, `concurrency` overrides how many of each run at once.
-    `accept` names the `check` rules of severity error that may stand. `grace` is how long running
-    handlers may take at shutdown, `watch` how often the broker is asked whether it still knows the
-    consumers (seconds). `upkeep` is the mean time between two looks at the declared queues, exchanges
-    and bindings, which restore what is missing (seconds).
+    - `queues`: run only the handlers of these queues.
+    - `concurrency`: the number of handlers of each queue that run at once, instead of the handler's own.
+    - `accept`: `check` rules of severity error that do not prevent the start.
+    - `grace`: seconds that running handlers may take at shutdown.
+    - `watch`: seconds between two checks whether the broker still knows the consumers.
+    - `upkeep`: mean seconds between two checks of the declared queues, exchanges and bindings. Missing
+      objects are created again.
     """
 
     queues: Collection[str] | None = None
@@ -79,20 +79,19 @@ class ServiceOptions:
 
 
 class _ReadyEvent(asyncio.Event):
-    """An event that may never come: who waits for it is told why."""
+    """An event that may never be set. `wait` then raises the reason."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ended: BaseException | None = None
 
     def end(self, error: BaseException) -> None:
-        """It will not come any more; if it has come already, nothing changes."""
+        """Make `wait` raise `error`. An event that is already set is not changed."""
         if not self.is_set() and self._ended is None:
             self._ended = error
             self.set()
 
     async def wait(self) -> Literal[True]:
-        """Return when it has come; raises why it never will."""
         await super().wait()
         if self._ended is not None:
             raise self._ended
@@ -100,11 +99,11 @@ class _ReadyEvent(asyncio.Event):
 
 
 class Service:
-    """An application at work on a broker. Made and run on the same event loop.
+    """Runs an application on a broker. Create and run it on the same event loop.
 
-    Each of `beside` is called with every consuming connection and runs as long as it lasts, on
-    channels of its own; it has to keep its troubles to itself. `theirs` are queues that others look
-    after: `check` takes them as there, and nobody here declares them.
+    The service calls each of `attendants` with every consuming connection. The function runs until the
+    connection ends, on its own channels. Its exceptions are logged. `theirs` are queues that another library
+    declares: the service does not declare them, and the check for hazards assumes that they exist.
     """
 
     def __init__(
@@ -114,13 +113,12 @@ class Service:
         *,
         options: ServiceOptions | None = None,
         world: Environment | None = None,
-        beside: Sequence[Callable[[Connection], Awaitable[None]]] = (),
+        attendants: Sequence[Callable[[Connection], Awaitable[None]]] = (),
         theirs: Sequence[Queue] = (),
     ) -> None:
         self.app = app
-        self._theirs = tuple(theirs)
         self.broker = broker
-        self._beside = tuple(beside)
+        self._attendants = tuple(attendants)
         self.options: ServiceOptions = options or ServiceOptions()
         self.world: Environment = world or Environment()
         self.topology: Topology = app.topology
@@ -128,8 +126,8 @@ class Service:
             broker,
             name=f"{app.name} publisher",
             backoff=self.world.reconnect,
-            on_state=self._state_of("publishing"),
-            on_failure=partial(self._tell_failure, "publishing"),
+            on_state=self._emit_state("publishing"),
+            on_failure=partial(self._log_failure, "publishing"),
             keyless=self._exchanges_without_topics(),
         )
         self._line = Supervised(
@@ -137,15 +135,21 @@ class Service:
             f"{app.name} consumer",
             self._session,
             backoff=self.world.reconnect,
-            on_state=self._state_of("consuming"),
-            on_failure=partial(self._tell_failure, "consuming"),
+            on_state=self._emit_state("consuming"),
+            on_failure=partial(self._log_failure, "consuming"),
         )
-        self.upkeep: Upkeep = Upkeep(self.topology, self.options.ownership, self.world)
+        self.upkeep: Upkeep = Upkeep(
+            self.topology,
+            self.options.ownership,
+            self.world,
+            accept=self.options.accept,
+            theirs=theirs,
+        )
         self.delays: DelayQueues = DelayQueues(self.topology, self.world.clock)
         self.requests: RequestClient = RequestClient(
             broker, name=f"{app.name} requests", codecs=app.codecs, backoff=self.world.reconnect
         )
-        """Asks and waits for answers; it connects with the first request."""
+        """Sends requests and waits for replies. It connects with the first request."""
         self._outlet = Outlet(self.publish)
         self._assembly = Assembly(
             self.topology,
@@ -158,11 +162,11 @@ class Service:
             app.codecs,
             app.reply_queues,
         )
-        # Workers inherit the context in which their pool is made.
-        made_in = copy_context()
-        made_in.run(reporter.set, self._report)
+        # Workers inherit the context in which their pool is created.
+        context = copy_context()
+        context.run(reporter.set, self._report)
         self.consumers: tuple[Consumer, ...] = tuple(
-            made_in.run(self._assembly.consumer, app.handlers[queue])
+            context.run(self._assembly.consumer, app.handlers[queue])
             for queue in self._wanted_queues()
         )
         self._periodic = tuple(
@@ -172,13 +176,12 @@ class Service:
         )
         self._loop = asyncio.get_running_loop()
         self._stopping = Stopping()
-        self._checked = False
         self.ready: _ReadyEvent = _ReadyEvent()
-        """Set when every consumer has been started for the first time; `wait` raises what `run` raised."""
-        self._told: dict[str, str] = {}
+        """Set when every consumer has started for the first time. `wait` raises the exception of `run`."""
+        self._failures: dict[str, str] = {}
 
     def _exchanges_without_topics(self) -> list[str]:
-        """The declared exchanges whose types were checked at the start and are not topic exchanges."""
+        """Return the declared exchanges that are known not to be topic exchanges."""
         if self.options.ownership is Ownership.EXTERNAL:
             return []
         known = (ExchangeType.DIRECT, ExchangeType.FANOUT, ExchangeType.HEADERS)
@@ -195,44 +198,44 @@ class Service:
             )
         return tuple(queue for queue in self.app.handlers if wanted is None or queue in wanted)
 
-    def _state_of(self, purpose: str) -> OnState:
-        def tell(state: SupervisedState, reason: str) -> None:
+    def _emit_state(self, purpose: str) -> OnState:
+        def emit(state: SupervisedState, reason: str) -> None:
             fields = {"purpose": purpose, "state": str(state), "reason": reason}
             self.world.bus.emit("connection.state", fields)
 
-        return tell
+        return emit
 
-    def _tell_failure(self, purpose: str, error: Exception) -> None:
-        """One line for each try: of both connections the second says nothing new."""
-        told = f"{type(error).__name__}: {error}"
-        if self._told.get("consuming" if purpose == "publishing" else "publishing") == told:
-            self._told.clear()
+    def _log_failure(self, purpose: str, error: Exception) -> None:
+        """Log a failure once if both connections have it."""
+        failure = f"{type(error).__name__}: {error}"
+        if self._failures.get("consuming" if purpose == "publishing" else "publishing") == failure:
+            self._failures.clear()
             return
-        self._told[purpose] = told
+        self._failures[purpose] = failure
         _LOG.warning("%s", error)
 
     @property
     def lines(self) -> dict[str, SupervisedState]:
-        """The state of both connections, by purpose."""
+        """The states of both connections, by purpose."""
         return {"consuming": self._line.state, "publishing": self._publisher.state}
 
     def consumer(self, queue: str) -> Consumer:
-        """The consumer of a queue, to look at, pause or resume; KeyError if it is not run here."""
+        """Return the consumer of a queue. Raise KeyError if this service does not consume it."""
         found = next((one for one in self.consumers if one.queue == queue), None)
         if found is None:
             known = ", ".join(one.queue for one in self.consumers) or "none"
             raise KeyError(f"expected a queue that is consumed here ({known}), got {queue!r}")
         return found
 
-    def beside(self, app: App) -> Service:
-        """A service of another application on the same broker, heard by the same listeners; not run yet."""
+    def service_for(self, app: App) -> Service:
+        """Return a service of another application on the same broker, with the same event bus."""
         options = replace(self.options, queues=None)
         return Service(app, self.broker, options=options, world=self.world)
 
     async def publish(self, message: Message, ended: asyncio.Event | None = None) -> None:
         """Publish on the publishing connection and wait for the confirm.
 
-        DeliveryLost if `ended` is set before the message was handed over.
+        Raise DeliveryLost if `ended` is set before the message was sent.
         """
         if message.delay is not None:
             message = await self.delays.wrap(message)
@@ -242,7 +245,7 @@ class Service:
             except PublishInterrupted as error:
                 await self._publish_again(message, ended, error)
         except DeliveryLost:
-            raise  # it was not tried, and `delivery.abandoned` reports the run
+            raise  # nothing was sent, and `delivery.abandoned` reports the run
         except BrokerError as error:
             self.upkeep.report(message, error)
             self.world.bus.emit(
@@ -270,10 +273,10 @@ class Service:
             raise error from error.__cause__  # it may have been stored, so "nothing was sent" is wrong
 
     def _report(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Emit an event with the message that is being handled; also from a thread of a handler."""
+        """Emit an event with the message that is being handled. Handlers in threads call this, too."""
         context = current_context.get(None)
         properties = None if context is None else context.delivery.properties
-        whole = {
+        details = {
             **fields,
             "queue": context and context.queue,
             "routing_key": context and context.routing_key,
@@ -283,12 +286,12 @@ class Service:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._loop.call_soon_threadsafe(self.world.bus.emit, name, whole)
+            self._loop.call_soon_threadsafe(self.world.bus.emit, name, details)
         else:
-            self.world.bus.emit(name, whole)
+            self.world.bus.emit(name, details)
 
     async def run(self) -> Report:
-        """Run until `stop`; raises what no new connection can repair."""
+        """Run until `stop`. Raise errors that a new connection cannot repair."""
         token = reporter.set(self._report)
         try:
             return await self._run()
@@ -299,8 +302,7 @@ class Service:
         self._publisher.start()
         self.app.connected(self._outlet.send, self)
         try:
-            async with self.app.lifespan(), self._assembly.started():
-                # Consume until the end was asked for, and end in order.
+            async with self.app.lifespan(), self._assembly.open_dependencies():
                 line = asyncio.create_task(self._line.run(), name="hopback-consuming")
                 looking = asyncio.create_task(self._look(), name="hopback-slow-runs")
                 shutdown = Shutdown(
@@ -317,7 +319,7 @@ class Service:
                     looking.cancel()
                     self._line.stop()
                     await self._assembly.close()
-                    await line  # raises what ended it if it was not us
+                    await line  # raises the error that ended it
         except BaseException as error:
             self.ready.end(error)
             raise
@@ -328,18 +330,11 @@ class Service:
             await self._publisher.close()
 
     def stop(self) -> None:
-        """Ask for an orderly end; a second time, for an end at once."""
+        """Stop in order. A second call stops at once."""
         self._stopping.ask()
 
     async def _session(self, connection: Connection) -> None:
-        """Everything that happens on one consuming connection."""
-        if not self._checked:
-            # Errors for this broker's version refuse the start; what is only a warning is said once.
-            whole = replace(self.topology, queues=(*self.topology.queues, *self._theirs))
-            for one in vet(whole, connection.version, self.options.accept):
-                fields = {"rule": one.rule, "place": one.place, "text": one.explanation}
-                self.world.bus.emit("topology.warning", fields)
-            self._checked = True
+        """Consume on one connection until it ends."""
         await self.upkeep.begin(connection)
         self.delays.connection = connection
         try:
@@ -348,14 +343,14 @@ class Service:
                 group.create_task(self.upkeep.watch(connection, self.options.upkeep))
                 group.create_task(self._watch(connection))
                 group.create_task(self._announce())
-                for attend in self._beside:
+                for attend in self._attendants:
                     group.create_task(_attended(attend, connection))
                 for consumer in self.consumers:
                     group.create_task(consumer.serve(connection, self.upkeep.usable))
                 for sender in self._periodic:
                     group.create_task(sender.serve(connection, self.upkeep.usable))
         except BaseExceptionGroup as failures:
-            # One decides: what no new connection can repair, then what we know, then the rest.
+            # Errors that a new connection cannot repair come first, then our own errors.
             kinds = ((TopologyError, UnsafeOperation), HopbackError, BaseException)
             found = (one for kind in kinds for one in failures.exceptions if isinstance(one, kind))
             raise next(found) from failures
@@ -368,7 +363,7 @@ class Service:
         self.ready.set()
 
     async def _look(self) -> None:
-        """Look for slow runs of all consumers, more often while something runs."""
+        """Check all consumers for slow runs, more often while handlers run."""
         while True:
             pause = self.options.watch / 3
             for consumer in self.consumers:
@@ -378,14 +373,14 @@ class Service:
             await asyncio.sleep(pause)
 
     async def _watch(self, connection: Connection) -> None:
-        """Ask the broker now and then whether it still knows our consumers."""
+        """Check regularly whether the broker still knows the consumers."""
         while True:
             await asyncio.sleep(self.options.watch)
             for consumer in self.consumers:
                 try:
                     state = await count_now(connection, consumer.queue)
                 except BrokerError:
-                    continue  # the consumer's own channel will hear of it
+                    continue  # the consumer's own channel reports the error
                 if state is not None and consumer.looks_forgotten(state):
                     consumer.restore("the broker does not know the consumer any more")
 
@@ -393,8 +388,7 @@ class Service:
 async def _attended(
     attend: Callable[[Connection], Awaitable[None]], connection: Connection
 ) -> None:
-    """What runs beside the consumers must not end them."""
     try:
         await attend(connection)
     except Exception:
-        _LOG.exception("what ran beside the consumers has ended")
+        _LOG.exception("an attendant of the consuming connection failed")

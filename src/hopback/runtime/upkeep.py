@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.declare import (
@@ -26,131 +27,172 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.topology.check import check
-from hopback.topology.hazards.rule import Finding, Severity
+from hopback.topology.hazards.rule import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from hopback.broker.port import Connection
     from hopback.message import Message
     from hopback.runtime.settling import Environment
-    from hopback.topology.model import Topology
+    from hopback.topology.model import Queue, Topology
     from hopback.version import BrokerVersion
 
 
-_LOOK_AGAIN_S = 1.0
-"""Seconds for which a look at the whole topology counts: early messages ask for one each."""
+_RECHECK_S = 1.0
+"""Seconds for which a check of the whole topology counts. Every early message of a delay asks for one."""
 
 
 class Upkeep:
-    """Looks after one application's topology, on whatever connection it has."""
+    """Checks and restores the topology of one application on its current connection.
 
-    def __init__(self, topology: Topology, ownership: Ownership, world: Environment) -> None:
+    `theirs` are queues that another library declares. The check for hazards assumes that they exist.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        ownership: Ownership,
+        world: Environment,
+        *,
+        accept: Collection[str] = (),
+        theirs: Sequence[Queue] = (),
+    ) -> None:
         self._topology = topology
         self._ownership = ownership
         self._world = world
-        self._own = {queue.name for queue in topology.queues}
+        self._accept = accept
+        self._theirs = tuple(theirs)
+        self._queues = {queue.name for queue in topology.queues}
         self._exchanges = {exchange.name for exchange in topology.exchanges}
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
         self._unrouted: set[str] = set()
-        self._said: set[str] = set()
-        self._turn = asyncio.Lock()
-        self._looked_on: Connection | None = None
-        self._looked_at = float("-inf")
+        self._reported: set[str] = set()
+        self._lock = asyncio.Lock()
+        self._checked_on: Connection | None = None
+        self._checked_at = float("-inf")
         self._time = asyncio.get_running_loop().time
-        self._begun = False
+        self._is_checked = False
+        self._is_begun = False
         self._connection: Connection | None = None
         self.troubles: dict[str, str] = {}
-        """What cannot be used now, and why, by the name of the queue or exchange."""
+        """The reason why an object cannot be used now, by the name of the queue or exchange."""
 
     async def begin(self, connection: Connection) -> None:
-        """Declare or check everything: at the first time TopologyError if it cannot be used.
+        """Declare or check the whole topology on a new connection.
 
-        While one of the queues is being migrated, BrokerError: the connection is tried again.
-        Later only what is missing is created, and what cannot be used is told.
+        On the first connection, raise UnsafeOperation for hazards that are errors and TopologyError if the
+        topology cannot be used. Raise BrokerError while one of the queues is being migrated: the service then
+        connects again. On later connections, create missing objects and report unusable ones.
         """
-        if self._begun:
+        if self._is_begun:
             await self._restore(connection, since=self._time())
             return
+        if not self._is_checked:
+            self._report_hazards(connection.version)
+            self._is_checked = True
         if self._ownership is Ownership.DECLARE:
-            away = await queues_in_migration(connection, self._topology)
-            if away:
+            migrating = await queues_in_migration(connection, self._topology)
+            if migrating:
                 raise BrokerError(
-                    f"nothing is consumed while {', '.join(away)} is being migrated; if the migration"
+                    f"nothing is consumed while {', '.join(migrating)} is being migrated; if the migration"
                     " was interrupted, `hopback topology migrate` ends it"
                 )
         await prepare(connection, self._topology, self._ownership)
-        self._begun = True
-        self._looked_on, self._looked_at = connection, self._time()
+        self._is_begun = True
+        self._checked_on, self._checked_at = connection, self._time()
+
+    def _report_hazards(self, version: BrokerVersion) -> None:
+        """Emit each warning. Raise UnsafeOperation for errors that are not in `accept`."""
+        topology = replace(self._topology, queues=(*self._topology.queues, *self._theirs))
+        findings = check(topology, version)
+        errors = [
+            one
+            for one in findings
+            if one.severity is Severity.ERROR and one.rule not in self._accept
+        ]
+        if errors:
+            listed = "\n".join(f"  {one.rule} at {one.place}: {one.explanation}" for one in errors)
+            raise UnsafeOperation(
+                f"{topology.name} is not started on RabbitMQ {version}:\n{listed}\n"
+                "Correct these, or accept them by name."
+            )
+        for one in findings:
+            if one.severity is not Severity.INFO:
+                fields = {"rule": one.rule, "place": one.place, "text": one.explanation}
+                self._world.bus.emit("topology.warning", fields)
 
     async def usable(self, queue: str, connection: Connection, since: float) -> str:
-        """Why the queue cannot be consumed, by a look of ours after `since`; empty if it can."""
+        """Return why the queue cannot be consumed, or "". Check again unless that was done after `since`."""
         await self._restore(connection, since=since)
         return self.troubles.get(queue, "")
 
     async def look(self) -> Mapping[str, str]:
-        """Restore missing objects now, unless that was tried within the last second; the troubles."""
+        """Restore missing objects, at most once a second. Return the troubles."""
         if self._connection is not None:
             with suppress(BrokerError):
-                await self._restore(self._connection, since=self._time() - _LOOK_AGAIN_S)
+                await self._restore(self._connection, since=self._time() - _RECHECK_S)
         return self.troubles
 
     def report(self, message: Message, error: BrokerError) -> None:
-        """A publish has failed: if a queue or exchange of ours may be missing, look soon."""
+        """Request a check if a failed publish indicates that one of our objects is missing."""
         ours = message.exchange in self._exchanges or (
-            not message.exchange and message.routing_key in self._own
+            not message.exchange and message.routing_key in self._queues
         )
         if not ours or not (isinstance(error, Returned) or isinstance(error.__cause__, NotFound)):
             return
         if self._ownership is Ownership.EXTERNAL:
-            # Nobody looks here, so nobody would see that it is back: it is said only once.
+            # There is no later check that would clear the trouble, so it is reported once.
             name = message.exchange or message.routing_key
-            if name not in self._said:
-                self._said.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
                 why = f"{error}; this application creates nothing (ownership `external`)"
                 self._world.bus.emit("topology.unusable", {"object": name, "reason": why})
         else:
             self._unrouted.add(message.exchange)
-            self._wanted.set()
+            self._requested.set()
 
     async def attend(self, connection: Connection) -> None:
-        """Restore what publishes have missed, for as long as the connection lasts.
+        """Carry out requested checks until the connection ends.
 
-        Never at once: a queue that is being replaced is back within the first pause. And after each
-        look that repaired nothing later: an exchange of ours may rightly have no queue for a message.
+        A check waits first, because a queue that is being replaced exists again soon. The wait grows while
+        checks restore nothing: an exchange may have no queue for a message on purpose.
         """
         fruitless = 0
         self._connection = connection
         while True:
-            await self._wanted.wait()
+            await self._requested.wait()
             await asyncio.sleep(self._world.backoff.delay(fruitless + 1, self._world.chance()))
-            self._wanted.clear()
+            self._requested.clear()
             repaired = await self._restore(connection, since=self._time())
             fruitless = 0 if repaired else fruitless + 1
 
     async def watch(self, connection: Connection, every: float) -> None:
-        """Look at the declared topology again and again, and create what is missing.
+        """Check the topology about every `every` seconds and create missing objects.
 
-        Processes that were started together do not look together.
+        The interval is random, so that processes that were started together do not check together.
         """
         while self._ownership is not Ownership.EXTERNAL:
             await asyncio.sleep(every * (0.75 + self._world.chance() / 2))
-            with suppress(BrokerError):  # a lost connection ends this task by itself
+            with suppress(BrokerError):  # the session ends when the connection is lost
                 if self.troubles or not await is_complete(connection, self._topology):
                     await self._restore(connection, since=self._time())
                 elif self._ownership is Ownership.DECLARE:
                     await rebind(connection, self._topology)
 
     async def _restore(self, connection: Connection, *, since: float) -> bool:
-        """Look at everything, unless somebody has on this connection since then; whether it helped."""
-        async with self._turn:
-            if self._looked_on is connection and self._looked_at > since and not self._unrouted:
+        """Create missing objects, unless that was done on this connection after `since`.
+
+        Return whether an object was created. Report new troubles only.
+        """
+        async with self._lock:
+            is_fresh = self._checked_on is connection and self._checked_at > since
+            if is_fresh and not self._unrouted:
                 return False
             began = self._time()
             unrouted, self._unrouted = self._unrouted, set()
             found = await restore(connection, self._topology, self._ownership, unrouted=unrouted)
-            self._looked_on, self._looked_at = connection, began
-            # Say what is new; what was said before is not said again.
+            self._checked_on, self._checked_at = connection, began
             troubles = dict(found.troubles)
             for name in found.created:
                 self._world.bus.emit("topology.restored", {"object": name})
@@ -159,18 +201,3 @@ class Upkeep:
                     self._world.bus.emit("topology.unusable", {"object": name, "reason": reason})
             self.troubles = troubles
             return bool(found.created)
-
-
-def vet(
-    topology: Topology, version: BrokerVersion, accepted: Collection[str]
-) -> tuple[Finding, ...]:
-    """The warnings to be said; UnsafeOperation lists the errors that nobody accepted by name."""
-    findings = check(topology, version)
-    grave = [one for one in findings if one.severity is Severity.ERROR and one.rule not in accepted]
-    if grave:
-        listed = "\n".join(f"  {one.rule} at {one.place}: {one.explanation}" for one in grave)
-        raise UnsafeOperation(
-            f"{topology.name} is not started on RabbitMQ {version}:\n{listed}\n"
-            "Correct these, or accept them by name."
-        )
-    return tuple(one for one in findings if one.severity is not Severity.INFO)

@@ -91,7 +91,7 @@ class _Follower:
                         pusher = _pusher(
                             f"event-bus {service}", {service: target}, hardened=self.hardened
                         )
-                        running = app.running_service.beside(pusher)
+                        running = app.running_service.service_for(pusher)
                         task = asyncio.create_task(running.run(), name=f"push to {service}")
                         self._at_work[service] = (target, running, task)
                         _LOG.warning("%s is registered: its events go to %s", service, target.url)
