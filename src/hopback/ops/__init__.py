@@ -13,10 +13,12 @@ from hopback.front_door import front_door
 
 if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import (
-        CandidateAnswer as CandidateAnswer,
-        CandidateList as CandidateList,
         DeadLetterQueue as DeadLetterQueue,
         Override as Override,
+    )
+    from hopback.ops.contract.candidates import (
+        CandidateAnswer as CandidateAnswer,
+        CandidateList as CandidateList,
         QueueAnswer as QueueAnswer,
         QueueCandidate as QueueCandidate,
     )
@@ -111,9 +113,8 @@ if TYPE_CHECKING:
     from hopback.ops.operations import Operations as Operations
 
 _HOMES = {
-    "hopback.ops.brokers.discovery": """
-        CandidateAnswer CandidateList DeadLetterQueue Override QueueAnswer QueueCandidate
-    """,
+    "hopback.ops.brokers.discovery": "DeadLetterQueue Override",
+    "hopback.ops.contract.candidates": "CandidateAnswer CandidateList QueueAnswer QueueCandidate",
     "hopback.ops.contract.search": "SearchHit SearchProgress SearchRequest SkippedQueue",
     "hopback.ops.contract.surveys": """
         ErrorGroup ErrorInQueue ErrorOverview QueueTrend SurveyProgress SurveyedArchive

@@ -56,9 +56,10 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.alerts.rules import AlertList, AlertTestResult
-    from hopback.ops.brokers.discovery import CandidateList, DeadLetterQueue, QueueAnswer
+    from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession
+    from hopback.ops.contract.candidates import CandidateList, QueueAnswer
     from hopback.ops.contract.requests import (
         AuditQuery,
         Edit,

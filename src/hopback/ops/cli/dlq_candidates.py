@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.terminal import table
-from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
 from hopback.ops.cli.dlq_print import form_option, output
 from hopback.ops.cli.where import where_options, with_dead_letters
+from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.text import count_of
 from hopback.text import one_line as safe
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from hopback.ops.alerts.rules import AlertList, AlertTestResult
-from hopback.ops.brokers.discovery import CandidateList, QueueAnswer
+from hopback.ops.contract.candidates import CandidateList, QueueAnswer
 from hopback.ops.contract.interface import DeadLetters
 from hopback.ops.contract.queue_rules import (
     ANSWERED_QUEUES,

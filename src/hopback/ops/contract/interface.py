@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
     from hopback.ops.alerts.rules import AlertList, AlertTestResult
-    from hopback.ops.brokers.discovery import CandidateList, QueueAnswer
+    from hopback.ops.contract.candidates import CandidateList, QueueAnswer
     from hopback.ops.contract.requests import (
         AuditQuery,
         Edit,

@@ -15,7 +15,7 @@ from hopback.ops.contract.roles import Role
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from hopback.ops.brokers.discovery import QueueAnswer
+    from hopback.ops.contract.candidates import QueueAnswer
     from hopback.ops.contract.requests import EditRequest, JobRequest, Target
     from hopback.ops.contract.roles import Principal
     from hopback.ops.contract.search import SearchRequest

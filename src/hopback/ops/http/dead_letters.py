@@ -11,8 +11,8 @@ from msgspec import structs
 from starlette.responses import Response
 
 from hopback.errors import HopbackError
-from hopback.ops.brokers.discovery import CandidateList
 from hopback.ops.contract import endpoints
+from hopback.ops.contract.candidates import CandidateList
 from hopback.ops.contract.queue_rules import searched_queues
 from hopback.ops.contract.requests import RedriveRequest, Submission
 from hopback.ops.contract.roles import Role

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from hopback.clock import Clock
-    from hopback.ops.brokers.discovery import CandidateList
+    from hopback.ops.contract.candidates import CandidateList
     from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.contract.values import Job, QueueSummary, SessionView
     from hopback.ops.operations import Operations

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 
 from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed, StoreDamaged
 from hopback.fields import Timestamp
-from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
+from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.ops.contract.queue_rules import (
     EVERY_QUEUE,
     NO_QUEUE,

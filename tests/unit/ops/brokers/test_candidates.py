@@ -11,8 +11,9 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.errors import BadRequest, NoSuch
 from hopback.message import Message
-from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer, dead_letter_queues
+from hopback.ops.brokers.discovery import dead_letter_queues
 from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.ops.jobs.journal_sql import open_journal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time

@@ -7,8 +7,8 @@ import pytest
 
 from hopback.errors import BadFilter, NoSuch
 from hopback.message import Message
-from hopback.ops.brokers.discovery import CandidateAnswer, QueueAnswer
 from hopback.ops.client import RemoteDeadLetters
+from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.ops.contract.requests import Window
 from hopback.ops.contract.search import SearchHit, SearchRequest
 from hopback.ops.http.app import create_app
