@@ -57,14 +57,12 @@ class BrokerSnapshot:
     def effective(self, name: str) -> Queue | None:
         """The queue as arguments, policy and operator policy make it; None if it is not known."""
         queue = self.topology.queue(name)
-        if queue is None:
-            return None
-        merged = effective_arguments(queue, self.topology.policies, self.version)
-        with_policy = replace(queue, arguments=merged)
-        return replace(
-            queue,
-            arguments=effective_arguments(with_policy, self.operator_policies, self.version),
-        )
+        return None if queue is None else self._with_policies(queue, self.topology.policies)
+
+    def _with_policies(self, queue: Queue, policies: Iterable[Policy]) -> Queue:
+        merged = replace(queue, arguments=effective_arguments(queue, policies, self.version))
+        by_operator = effective_arguments(merged, self.operator_policies, self.version)
+        return replace(queue, arguments=by_operator)
 
     def cost(self, name: str, *, killed: bool = False) -> Cost:
         """What one browse session costs each message of a queue, or one that is `killed`, as a job may be."""
@@ -84,10 +82,9 @@ class BrokerSnapshot:
         if self.version < _MINUS_ONE_SINCE:
             return f"RabbitMQ {self.version} has no policy that means no limit"
         policy = lifting(DLQ_LIMIT_PREFIX, queue, self.topology.policies)
-        others = (one for one in self.topology.policies if one.name != policy.name)
-        after = replace(self, topology=replace(self.topology, policies=(policy, *others)))
-        lifted = after.effective(name)
-        if lifted is not None and delivery_limit(lifted, self.version) is not None:
+        # It has the highest priority for this queue. Reading its pattern for each of many queues is slow.
+        lifted = self._with_policies(queue, (replace(policy, pattern=".*"),))
+        if delivery_limit(lifted, self.version) is not None:
             return (
                 "the limit is an argument of the queue or an operator policy, which no policy lifts"
             )

@@ -86,6 +86,10 @@ _COUNTS_EVERY_S = 10.0  # a window of refusals is a minute: its count is at most
 
 _TAKE_OVER_EVERY_S = 5.0  # little beside the lease that has to run out before
 
+_WARM_S = 5.0
+"""Longest wait of the start for the first answers, in seconds. 2,000 queues take about 1 s. A broker that is
+away delays the start by this time at most."""
+
 _DAY_S = 86_400.0  # seconds
 _RETENTION_EVERY_S = 3600.0  # what is kept for days may go an hour late
 
@@ -137,7 +141,7 @@ def create_app(
             # The shell writes the cause to the log.
             Exception: _refusing(services, templates, unexpected()),
         },
-        lifespan=_lifespan(services),
+        lifespan=_lifespan(services, templates),
     )
     hosts = None if gate.asks_who else LOOPBACK
     return Shell(inner, limits=settings.limits, hosts=hosts)
@@ -278,7 +282,7 @@ def _refusing(services: Services, templates: Environment, refused: Refused) -> A
     return answer
 
 
-def _lifespan(services: Services) -> Any:
+def _lifespan(services: Services, templates: Environment) -> Any:
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         """Keep the sweep and the counts of refusals going while the service runs."""
@@ -305,6 +309,9 @@ def _lifespan(services: Services) -> Any:
         ]
         if services.shared.alerting.has_rules:
             tasks.append(asyncio.create_task(services.shared.alerting.run(), name="alerts"))
+        warming = asyncio.create_task(_warm(services, templates), name="first answers")
+        tasks.append(warming)
+        await asyncio.wait({warming}, timeout=_WARM_S)
         try:
             yield
         finally:
@@ -319,6 +326,19 @@ def _lifespan(services: Services) -> Any:
                 await each.denials.flush(everything=True)
 
     return lifespan
+
+
+async def _warm(services: Services, templates: Environment) -> None:
+    """Compute the first answers, so that the first visitors do not wait for them."""
+    await asyncio.gather(
+        asyncio.to_thread(_compile_pages, templates),
+        *(each.recent.compute() for each in services.shared.brokers),
+    )
+
+
+def _compile_pages(templates: Environment) -> None:
+    for name in templates.list_templates(extensions=["html"]):
+        templates.get_template(name)
 
 
 async def _write_counts(services: Services) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.errors import HopbackError
 from hopback.ops.brokers.recent import Recent
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.values import JobState
@@ -257,3 +258,12 @@ class RecentAnswers:
         self.speeds: JobSpeeds = JobSpeeds()
         self.surveying: set[asyncio.Task[ErrorOverview]] = set()
         """The survey that a visitor started and does not wait for."""
+
+    async def compute(self) -> None:
+        """Compute the answers of the first pages. The pages report a broker that is away."""
+        with suppress(HopbackError):
+            await self.sweep.get()
+            await self.drawings.get()
+            await self.errors.get()
+        with suppress(HopbackError):  # a broker without management has no candidates
+            await self.candidates.get()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import httpx
@@ -16,6 +16,7 @@ from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.http import create_app
 from hopback.ops.operations import Operations
+from hopback.systems.demo.web import lifespan
 from hopback.topology.expand import hardened_queues, recommended_plan
 from hopback.topology.model import Topology
 from hopback.version import BrokerVersion
@@ -47,7 +48,9 @@ class _CountingManagement(EmbeddedManagement):
 
 
 @asynccontextmanager
-async def _service() -> AsyncIterator[tuple[httpx.AsyncClient, _CountingManagement, ManualClock]]:
+async def _service(
+    *, is_started: bool = False
+) -> AsyncIterator[tuple[httpx.AsyncClient, _CountingManagement, ManualClock]]:
     broker, clock = EmbeddedBroker(version=BrokerVersion.parse("3.10")), ManualClock(NOW)
     plans = [recommended_plan(f"q{n:03}", tiers_ms=[30_000], attempts=2) for n in range(_QUEUES)]
     connection = await broker.connect("declaring")
@@ -61,8 +64,12 @@ async def _service() -> AsyncIterator[tuple[httpx.AsyncClient, _CountingManageme
     async with Operations(ManagedBroker(broker, management=view, clock=clock)) as operations:
         app = watch_requests(create_app(operations))
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            yield client, view, clock
+        async with AsyncExitStack() as stack:
+            if is_started:
+                await stack.enter_async_context(lifespan(app))
+            client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+            yield await stack.enter_async_context(client), view, clock
+            view.answers.set()
 
 
 async def test_the_first_page_reads_the_topology_a_few_times_for_all_queues() -> None:
@@ -71,6 +78,17 @@ async def test_the_first_page_reads_the_topology_a_few_times_for_all_queues() ->
         answer = await client.get("/")
         assert answer.status_code == 200
         assert view.readings <= 4
+
+
+async def test_the_first_pages_after_the_start_do_not_wait_for_the_broker() -> None:
+    async with _service(is_started=True) as (client, view, _):
+        view.answers.clear()
+        read = view.readings
+        async with asyncio.timeout(20):
+            board, topology = await client.get("/"), await client.get("/topology")
+        assert f"{_QUEUES} dead letters in {_QUEUES} of {_QUEUES} queues" in board.text
+        assert f"{3 * _QUEUES} queues" in topology.text
+        assert view.readings == read
 
 
 async def test_the_first_page_shows_the_fullest_queues_and_counts_the_others() -> None:
