@@ -59,25 +59,25 @@ _ROWS = (
     ),
     EventDescription(
         "delivery.parked",
-        "A hopeless message went to the dead-letter queue.",
+        "A message was parked in the dead-letter queue.",
         (*_FAILED, "dead_letter_queue", "exhausted"),
     ),
     EventDescription(
-        "delivery.snoozed", "A message waits without counting an attempt.", (*_DELIVERY, "delay_ms")
+        "delivery.snoozed", "A message waits. No attempt is counted.", (*_DELIVERY, "delay_ms")
     ),
     EventDescription(
         "delivery.held",
-        "A step before settlement failed; the message stays unsettled and is tried again.",
+        "A step before settlement failed. The message stays unsettled and the step is repeated.",
         (*_FAILED, "retry_in"),
     ),
     EventDescription(
         "delivery.abandoned",
-        "The channel died before settlement; the broker will deliver the message again.",
+        "The channel closed before settlement. The broker redelivers the message.",
         (*_DELIVERY, "reason"),
     ),
     EventDescription(
         "delivery.copy",
-        "A second copy of a message whose run had ended was acked without being run.",
+        "A second copy of a handled message was acked without a run.",
         _DELIVERY,
     ),
     EventDescription(
@@ -87,71 +87,70 @@ _ROWS = (
     ),
     EventDescription(
         "handler.failed",
-        "A run raised: the first of its fingerprint in a queue, then the 10th, the 100th and so on.",
+        "A handler raised: the 1st, 10th, 100th … error of a fingerprint in a queue.",
         ("queue", "message_id", "attempt", "error", "fingerprint", "runs", "traceback"),
     ),
     EventDescription(
         "handler.overdue",
-        "A handler runs past its deadline; a thread cannot be stopped and is only reported.",
+        "A handler exceeded its deadline. A thread cannot be stopped and is only reported.",
         ("queue", "message_id", "duration", "deadline", "stopped"),
     ),
     EventDescription(
         "handler.slow",
-        "A handler has not returned for 5 minutes, or for half of its queue's consumer timeout; said once.",
+        "A handler has not returned for 5 minutes, or for half of the consumer timeout. Reported once.",
         ("queue", "message_id", "duration", "stack"),
     ),
     EventDescription(
         "delivery.taken_back",
-        "The broker took a message back while its handler ran (consumer timeout), or was about to. The"
-        " handler is cancelled; a thread cannot be cancelled.",
+        "The broker requeued a message during its run (consumer timeout), or was about to. The handler is"
+        " cancelled, except in a thread.",
         ("queue", "message_id", "duration", "stopped", "stack"),
     ),
     EventDescription(
-        "publish.failed", "A publish got no confirmed home.", ("exchange", "routing_key", "error")
+        "publish.failed", "A publish was not confirmed.", ("exchange", "routing_key", "error")
     ),
     EventDescription(
         "delay.sent",
-        "A delayed message was due and was sent on, so many seconds late.",
+        "A delayed message was due and was sent.",
         ("queue", "exchange", "routing_key", "message_id", "late"),
     ),
     EventDescription(
         "delay.early",
-        "A delayed message arrived before its time, because a level of the ladder was missing or"
-        " shortened, and waits again.",
+        "A delayed message arrived early, because a level was missing or shortened, and waits again.",
         ("queue", "exchange", "routing_key", "message_id", "left", "laps"),
     ),
     EventDescription(
         "delay.cancelled",
-        "A delayed message was due and not sent on: somebody had cancelled it.",
+        "A delayed message was due and was not sent, because it had been cancelled.",
         ("queue", "exchange", "routing_key", "message_id"),
     ),
     EventDescription(
         "periodic.sent",
-        "A periodic message was due and was sent, so many seconds late.",
+        "A periodic message was due and was sent.",
         ("queue", "message_id", "late"),
     ),
     EventDescription(
         "periodic.clock",
-        "The clock of a process that sends periodic messages was set, or the progress was ahead of it.",
+        "The clock of a sender of periodic messages jumped, or was behind the recorded progress.",
         ("queue", "seconds", "reason"),
     ),
     EventDescription(
-        "consumer.started", "A consumer takes deliveries.", ("queue", "prefetch", "concurrency")
+        "consumer.started", "A consumer started.", ("queue", "prefetch", "concurrency")
     ),
     EventDescription(
         "consumer.lost",
-        "The broker ended a consumer by itself; it is restored.",
+        "The broker cancelled a consumer. The service restores it.",
         ("queue", "reason"),
     ),
     EventDescription(
-        "consumer.paused", "A queue takes no deliveries for now.", ("queue", "reason", "until")
+        "consumer.paused", "Consumption of a queue was paused.", ("queue", "reason", "until")
     ),
     EventDescription(
-        "consumer.resumed", "A paused queue takes deliveries again.", ("queue", "reason")
+        "consumer.resumed", "Consumption of a paused queue was resumed.", ("queue", "reason")
     ),
     EventDescription(
         "quarantine.begun",
-        "A message that came back too often runs while nothing else of its queue is in hand.",
+        "A message that was returned repeatedly runs alone in its queue.",
         ("queue", "message_id", "deaths"),
     ),
     EventDescription(
@@ -165,17 +164,17 @@ _ROWS = (
     ),
     EventDescription(
         "topology.warning",
-        "A declared topology has a known hazard; said once.",
+        "The declared topology has a hazard. Reported once.",
         ("rule", "place", "text"),
     ),
     EventDescription(
         "topology.restored",
-        "A declared queue or exchange was missing while the application ran, and was created again.",
+        "A declared queue or exchange was missing at run time and was created again.",
         ("object",),
     ),
     EventDescription(
         "topology.unusable",
-        "A declared queue or exchange is missing or another, and cannot be created now; said once.",
+        "A declared queue or exchange is missing or differs, and cannot be created. Reported once.",
         ("object", "reason"),
     ),
 )
