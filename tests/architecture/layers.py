@@ -191,7 +191,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.ops.messages.body": frozenset({"msgspec", "yaml", "zstandard"}),
     "hopback.ops.notes.http": frozenset({"msgspec", "starlette"}),
     "hopback.ops.oidc": frozenset(
-        {"authlib", "cryptography", "httpx", "joserfc", "jwt", "msgspec"}
+        {"authlib", "cryptography", "httpx", "joserfc", "jwt", "msgspec", "starlette"}
     ),
     "hopback.ops.page": frozenset({"jinja2", "markupsafe", "msgspec", "starlette"}),
     "hopback.integrations.aio_pika": frozenset({"aio_pika"}),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 from msgspec import Meta, Struct, field
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, Response
 
 from hopback import __version__
 from hopback.errors import HopbackError
@@ -21,28 +19,18 @@ from hopback.ops.contract.values import AuditList, Moment
 from hopback.ops.http.api import ApiAnswer, ApiTable, Call
 from hopback.ops.http.keys import ApiKey, new_key
 from hopback.ops.http.problems import Refused, trouble_title
-from hopback.ops.http.services import NOBODY
-from hopback.ops.http.session_cookies import cookie_name
-from hopback.ops.http.turns import address_of
-from hopback.ops.oidc.settings import CALLBACK
+from hopback.ops.http.session_cookies import set_cookie
 from hopback.ops.page.pages import (
     NOTICE_READ,
     Pages,
-    form_fields,
-    frame_values,
     own_page,
     see_other,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from jinja2 import Environment
-    from starlette.requests import Request
+    from collections.abc import Sequence
 
     from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.contract.roles import Principal
-    from hopback.ops.http.auth import Gate
     from hopback.ops.http.services import Services
     from hopback.ops.page.pages import Visit
 
@@ -276,172 +264,11 @@ ACCESS_PAGES = Pages()
 """The rows of this part."""
 
 
-def sign_in_routes(services: Services, templates: Environment) -> list[Route]:
-    """Signing in and out: the only pages for people who are not known."""
-    door = _SignIn(services, templates)
-    return [
-        Route("/login", door.show, methods=["GET"]),
-        Route("/login", door.sign_in, methods=["POST"]),
-        Route("/login/oidc", door.begin, methods=["GET"]),
-        Route(CALLBACK, door.finish, methods=["GET"]),
-        Route("/logout", door.sign_out, methods=["POST"]),
-    ]
-
-
-class _SignIn:
-    def __init__(self, services: Services, templates: Environment) -> None:
-        self._services = services
-        self._templates = templates
-
-    async def show(self, request: Request) -> Response:
-        """The form; a login link signs in at once."""
-        token = request.query_params.get("token")
-        onward = own_page(request.query_params.get("next", "/"))
-        if token is not None:
-            return await self._welcome_or_refuse(
-                request, onward, lambda gate: gate.follow_link(request, token)
-            )
-        if not self._services.shared.gate.asks_who:
-            return see_other("/")
-        return self._form(request, onward)
-
-    async def sign_in(self, request: Request) -> Response:
-        """Exchange a key or token for a cookie."""
-        fields = dict(await form_fields(request))
-        try:
-            self._services.shared.gate.refuse_foreign(request)
-        except Refused as refused:
-            return self._form(request, "/", refused.detail, refused.status)
-        secret = fields.get("secret", "").strip()
-        return await self._welcome_or_refuse(
-            request, own_page(fields.get("next", "/")), lambda gate: gate.sign_in(secret)
-        )
-
-    async def sign_out(self, request: Request) -> Response:
-        """End the session, here and wherever its cookie may have been copied to."""
-        gate, secure = self._services.shared.gate, request.url.scheme == "https"
-        try:
-            gate.refuse_foreign(request)
-        except Refused as refused:
-            return self._form(request, "/", refused.detail, refused.status)
-        value, elsewhere = request.cookies.get(cookie_name(secure=secure)), ""
-        now = self._services.clock.now()
-        if value is not None and (principal := await gate.cookies.read(value, now)) is not None:
-            elsewhere = await gate.cookies.end(value, now)
-            await self._services.acting_as(principal).note(
-                "access.sign-out", details={"address": address_of(request)}
-            )
-        answer = see_other("/login")
-        if elsewhere:
-            # By a page of ours: a form may only lead to ourselves, whatever redirects follow.
-            text = self._templates.get_template("signed_out.html").render(
-                **frame_values(self._services, request, None), told=[], elsewhere=elsewhere
-            )
-            answer = HTMLResponse(text)
-        answer.delete_cookie(cookie_name(secure=secure), secure=secure, httponly=True)
-        return answer
-
-    async def begin(self, request: Request) -> Response:
-        """Send somebody to the provider."""
-        gate, secure = self._services.shared.gate, request.url.scheme == "https"
-        onward = own_page(request.query_params.get("next", "/"))
-        if gate.oidc is None:
-            return see_other("/login")
-        try:
-            gate.take_sign_in(address_of(request))
-            attempt = await gate.oidc.begin(onward)
-        except Refused as refused:
-            return self._form(request, onward, refused.detail, refused.status)
-        answer = see_other(attempt.url)
-        answer.set_cookie(
-            _attempt_cookie(secure=secure),
-            attempt.cookie,
-            max_age=attempt.seconds,
-            httponly=True,
-            secure=secure,
-            samesite="lax",
-        )
-        return answer
-
-    async def finish(self, request: Request) -> Response:
-        """Believe what the provider says of somebody, or say why not."""
-        gate, secure = self._services.shared.gate, request.url.scheme == "https"
-        if gate.oidc is None:
-            return see_other("/login")
-        cookie = request.cookies.get(_attempt_cookie(secure=secure))
-        try:
-            gate.take_sign_in(address_of(request))
-            found = await gate.oidc.finish(dict(request.query_params), cookie)
-            principal, session, onward = found
-            answer = await self._welcome(request, own_page(onward), principal, session)
-        except Refused as refused:
-            await self._services.denied(NOBODY, request, refused, "")
-            answer = self._form(request, "/", refused.detail, refused.status)
-        answer.delete_cookie(_attempt_cookie(secure=secure), secure=secure, httponly=True)
-        return answer
-
-    async def _welcome_or_refuse(
-        self,
-        request: Request,
-        onward: str,
-        identify: Callable[[Gate], Principal | Awaitable[Principal]],
-    ) -> Response:
-        gate, address = self._services.shared.gate, address_of(request)
-        try:
-            gate.take_sign_in(address)
-            found = identify(gate)
-            principal = await found if isinstance(found, Awaitable) else found
-        except Refused as refused:
-            await self._services.denied(NOBODY, request, refused, "")
-            return self._form(request, onward, refused.detail, refused.status)
-        return await self._welcome(request, onward, principal)
-
-    async def _welcome(
-        self, request: Request, onward: str, principal: Principal, session: str = ""
-    ) -> Response:
-        await self._services.acting_as(principal).note(
-            "access.sign-in", details={"address": address_of(request), "by": principal.kind}
-        )
-        now = self._services.clock.now()
-        value, seconds = self._services.shared.gate.cookies.write(principal, now, session)
-        secure = request.url.scheme == "https"
-        answer = see_other(onward)
-        answer.set_cookie(
-            cookie_name(secure=secure),
-            value,
-            max_age=seconds,
-            httponly=True,
-            secure=secure,
-            samesite="lax",
-        )
-        return answer
-
-    def _form(
-        self, request: Request, onward: str, trouble: str = "", status: int = 200
-    ) -> Response:
-        oidc = self._services.shared.gate.oidc
-        text = self._templates.get_template("login.html").render(
-            **frame_values(self._services, request, None),
-            told=[],
-            next=onward,
-            trouble=trouble,
-            provider="" if oidc is None else oidc.settings.label,
-        )
-        return HTMLResponse(text, status)
-
-
-def _attempt_cookie(*, secure: bool) -> str:
-    """The cookie of a sign-in by the provider that has begun."""
-    return "__Host-hopback_oidc" if secure else "hopback_oidc"
-
-
 @ACCESS_PAGES.post("/notice/read", None, NO_QUEUE)
 async def _notice_read(visit: Visit) -> Response:
     answer = see_other(own_page(visit.field("next", "/")))
     secure = visit.request.url.scheme == "https"
-    answer.set_cookie(
-        NOTICE_READ, "1", max_age=_NOTICE_S, httponly=True, secure=secure, samesite="lax"
-    )
+    set_cookie(answer, NOTICE_READ, "1", _NOTICE_S, secure=secure)
     return answer
 
 

@@ -26,7 +26,7 @@ from hopback.errors import HopbackError
 from hopback.ops.alerts.http import ALERT_PAGES, ALERTS
 from hopback.ops.alerts.watch import Alerting, AlertSource
 from hopback.ops.contract.endpoints import SHARED
-from hopback.ops.http.access import ACCESS, ACCESS_PAGES, sign_in_routes
+from hopback.ops.http.access import ACCESS, ACCESS_PAGES
 from hopback.ops.http.api import ApiTable, api_routes, openapi_document, sent_path
 from hopback.ops.http.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
 from hopback.ops.http.auth import Gate, LoginLink, new_secret
@@ -40,6 +40,7 @@ from hopback.ops.http.problems import Refused, log_refusal, problem_response, re
 from hopback.ops.http.services import NOBODY, Denials, Services, SharedServices, write_denial
 from hopback.ops.http.session_cookies import SessionCookies
 from hopback.ops.http.settings import AdminSettings
+from hopback.ops.http.sign_in import sign_in_routes
 from hopback.ops.http.tokens import token_reader
 from hopback.ops.http.topology import TOPOLOGY, TOPOLOGY_PAGES
 from hopback.ops.http.turns import TurnKeeper

@@ -1,8 +1,7 @@
-"""Who asks, whether the browser was tricked into asking, and how often they may.
+"""The gate of the service: identify callers, refuse cross-site requests, limit the rate.
 
-A bearer token or key goes before a cookie. Where nobody is asked who they are, every caller is the local
-admin, and the service is reachable from this machine only. A JWT is believed only if its signature, issuer,
-audience and time are right; its algorithm is taken from the settings, never from the token.
+A bearer token or key takes precedence over a cookie. Without sign-in every caller is the local admin, and
+the service listens on this machine only.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _EVERYTHING = (Grant(Role.ADMIN, broker="*"),)
 
 LOCAL = Principal("local", "local", "local", _EVERYTHING)
-"""The caller of a service that asks nobody who they are."""
+"""The caller of a service without sign-in."""
 
 
 class LoginLink:
-    """The secret of the dev mode's login link: worth one session of an admin."""
+    """The login link of the dev mode. Its secret opens one session as an admin."""
 
     def __init__(self, secret: str) -> None:
         self._secret: str | None = secret
 
     def spend(self, shown: str) -> Principal | None:
-        """Who comes with it, the first time."""
+        """Return the developer for the right secret, once."""
         if self._secret is None or not hmac.compare_digest(shown.encode(), self._secret.encode()):
             return None
         self._secret = None
@@ -54,7 +53,7 @@ class LoginLink:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Decides who comes in. Without tokens, keys and link nobody is asked."""
+    """Identifies callers. `asks_who` is False in a service without tokens, keys and link."""
 
     clock: Clock
     cookies: SessionCookies
@@ -68,10 +67,10 @@ class Gate:
     asks_who: bool = True
 
     async def identify(self, request: Request) -> Principal | None:
-        """Who asks, None if nobody says; Refused if what they show is not believed.
+        """Return the caller, None without credentials. Raises Refused for wrong credentials.
 
-        Somebody who is not known takes turns by address: before anything is checked, and from a much
-        smaller number after it was wrong.
+        Unidentified callers are limited by address: before the check of their credentials, and to a much
+        smaller rate after wrong credentials.
         """
         header = request.headers.get("authorization")
         if header is not None:
@@ -98,50 +97,50 @@ class Gate:
         return principal
 
     async def believe(self, shown: str) -> Principal:
-        """Who shows this token or key; Refused if it is not believed."""
+        """Return the caller with this token or key. Raises Refused."""
         now = self.clock.now()
         if shown.startswith(PREFIX):
             await self.keys.refresh(now)
             key = self.keys.find(shown, now)
             if key is None:
-                raise unauthorized("This key is unknown, or has expired or been taken away.")
+                raise unauthorized("This key is unknown, expired or revoked.")
             return key.principal()
         if self.tokens is None:
-            raise unauthorized("Expected an API key; tokens are not configured here.")
+            raise unauthorized("Expected an API key. Tokens are not configured here.")
         try:
             return await self.tokens.read(shown)
         except BadToken as error:
-            raise unauthorized(f"The token is not believed: {error}.") from error
+            raise unauthorized(f"The token is refused: {error}.") from error
 
     async def sign_in(self, shown: str) -> Principal:
-        """Who signs in with the form: by the login link, a key or a token."""
+        """Return the caller who signs in by the form, with a login link, key or token."""
         found = None if self.link is None else self.link.spend(shown)
         return found or await self.believe(shown)
 
     def follow_link(self, request: Request, shown: str) -> Principal:
-        """Who signs in by the login link itself; never by a key, which has no place in an address.
+        """Return the caller who opens the login link. Keys are not accepted in an address.
 
-        Only a person's own navigation, or one from our own page: another site must not sign anybody
-        in, and a browser that loads ahead must not use the link up.
+        The navigation must come from the user or from the page itself: another site must not sign a user
+        in, and a prefetch must not use the link up.
         """
         headers = request.headers
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
         ahead = "prefetch" in headers.get("sec-purpose", "") + headers.get("purpose", "")
         if site not in (None, "none", "same-origin") or mode not in (None, "navigate") or ahead:
             raise Refused(
-                403, "foreign-origin", "Another site led here; paste the link into the address bar."
+                403, "foreign-origin", "Another site led here. Paste the link into the address bar."
             )
         principal = None if self.link is None else self.link.spend(shown)
         if principal is None:
             raise unauthorized(
-                "This login link is unknown or has been used; keys go into the form."
+                "This login link is unknown or has been used. Enter a key in the form."
             )
         return principal
 
     def refuse_foreign(self, request: Request, *, strict: bool = True) -> None:
         """Refuse a changing request that another site made the browser send.
 
-        `strict`: what says nothing of its origin is refused, too.
+        With `strict`, also refuse a request without a header of its origin.
         """
         if request.method not in _SAFE and not is_same_origin(request.headers, silent=not strict):
             raise Refused(
@@ -151,34 +150,34 @@ class Gate:
             )
 
     def take_turn(self, caller: str) -> None:
-        """Refuse a caller who asks too often."""
+        """Refuse a caller who exceeds the request rate."""
         _wait(self.turns.take(caller))
 
     def take_sign_in(self, address: str) -> None:
-        """Refuse an address that tries to sign in too often."""
+        """Refuse an address that exceeds the rate of sign-ins."""
         _wait(self.sign_ins.take(address))
 
 
 def is_same_origin(headers: Headers, *, silent: bool) -> bool:
-    """Whether a browser sent this from the page itself; `silent`: if nothing is said of it."""
+    """Whether a browser sent this from the page itself. `silent` is the result without such headers."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == "same-origin"
     if origin is not None:
         try:
             return urlsplit(origin).netloc == headers.get("host")
-        except ValueError:  # half an IPv6 address, say
+        except ValueError:  # for example half an IPv6 address
             return False
     return silent
 
 
 def unauthorized(detail: str) -> Refused:
-    """The answer to someone who is not known."""
+    """Return the refusal of an unidentified caller."""
     return Refused(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 def forbidden(detail: str = "Insufficient role to access this resource.") -> Refused:
-    """The answer to someone who is known and may not."""
+    """Return the refusal of a caller without the needed role."""
     return Refused(403, "forbidden", detail)
 
 
@@ -186,11 +185,11 @@ def _wait(seconds: float) -> None:
     if seconds > 0:
         after = str(max(int(seconds + 0.999), 1))
         raise Refused(
-            429, "too-many-requests", f"Too many requests; again in {after} s.",
+            429, "too-many-requests", f"Too many requests. Try again in {after} s.",
             headers={"Retry-After": after},
         )  # fmt: skip
 
 
 def new_secret() -> str:
-    """A secret that nobody can guess."""
+    """Return a random secret of 32 bytes."""
     return secrets.token_urlsafe(32)

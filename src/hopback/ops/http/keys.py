@@ -79,7 +79,7 @@ def new_key(
     """Make a key: the secret to show once, and the key to store. Raises BadKeyName."""
     if not is_key_name(name):
         raise BadKeyName(
-            "expected a name for the key of 1 to 100 characters that can be printed, got another"
+            "expected a name for the key of 1 to 100 printable characters, got another"
         )
     secret = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     digest = hash_of(secret)

@@ -13,25 +13,34 @@ from hopback.ops.contract.roles import Grant, Principal, Role
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from starlette.responses import Response
+
     from hopback.ops.http.keys import KeyRing
     from hopback.ops.oidc.sign_in import OidcSignIn
     from hopback.sql.database import Execute, SqlDatabase
 
 COOKIE = "hopback_session"
-"""The cookie's name; on HTTPS it has the prefix `__Host-`, which binds it to this host."""
+"""The name of the cookie. On HTTPS it has the prefix `__Host-`."""
 
 _AUDIENCE = "hopback-page"
-_ID_BYTES = 16  # nobody meets another's session by chance
-_ENDED_FRESH_S = 3.0  # as late as keys are: one small read for all requests of three seconds
+_ID_BYTES = 16  # random bytes of a session id, so that ids cannot be guessed
+_ENDED_FRESH_S = 3.0
+"""Seconds between two reads of the ended sessions. A session that another process ends is valid for this
+time."""
 
 
 def cookie_name(*, secure: bool) -> str:
-    """The cookie's name; the prefix makes browsers bind it to this host over HTTPS."""
+    """Return the name of the session cookie. Browsers bind the prefix `__Host-` to this host and HTTPS."""
     return f"__Host-{COOKIE}" if secure else COOKIE
 
 
+def set_cookie(answer: Response, name: str, value: str, seconds: int, *, secure: bool) -> None:
+    """Set a cookie that scripts and other sites cannot use."""
+    answer.set_cookie(name, value, max_age=seconds, httponly=True, secure=secure, samesite="lax")
+
+
 class SessionCookies:
-    """Makes and reads the cookies of the page."""
+    """Writes and reads session cookies."""
 
     def __init__(
         self,
@@ -51,9 +60,9 @@ class SessionCookies:
         self.seconds = seconds
 
     def write(self, principal: Principal, now: float, session: str = "") -> tuple[str, int]:
-        """The value for someone who signed in, and how many seconds it is good for.
+        """Return the cookie of a signed-in user and its validity in seconds.
 
-        `session` is the id under which something else is known of them already.
+        `session` is the id of an OIDC session that exists already.
         """
         end = min(now + self.seconds, principal.until or float("inf"))
         granted = (*principal.grants, *principal.elsewhere)
@@ -70,30 +79,27 @@ class SessionCookies:
         return jwt.encode(claims, self._secret, algorithm="HS256"), max(int(end - now), 0)
 
     async def read(self, value: str, now: float) -> Principal | None:
-        """Who it is, or None if the cookie is not ours, has ended, or its key is gone."""
+        """Return the user, None if the cookie is wrong or expired or its session or key has ended."""
         claims = await self._claims(value, now)
         if claims is None:
             return None
         if claims["kind"] == "key":
             key = self._keys.get(claims["sub"].removeprefix("key:"), now)
             return None if key is None else key.principal()
-        if claims["kind"] == "oidc":  # its roles are those of today, and it may have ended
+        if claims["kind"] == "oidc":  # its roles may have changed, and it may have ended
             return None if self._oidc is None else await self._oidc.find(claims["jti"], now)
-        said = claims["grants"]
-        # A cookie from before there were several brokers names none.
-        brokers = claims.get("brokers") or [""] * len(said)
         grants = tuple(
             Grant(Role(role), tuple(queues), broker)
-            for (role, *queues), broker in zip(said, brokers, strict=True)
+            for (role, *queues), broker in zip(claims["grants"], claims["brokers"], strict=True)
         )
         return Principal(
             claims["sub"], claims["name"], claims["kind"], grants, float(claims["exp"])
         )
 
     async def end(self, value: str, now: float) -> str:
-        """Let this session open nothing any more; a value that is no session of ours is no error.
+        """End the session of this cookie. A wrong cookie is ignored.
 
-        Where to go to sign out at the provider as well; empty if there is none.
+        Return the provider's address for signing out there, empty if there is none.
         """
         claims = await self._claims(value, now)
         if claims is None:
@@ -106,7 +112,7 @@ class SessionCookies:
         return ""
 
     async def _claims(self, value: str, now: float) -> dict[str, Any] | None:
-        """What the cookie says, if we wrote it and the session goes on."""
+        """Return the claims of a valid cookie whose session has not ended."""
         try:
             claims: dict[str, Any] = jwt.decode(
                 value,

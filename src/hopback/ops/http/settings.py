@@ -1,7 +1,6 @@
-"""What the admin service is told: who may come in, how much they may ask for, which alerts there are.
+"""The settings file of the service: sign-in, limits, retention, alerts, brokers.
 
-A TOML file holds it. A secret is never in the file: the file names the environment variable that has
-it.
+It is a TOML file without secrets. For each secret it names an environment variable.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-_SECRET_BYTES = 32  # as many as the output of HMAC-SHA-256 has; fewer can be guessed
+_SECRET_BYTES = (
+    32  # minimum bytes of a secret: the output of HMAC-SHA-256. Shorter ones are refused.
+)
 
 _Days = Annotated[int, Meta(ge=0, le=36_500)]
 _Positive = Annotated[int, Meta(ge=1)]
@@ -36,13 +37,13 @@ _Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
 class BadSettings(HopbackError):
-    """The settings of the admin service cannot be used."""
+    """The settings of the service are wrong."""
 
-    remedy: ClassVar[str] = "Correct the entry named; the how-to of the page shows a whole file."
+    remedy: ClassVar[str] = "Correct the named entry. The guide of the page shows a whole file."
 
 
 class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """An API key as it is written down: its hash, never the key."""
+    """An API key, stored as its hash."""
 
     name: _Text
     hash: Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
@@ -50,11 +51,11 @@ class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
     queues: tuple[_Text, ...] = EVERYTHING
     expires: float | None = None
     broker: str = ""
-    """Its name, or a pattern; empty means the first."""
+    """Name or pattern of brokers. Empty means the first broker."""
 
 
 class AccessSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who may come in. Without tokens and keys nobody is asked, and only this machine is served."""
+    """Sign-in. Without tokens and keys there is none, and the service serves only this machine."""
 
     jwt: JwtSettings | None = None
     oidc: OidcSettings | None = None
@@ -65,19 +66,19 @@ class AccessSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RequestLimits(Struct, frozen=True, forbid_unknown_fields=True):
-    """How much may be asked for; each caller has a rate of their own."""
+    """Limits of requests. Rates apply to each caller."""
 
     request_bytes: _Positive = 1024 * 1024
     request_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
-    """For a whole request body; beyond it 408."""
+    """For a whole request body. Then the answer is 408."""
     import_bytes: _Positive = 256 * 1024 * 1024
     import_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
-    """For a file that is imported."""
+    """For an imported file."""
     requests_per_second: _Positive = 1000
     burst: _Positive = 2000
     sign_ins_per_minute: _Positive = 20
     failures_per_minute: _Positive = 60
-    """Wrong credentials of one address; beyond them it gets 429 and nothing is checked."""
+    """Wrong credentials of one address. Then the answer is 429 without a check."""
     event_streams: _Positive = 200
     event_streams_per_caller: _Positive = 20
     sessions: _Positive = 20
@@ -91,34 +92,34 @@ class RequestLimits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many days the audit, finished jobs and the files of discards are kept; 0 keeps them."""
+    """Days for which audit, finished jobs and files of discards are kept. 0 keeps them forever."""
 
     audit_days: _Days = AUDIT_DAYS
     job_days: _Days = JOB_DAYS
     export_days: _Days = 0
-    """They are the last copy of what was discarded: somebody has to say that they may go."""
+    """The files are the last copies of discarded messages, so they are kept by default."""
 
 
 class JobSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of a job whose process is gone."""
+    """Handling of jobs whose process has died."""
 
     lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
-    """So long after its last sign of life a process counts as gone; all on one store say the same."""
+    """A process that does not renew its lease for this time counts as dead. Use one value per store."""
     take_over: bool = False
-    """Go on by itself with the jobs of processes that are gone."""
+    """Resume the jobs of dead processes automatically."""
 
 
 class DeadLetterSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is switched on for everybody who may re-drive."""
+    """Features for callers who may re-drive."""
 
     editing: bool = False
-    """Send a changed copy of a dead letter back. Off: what a message says is its producer's business."""
+    """Allow to send a changed copy of a dead letter back."""
     survey_minutes: Annotated[int, Meta(ge=0, le=1440)] = 0
-    """Survey all queues so often, where looking harms nothing; 0 surveys only when somebody asks."""
+    """Minutes between surveys of all queues that are safe to read. 0 surveys only on request."""
 
 
 class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that the service is told."""
+    """The whole settings file."""
 
     auth: AccessSettings = field(default_factory=AccessSettings)
     limits: RequestLimits = field(default_factory=RequestLimits)
@@ -127,17 +128,17 @@ class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
     alerts: AlertSettings = field(default_factory=AlertSettings)
     jobs: JobSettings = field(default_factory=JobSettings)
     brokers: tuple[BrokerSettings, ...] = ()
-    """The brokers that are served, the first of them under the paths without a name."""
+    """The brokers of the service. The first one is also served under the paths without a name."""
 
     @property
     def asks_who(self) -> bool:
-        """Whether anybody is asked who they are."""
+        """Whether callers have to sign in."""
         auth = self.auth
         return auth.jwt is not None or auth.oidc is not None or bool(auth.keys)
 
 
 def read_settings(path: Path, environment: Mapping[str, str]) -> AdminSettings:
-    """The settings in a file; BadSettings names the entry that is wrong."""
+    """Read a settings file. Raises BadSettings with the wrong entry."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -150,7 +151,7 @@ def read_settings(path: Path, environment: Mapping[str, str]) -> AdminSettings:
 def parse_settings(
     document: Mapping[str, object], environment: Mapping[str, str], where: str
 ) -> AdminSettings:
-    """The settings in a document; `where` says where it is from."""
+    """Read settings from a document. `where` is its name in errors."""
     try:
         settings = msgspec.convert(document, AdminSettings)
     except msgspec.ValidationError as error:
@@ -165,7 +166,7 @@ def _problems(settings: AdminSettings, environment: Mapping[str, str]) -> Iterat
     auth = settings.auth
     for key in auth.keys:
         if not is_key_name(key.name):
-            expected = "names of 1 to 100 characters that can be printed"
+            expected = "names of 1 to 100 printable characters"
             yield f"auth.keys: expected {expected}, got {key.name!r}"
     if auth.jwt is not None:
         if (problem := auth.jwt.problem()) is not None:
@@ -178,14 +179,14 @@ def _problems(settings: AdminSettings, environment: Mapping[str, str]) -> Iterat
             yield f"auth.jwt.secret_env: expected at least {_SECRET_BYTES} bytes in {name}"
     if auth.oidc is not None and (problem := auth.oidc.problem(environment)) is not None:
         yield problem
-    # A variable that is not set is no problem: a random secret is used, and the log says so.
+    # Without the variable a random secret is used, and the log reports it.
     secret = environment.get(auth.session_secret_env)
     if secret is not None and len(secret.encode()) < _SECRET_BYTES:
         expected = f"at least {_SECRET_BYTES} bytes in {auth.session_secret_env}"
         yield f"auth.session_secret_env: expected {expected}"
     if (problem := settings.alerts.problem(environment)) is not None:
         yield problem
-    # A grant for a broker that is not there gives nothing, which nobody wants to say.
+    # A grant for an unknown broker is a mistake, because it has no effect.
     names = broker_names(settings.brokers)
     asked = [("auth.grants", each.grant) for each in auth.grants]
     asked += [("auth.keys", Grant(key.role, key.queues, key.broker)) for key in auth.keys]

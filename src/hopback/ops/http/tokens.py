@@ -34,7 +34,7 @@ _Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
 class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How bearer tokens are checked; either `jwks_url` or `secret_env`."""
+    """The check of bearer tokens, by published keys (`jwks_url`) or by a shared secret (`secret_env`)."""
 
     issuer: _Text
     audience: _Text
@@ -47,11 +47,11 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """The algorithms that are accepted; never `none`, never both kinds."""
+        """The accepted algorithms, either asymmetric or shared-secret ones, never `none`."""
         return self.algorithms or (("HS256",) if self.secret_env else ("RS256", "ES256"))
 
     def problem(self) -> str | None:
-        """What is wrong, if something is."""
+        """Return the first error, None if there is none."""
         if bool(self.jwks_url) == bool(self.secret_env):
             return "auth.jwt: expected either jwks_url or secret_env, got " + (
                 "both" if self.jwks_url else "neither"
@@ -66,64 +66,69 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GrantSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a role in a token means here."""
+    """The grant for a role of a token."""
 
     claim: _Text
     role: Role
     queues: tuple[_Text, ...] = EVERYTHING
     broker: str = ""
-    """Its name, or a pattern; empty means the first."""
+    """Name or pattern of brokers. Empty means the first broker."""
 
     @property
     def grant(self) -> Grant:
-        """The grant that it gives."""
+        """The grant for callers with this role."""
         return Grant(self.role, self.queues, self.broker)
 
 
 def is_safe_address(url: str) -> bool:
-    """HTTPS anywhere; plain HTTP on a loopback address, which nobody else can answer for."""
+    """Whether an address is HTTPS, or plain HTTP on a loopback address."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
         if parts.scheme == "https":
             return bool(host)
         return parts.scheme == "http" and ipaddress.ip_address(host).is_loopback
-    except ValueError:  # no address at all, or a name where an address is expected
+    except ValueError:  # not a URL, or a host name with plain HTTP
         return False
 
 
-_KEYS_FRESH_S = 300.0  # issuers publish a new key long before they sign with it
-_AGAIN_S = 10.0  # a token with an invented key id must not make us ask at every request
-_FETCH_S = 5.0  # a request waits for it
-_MOST_BYTES = 256 * 1024  # a hundred keys with their certificates
-_LAST_MOMENT = 253_402_300_799  # the end of the year 9999: no calendar goes further
-_ODD_TIME = "one of its times (exp, nbf, iat) is no moment that can be"
+_KEYS_FRESH_S = 300.0
+"""Seconds for which published keys are used. Issuers publish a key long before they sign with it."""
+_AGAIN_S = 10.0
+"""Seconds between two requests for an unknown key id, so that forged ids do not cause a request each."""
+_FETCH_S = 5.0
+"""Seconds for the issuer's answer, because a caller waits for it."""
+_MOST_BYTES = 256 * 1024
+"""Bytes of the issuer's document: a hundred keys with certificates. A larger one is refused."""
+_LAST_MOMENT = 253_402_300_799
+"""The end of the year 9999 in seconds, beyond which Python has no dates."""
+_ODD_TIME = "one of its times (exp, nbf, iat) is not a valid time"
 
 
 class BadToken(Exception):
-    """A token is not believed; the text says why, without the token."""
+    """A token is refused. The text has the reason, without the token."""
 
 
 class KeySource(Protocol):
-    """Where the key of a token comes from."""
+    """A source of the keys that verify tokens."""
 
     async def key_for(self, kid: str | None) -> Any:
-        """The key; BadToken if there is none."""
+        """Return the key of that id. Raises BadToken if there is none."""
 
 
 class SharedSecret:
-    """One secret for all tokens."""
+    """One shared secret for all tokens."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
 
     async def key_for(self, kid: str | None) -> Any:
-        """The secret."""
+        """Return the secret."""
         return self._secret
 
 
 class Jwks:
-    """The keys that an issuer publishes; `fetch` returns the document."""
+    """The published keys of an issuer. `fetch` returns their document."""
 
     def __init__(self, fetch: Callable[[], Awaitable[Any]], clock: Clock) -> None:
         self._fetch = fetch
@@ -133,7 +138,7 @@ class Jwks:
         self._lock = asyncio.Lock()
 
     async def key_for(self, kid: str | None) -> Any:
-        """The key of that id; the document is read again if it is old or does not have it."""
+        """Return the key of that id. Read the document again if it is old or lacks the key."""
         if self._is_due(kid):
             async with self._lock:
                 if self._is_due(kid):
@@ -150,23 +155,23 @@ class Jwks:
         return age > _KEYS_FRESH_S or (kid not in self._keys and age > _AGAIN_S)
 
     async def _refresh(self) -> None:
-        """Read the document; while the issuer does not answer, the keys that are known stay."""
+        """Read the document. While the issuer does not answer, the known keys stay valid."""
         self._tried = self._clock.now()
         try:
             document = await self._fetch()
             keys = jwt.PyJWKSet.from_dict(document).keys
-        except Exception as error:  # whatever the issuer answers, it is not our failure
+        except Exception as error:  # the issuer may answer anything
             if not self._keys:
-                raise BadToken("the issuer does not give out its keys now") from error
+                raise BadToken("the keys of the issuer cannot be read now") from error
             return
         self._keys = {key.key_id: key for key in keys if key.public_key_use in (None, "sig")}
 
 
 async def fetch_json(url: str, *, bearer: str = "") -> Any:
-    """A JSON document from the net, bounded in time and size; `bearer` is shown to the server that has it.
+    """Return a JSON document of a trusted server, bounded in time and size. `bearer` is its credential.
 
-    Redirects are not followed and proxies of the environment not used: who answers here says whom we
-    believe.
+    Redirects are not followed and proxies of the environment are not used, because the document decides
+    which tokens are accepted.
     """
     import httpx
 
@@ -186,7 +191,7 @@ async def fetch_json(url: str, *, bearer: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Whom a token is about."""
+    """The user of a token."""
 
     subject: str
     name: str
@@ -194,7 +199,7 @@ class Person:
 
 
 _LONGEST_SUBJECT = 255
-"""Characters, as OpenID Connect has it. A token with a longer subject is refused."""
+"""Characters, as OpenID Connect specifies. A token with a longer subject is refused."""
 _LONGEST_NAME = 200
 """Bytes of a display name. The rest is cut off."""
 
@@ -210,7 +215,7 @@ def token_reader(
 
 
 class TokenReader:
-    """Says who comes with a token."""
+    """Identifies callers by their tokens."""
 
     def __init__(
         self, settings: JwtSettings, grants: Sequence[GrantSettings], keys: KeySource
@@ -221,11 +226,11 @@ class TokenReader:
 
     @property
     def leeway_s(self) -> int:
-        """By how much clocks may differ, in seconds."""
+        """Allowed difference between clocks, in seconds."""
         return self._settings.leeway_seconds
 
     async def read(self, token: str) -> Principal:
-        """Who it is; BadToken says why it is not believed."""
+        """Return the caller of a token. Raises BadToken."""
         claims = await self.claims(token)
         found = self.person(claims)
         return self.granted(
@@ -233,7 +238,7 @@ class TokenReader:
         )
 
     async def claims(self, token: str) -> dict[str, Any]:
-        """What it says; BadToken says why it is not believed."""
+        """Return the claims of a token. Raises BadToken."""
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") not in self._settings.allowed:
@@ -251,8 +256,8 @@ class TokenReader:
             )
         except jwt.PyJWTError as error:
             words = (words for kind, words in _WORDS if isinstance(error, kind))
-            raise BadToken(next(words, "it is not a token that can be read")) from error
-        except (ArithmeticError, TypeError, ValueError) as error:  # by a time that is no time
+            raise BadToken(next(words, "it cannot be read")) from error
+        except (ArithmeticError, TypeError, ValueError) as error:  # a claim is not a valid time
             raise BadToken(_ODD_TIME) from error
         for name in ("exp", "nbf", "iat"):
             value = claims.get(name, 0)
@@ -261,7 +266,7 @@ class TokenReader:
         return claims
 
     def person(self, claims: Mapping[str, Any]) -> Person:
-        """Whom the claims are about, and what roles they name."""
+        """Return the user and the roles of the claims."""
         subject = str(claims["sub"])
         if not (subject.isprintable() and len(subject) <= _LONGEST_SUBJECT):
             raise BadToken(
@@ -271,15 +276,15 @@ class TokenReader:
         found = claim_at(claims, self._settings.roles_claim)
         roles = [found] if isinstance(found, str) else found if isinstance(found, list) else []
         shown = name if isinstance(name, str) and name else subject
-        # Names reach the audit, logs and terminals of others.
+        # Names appear in the audit, in logs and on terminals.
         return Person(subject, clipped(printable(shown), _LONGEST_NAME), tuple(map(str, roles)))
 
     def granted(
         self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float
     ) -> Principal:
-        """Somebody with these roles, known by that kind of sign-in until then.
+        """Return a caller with these roles, signed in by `kind` until that time.
 
-        The table of the settings says what a role may do; without one, our own role names mean themselves.
+        The grants of the settings define the roles. Without grants, Hopback's role names are used.
         """
         grants: list[Grant] = []
         for role in roles:
@@ -291,7 +296,7 @@ class TokenReader:
 
 
 def claim_at(claims: Mapping[str, Any], path: str) -> object:
-    """The claim at a dotted path; a claim whose own name has dots goes first. None if there is none."""
+    """Return the claim at a dotted path, None without it. A claim whose name has dots takes precedence."""
     if path in claims:
         return claims[path]
     value: object = claims
@@ -307,6 +312,6 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
     (jwt.ImmatureSignatureError, "it is not valid yet"),
     (jwt.InvalidAudienceError, "it is meant for another audience"),
     (jwt.InvalidIssuerError, "it comes from another issuer"),
-    (jwt.MissingRequiredClaimError, "it lacks a claim that is needed: exp, iss, aud or sub"),
+    (jwt.MissingRequiredClaimError, "it lacks a required claim: exp, iss, aud or sub"),
     (jwt.InvalidSignatureError, "its signature is wrong"),
 )

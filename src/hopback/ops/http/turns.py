@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-_MOST_CALLERS = 10_000  # about 2 MB; an address that is forgotten begins with a full bucket
-_IPV6_SITE = 64  # one site has 2^64 addresses: counting each alone would limit nobody
+_MOST_CALLERS = 10_000  # about 2 MB of memory. A forgotten caller starts again with all its turns.
+_IPV6_SITE = 64  # bits of a site's prefix: a caller can use all 2^64 addresses of its site
 
 
 class TurnKeeper:
-    """Gives each caller `rate` turns a second, and `burst` at once; forgets the longest silent."""
+    """Gives each caller `rate` turns a second, and up to `burst` at once."""
 
     def __init__(self, rate: float, burst: int, time: Callable[[], float]) -> None:
         self._rate = rate
@@ -25,10 +25,10 @@ class TurnKeeper:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, caller: str) -> float:
-        """0 if it is the caller's turn, else the seconds until it is."""
+        """Take a turn and return 0, or return the seconds until the caller's next turn."""
         now = self._time()
         left, since = self._left.pop(caller, (self._burst, now))
-        # A clock may be set back: then nothing was gained, and nothing may be lost.
+        # A clock that was set back neither adds nor removes turns.
         left = min(left + max(now - since, 0.0) * self._rate, self._burst)
         taken = left >= 1.0
         self._left[caller] = (left - 1.0 if taken else left, now)
@@ -38,7 +38,7 @@ class TurnKeeper:
 
 
 def address_of(request: Request) -> str:
-    """Where a request comes from; of IPv6 the site (/64). Behind a proxy, what that says (`--proxied`)."""
+    """Return the address of the client, for IPv6 its site (/64). With `--proxied`, the proxy reports it."""
     host = "unknown" if request.client is None else request.client.host
     try:
         address = ipaddress.ip_address(host)

@@ -74,7 +74,7 @@ async def test_a_good_token_says_who_comes() -> None:
         (_token(secret="another secret that is also long enough"), "signature"),
         (_token(algorithm="HS512"), "algorithm"),
         (_unsigned(), "algorithm"),
-        ("not.a.token", "not a token"),
+        ("not.a.token", "cannot be read"),
         ("", "Bearer"),
         ("hbk_unknown", "unknown"),
     ],

@@ -169,7 +169,7 @@ async def test_a_key_has_a_name_that_can_be_printed(name: str) -> None:
     assert keys.json()["total"] == 0
     key = {"name": name, "hash": "sha256:" + "0" * 64, "role": "viewer"}
     if len(name) < 100:
-        with pytest.raises(BadSettings, match="printed"):
+        with pytest.raises(BadSettings, match="printable"):
             parse_settings({"auth": {"keys": [key]}}, {}, "admin.toml")
 
 
