@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FRONT_DOORS", "IMPURE", "LAYERS", "LIBRARIES", "entry_for", "within"]
+__all__ = ["FRONT_DOORS", "IMPURE", "LAYERS", "LIBRARIES", "OPS_LEVELS", "entry_for", "within"]
 
 _VALUES = (
     "hopback.clock",
@@ -172,6 +172,21 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.__main__": ("hopback.cli",),
     "hopback": (*_PURE, *_PORT, *_BROKERS, *_ABOVE, "hopback.testing"),
 }
+
+OPS_LEVELS: dict[str, int] = {
+    "hopback.ops.contract": 0,
+    "hopback.ops.messages": 0,
+    "hopback.ops.alerts.book": 0,
+    "hopback.ops.alerts.rules": 0,
+    "hopback.ops.notes.values": 0,
+    "hopback.ops.brokers": 1,
+    "hopback.ops.browse": 2,
+    "hopback.ops.jobs": 3,
+    "hopback.ops.operations": 4,
+    "hopback.ops.client": 4,
+    "hopback.ops": 5,
+}
+"""The levels inside the operator tools. At run time a module imports its own level and those below it."""
 
 LIBRARIES: dict[str, frozenset[str]] = {
     "hopback": frozenset(),

@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from tests.architecture.layers import IMPURE, LAYERS, LIBRARIES, entry_for, within
+from tests.architecture.layers import IMPURE, LAYERS, LIBRARIES, OPS_LEVELS, entry_for, within
 from tests.architecture.source import Module, library
 
 _PURE = ("hopback.topology", "hopback.policy", "hopback.designs", "hopback.headers", "hopback.text")
@@ -80,6 +80,27 @@ def _loaded_modules(module: Module) -> set[str]:
 def test_modules_import_each_other_without_cycles() -> None:
     graph = {module.name: _loaded_modules(module) for module in library()}
     TopologicalSorter(graph).prepare()  # CycleError names the modules
+
+
+def _level(name: str) -> int:
+    return OPS_LEVELS[entry_for(name, OPS_LEVELS)]
+
+
+def test_operator_modules_import_their_level_and_lower_ones() -> None:
+    ops = [module for module in library() if within(module.name, "hopback.ops")]
+    upward = {
+        module.name: found
+        for module in ops
+        if not module.is_package
+        and (
+            found := {
+                name
+                for name in _loaded_modules(module)
+                if within(name, "hopback.ops") and _level(name) > _level(module.name)
+            }
+        )
+    }
+    assert upward == {}
 
 
 def _inner(module: Module) -> set[str]:
