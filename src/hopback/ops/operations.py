@@ -123,19 +123,13 @@ class Operations:
         self._name = broker.journal_name
         self._recognition = Recognition(self.journal, self._name, self.clock)
         broker.recorded_overrides = self._recognition.overrides
-        self._sessions = Sessions(broker.broker, self.settings, self.clock)
+        self._sessions = Sessions(broker, self.settings)
         self._planner = Planner(
             broker, self._sessions, self.settings, self.clock, self.journal.store_id
         )
         self._runner = JobRunner(broker, self.journal, self.settings, self.clock, self._planner)
         self.surveys: Surveys = Surveys(
-            broker,
-            self.journal,
-            self._name,
-            self.clock,
-            self.queues,
-            self._sessions.count_held,
-            self.settings.exports,
+            broker, self.journal, self.queues, self._sessions.count_held, self.settings.exports
         )
         self._share = JournalShare(self._name, frozenset(beside) - {self._name}, is_first)
         self._who = NOBODY
@@ -336,7 +330,7 @@ class Operations:
         """Group a whole queue in one pass, keeping no message; costs what one session costs."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
         found = await collect_survey(
-            request, Search(self.broker, request, self.clock, self._sessions).progress()
+            request, Search(self.broker, request, self._sessions).progress()
         )
         await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
         return found
@@ -367,7 +361,7 @@ class Operations:
         if job is not None:
             self._check_broker(job)
         asked = request if job is None else request.of_job(job.queue)
-        progress = Search(self.broker, asked, self.clock, self._sessions).progress()
+        progress = Search(self.broker, asked, self._sessions).progress()
         last = SearchProgress()
         try:
             async with aclosing(progress):
@@ -586,7 +580,7 @@ class Operations:
         if selection.session:
             lines = export_session(self._sessions, queue, selection)
         else:
-            lines = export_queue(self.broker, queue, selection, self.clock.now(), forced=forced)
+            lines = export_queue(self.broker, queue, selection, forced=forced)
         return self._export_lines(lines, queue, by, details)
 
     async def _export_lines(

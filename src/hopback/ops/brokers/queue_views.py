@@ -76,11 +76,11 @@ def _origins(
 
 
 async def describe_queue(
-    live: ManagedBroker, snapshot: BrokerSnapshot, found: DeadLetterQueue, summary: QueueSummary
+    broker: ManagedBroker, snapshot: BrokerSnapshot, found: DeadLetterQueue, summary: QueueSummary
 ) -> QueueDetail:
     """Return the summary with type, limit, cost of reading and possible targets of a re-drive."""
     cost, queue, table = snapshot.cost(found.name), snapshot.effective(found.name), snapshot.table()
-    async with live.query() as connection:
+    async with broker.query() as connection:
         choices = [await _choice(connection, Target(kind), found, table) for kind in _CHOICES]
     return QueueDetail(
         **{name: getattr(summary, name) for name in summary.__struct_fields__},
@@ -90,7 +90,7 @@ async def describe_queue(
         job_cost=snapshot.cost(found.name, killed=True),
         targets=tuple(choice for choice in choices if choice is not None),
         broker_version=str(snapshot.version),
-        limit_lifted=live.is_lifted(snapshot, found.name),
+        limit_lifted=broker.is_lifted(snapshot, found.name),
         can_lift=not isinstance(snapshot.lifting_policy(found.name), str),
     )
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from hopback.clock import Clock
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.browse.survey_store import SurveyStore
 
@@ -54,10 +53,9 @@ class ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 class ArchiveSurveys:
     """Surveys the files of discards in one folder. Without a folder it only returns known surveys."""
 
-    def __init__(self, store: SurveyStore, folder: Path | None, clock: Clock) -> None:
+    def __init__(self, store: SurveyStore, folder: Path | None) -> None:
         self._store = store
         self._folder = folder
-        self._clock = clock
 
     async def known(self) -> tuple[ArchiveSurvey, ...]:
         """Return the last survey of each file."""
@@ -84,7 +82,7 @@ class ArchiveSurveys:
                 continue  # another broker uses the same folder
             known = kept.get(key, ArchiveSurvey())
             last = replace(known, place=place, file=path.name, job=job)
-            now = Moment(self._clock.now())
+            now = Moment(self._store.clock.now())
             more = await asyncio.to_thread(_read_on, path, last, room, sources, now)
             room -= more.seen - last.seen
             if more.position != known.position or known.place != place:

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 async def export_queue(
-    live: ManagedBroker, queue: str, selection: Selection, now: float, *, forced: bool
+    broker: ManagedBroker, queue: str, selection: Selection, *, forced: bool
 ) -> AsyncGenerator[bytes, None]:
     """Return the matching messages of a queue as lines. They are requeued at the end."""
     wanted, limit = parse_filter(selection.filter), selection.limit
-    snapshot = await live.snapshot()
+    snapshot = await broker.snapshot()
     source, cost = snapshot.one(queue), snapshot.cost(queue)
     check_cost(cost, forced=forced)
-    depth, _ = await live.depth(queue)
+    depth, _ = await broker.depth(queue)
     ready = depth.ready or 0
     count = ready if limit is None else min(limit, ready)
-    place = 0
-    async with aclosing(walk(live.broker, queue, count, cost)) as messages:
+    place, now = 0, broker.clock.now()
+    async with aclosing(walk(broker.broker, queue, count, cost)) as messages:
         async for delivery in messages:
             place += 1
             dead_letter = read_dead_letter(delivery, place, source)

@@ -41,7 +41,8 @@ _ROUND_OUT_ROOM = 4
 class Head:
     """The first `count` messages of a queue, about `prefetch` of them at a time.
 
-    `first` is the prefetch of the first consumer. `is_quorum` is None if the type of the queue is unknown.
+    It is a `Source` of jobs. `first` is the prefetch of the first consumer. `is_quorum` is None if the type
+    of the queue is unknown.
     """
 
     def __init__(
@@ -73,33 +74,27 @@ class Head:
 
     @property
     def given(self) -> int:
-        """Number of messages that were delivered."""
         return self.taken
 
     @property
     def holders(self) -> int:
-        """Number of consumers of this head that the broker counts: active ones, and ended ones with
-        messages.
+        """Number of consumers of this head that the broker counts.
 
-        Only a quorum queue counts the latter. If the type of the queue is unknown, this is the greatest
+        Only a quorum queue counts ended consumers. If the type of the queue is unknown, this is the greatest
         possible number.
         """
         return self._consumers.holders
 
     async def count_consumers(self) -> int:
-        """Return the number of consumers of the queue."""
         return (await self._channel.declare_queue(Queue(self._queue), passive=True)).consumers
 
     def more(self, count: int) -> None:
-        """Take `count` more messages than requested before."""
         self._count += count
 
     def limit(self, count: int) -> None:
-        """Take no more than `count` messages in all, besides those that were delivered already."""
         self._count = max(count, self.taken)
 
     def at_hand(self) -> Delivery | None:
-        """Return the next message if it was delivered already."""
         return self._pop() if self._arrived else None
 
     async def next(self) -> Delivery | None:
@@ -121,7 +116,6 @@ class Head:
         return delivery
 
     def ack(self, tag: int) -> None:
-        """Remove a message from the queue."""
         if self._consumers.is_active and not self._prefetch.allows_ack(self._count):
             self._consumers.ack_at_end(tag)
             return
@@ -129,20 +123,16 @@ class Head:
         self._prefetch.acked += 1
 
     def keep(self, tag: int) -> None:
-        """Hold a message until the channel closes."""
         self._prefetch.kept += 1
         self._consumers.keep(tag)
 
     def keep_for_now(self, tag: int) -> None:
-        """Hold a message that may be settled later."""
         self._prefetch.kept += 1
 
     async def pause(self) -> None:
-        """Stop deliveries until the next call of `next`."""
         await self._consumers.end()
 
     async def finish(self) -> None:
-        """Stop deliveries and wait until the broker has read every ack."""
         await self._consumers.end()
         await await_settlements(self._channel)
 

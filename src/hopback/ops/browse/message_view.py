@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from hopback.ops.browse.session import BrowseSession
 
 
-async def view_message(live: ManagedBroker, session: BrowseSession, message: str) -> MessageView:
+async def view_message(broker: ManagedBroker, session: BrowseSession, message: str) -> MessageView:
     """Return a message of a session, and check its re-drive target on the broker."""
     dead_letter, delivery = session.dead_letter(message), session.delivery(message)
     aim = aim_at(BY_DESIGN, delivery, dead_letter.origin, session.source)
     way, no_way = None, ""
     if isinstance(aim, Aim):
-        snapshot = await live.snapshot()
-        async with live.query() as connection:
+        snapshot = await broker.snapshot()
+        async with broker.query() as connection:
             flaw = await target_flaw(connection, aim.redrive, snapshot.table())
         way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
     else:

@@ -25,7 +25,6 @@ from hopback.ops.messages.plain import plain_text
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
@@ -49,13 +48,11 @@ _EXCERPT_BYTES = 1024 * 1024
 class Search:
     """A running search. Closing its progress cancels it and requeues its messages in order."""
 
-    def __init__(
-        self, live: ManagedBroker, request: SearchRequest, clock: Clock, sessions: Sessions
-    ) -> None:
-        self._live = live
+    def __init__(self, broker: ManagedBroker, request: SearchRequest, sessions: Sessions) -> None:
+        self._broker = broker
         self._sessions = sessions
         self._request = request
-        self._found = _Findings(request, clock.now())
+        self._found = _Findings(request, broker.clock.now())
         self._total = 0
         self._beyond = 0
 
@@ -64,7 +61,7 @@ class Search:
         found = self._found
         if not found.wanted.terms and found.grouping is None:
             raise BadRequest("filter", "a word or a term to look for")
-        snapshot = await self._live.snapshot()
+        snapshot = await self._broker.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
         sources = [snapshot.one(name) for name in names]
         held_by_others = await self._find_held([source.name for source in sources])
@@ -102,14 +99,14 @@ class Search:
 
         AMQP shows the consumers at once. The broker counts their messages every few seconds.
         """
-        readings, found = await self._live.readings() or {}, []
-        depths = await self._live.depths(names, None)
+        readings, found = await self._broker.readings() or {}, []
+        depths = await self._broker.depths(names, None)
         for name in names:
             unacked = (readings[name].counts.unacked or 0) if name in readings else 0
             count = unacked - self._sessions.count_held(name)
             consumers = (depths[name][0].consumers or 0) if name in depths else 0
             if count > 0 or consumers > len(self._sessions.active(name)):
-                holders = await self._live.consumers_of(name)
+                holders = await self._broker.consumers_of(name)
                 names_of = tuple(f"{one.tag} of {one.connection}" for one in holders)
                 found.append(HeldMessages(name, max(count, 0) or None, names_of))
         return tuple(found)
@@ -123,12 +120,12 @@ class Search:
         """
         counts, skipped = dict[str, int](), list[SkippedQueue]()
         # By AMQP: the counts of the management API are some seconds old.
-        depths = await self._live.depths([each.name for each in sources], None)
+        depths = await self._broker.depths([each.name for each in sources], None)
         for source in sources:
             name, cost, counted = source.name, snapshot.cost(source.name), depths.get(source.name)
             ready = None if counted is None else counted[0].ready
             if counted is not None and ready is None:  # not permitted by AMQP
-                ready = (await self._live.depth(name))[0].ready
+                ready = (await self._broker.depth(name))[0].ready
             count = min(ready or 0, self._request.first or MOST_WALKED + 1)
             if cost.is_stream:  # the broker's timeout does not apply, as no message is held
                 count = min(count, MOST_WALKED)
@@ -163,7 +160,7 @@ class Search:
     ) -> AsyncGenerator[SearchProgress, None]:
         loop, place, found = asyncio.get_running_loop(), 0, self._found
         due = loop.time()
-        async with aclosing(walk(self._live.broker, source.name, count, cost)) as messages:
+        async with aclosing(walk(self._broker.broker, source.name, count, cost)) as messages:
             async for delivery in messages:
                 place += 1
                 found.see(delivery, place, source)

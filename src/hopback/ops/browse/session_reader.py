@@ -55,7 +55,7 @@ class SessionMessages:
 
 @dataclass(frozen=True, slots=True)
 class SessionReader:
-    """The connection of a session and the head of its queue. `ready` messages were in the queue."""
+    """The connection of a session and the first `count` messages of its queue, which had `ready` messages."""
 
     connection: Connection
     channel: Channel
@@ -63,6 +63,7 @@ class SessionReader:
     cost: Cost
     window: Window
     head: Head | StreamHead
+    count: int
     ready: int
 
     @classmethod
@@ -77,10 +78,10 @@ class SessionReader:
         if cost.is_stream:  # the broker's count is late, so reading finds the end
             head = StreamHead(channel, source.name, count)
         else:
-            most = _SKIPPING_BYTES if window.skip else ROOM_BYTES
-            room = min(most, window.max_bytes)
-            head = Head(channel, source.name, min(count, ready), _PREFETCH, room_bytes=room)
-        return cls(connection, channel, source, cost, window, head, ready)
+            count = min(count, ready)
+            room = min(_SKIPPING_BYTES if window.skip else ROOM_BYTES, window.max_bytes)
+            head = Head(channel, source.name, count, _PREFETCH, room_bytes=room)
+        return cls(connection, channel, source, cost, window, head, count, ready)
 
     @property
     def taken(self) -> int:
@@ -90,9 +91,6 @@ class SessionReader:
     async def read(self, *, forced: bool, on_progress: OnProgress | None) -> SessionMessages:
         """Take messages until the window is full or the queue is empty."""
         window, head, turns = self.window, self.head, Turns()
-        count = window.skip + window.limit
-        if not self.cost.is_stream:
-            count = min(count, self.ready)
         dead_letters: list[DeadLetter] = []
         deliveries: dict[str, Delivery] = {}
         held_bytes = seen = 0
@@ -113,9 +111,9 @@ class SessionReader:
             if not forced:
                 check_delivery_count(self.source.name, delivery, self.cost)
             if on_progress is not None and seen % _REPORT_EVERY == 0:
-                on_progress(LookProgress(self.source.name, seen, count))
+                on_progress(LookProgress(self.source.name, seen, self.count))
             await turns.after(estimate_memory(delivery))
-        is_at_end = self.cost.is_stream and head.taken < count and seen == head.taken
+        is_at_end = self.cost.is_stream and head.taken < self.count and seen == head.taken
         await head.finish()
         return SessionMessages(
             tuple(dead_letters),

@@ -13,9 +13,8 @@ from hopback.ops.browse.session_reader import SessionReader
 from hopback.ops.contract.values import Moment, SessionView
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Broker
-    from hopback.clock import Clock
     from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.contract.requests import Settings, Who, Window
     from hopback.ops.contract.values import Cost, OnProgress
 
@@ -27,10 +26,10 @@ ended ones are forgotten first."""
 class Sessions:
     """The browse sessions of this process."""
 
-    def __init__(self, broker: Broker, settings: Settings, clock: Clock) -> None:
-        self._broker = broker
+    def __init__(self, broker: ManagedBroker, settings: Settings) -> None:
+        self._broker = broker.broker
+        self._clock = broker.clock
         self._settings = settings
-        self._clock = clock
         self._sessions: dict[str, BrowseSession] = {}
 
     async def open(

@@ -90,11 +90,9 @@ class SessionSource:
         return 0
 
     def at_hand(self) -> Delivery | None:
-        """Return the next message, or None if no more are left."""
         return self._waiting.popleft() if self._waiting else None
 
     async def next(self) -> Delivery | None:
-        """Return the next message, or None if no more are left."""
         return self.at_hand()
 
     def more(self, count: int) -> None:
@@ -104,7 +102,6 @@ class SessionSource:
         """Do nothing."""
 
     def ack(self, tag: int) -> None:
-        """Remove a message from the queue."""
         self._channel.ack(tag)
 
     def keep(self, tag: int) -> None:
@@ -116,7 +113,6 @@ class SessionSource:
         """Do nothing."""
 
     async def finish(self) -> None:
-        """Wait until the broker has read every ack."""
         await await_settlements(self._channel)
 
     check = finish

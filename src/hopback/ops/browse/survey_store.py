@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from msgspec import Struct
 
-    from hopback.clock import Clock
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.jobs.journal import Journal
 
 _log = logging.getLogger("hopback.ops")
@@ -24,10 +24,10 @@ _T = TypeVar("_T")
 class SurveyStore:
     """Reads and writes documents by kind and key."""
 
-    def __init__(self, journal: Journal, broker: str, clock: Clock) -> None:
+    def __init__(self, journal: Journal, broker: ManagedBroker) -> None:
         self._journal = journal
-        self._broker = broker
-        self._clock = clock
+        self._broker = broker.journal_name
+        self.clock = broker.clock
 
     async def read(self, kind: str, shape: type[_T]) -> dict[str, _T]:
         """Return the documents of a kind by key. A document of another version is left out."""
@@ -42,7 +42,7 @@ class SurveyStore:
     async def write(self, kind: str, documents: Mapping[str, Struct]) -> None:
         """Add or replace documents."""
         texts = {key: encode(document).decode() for key, document in documents.items()}
-        await self._journal.remember(self._broker, kind, texts, self._clock.now())
+        await self._journal.remember(self._broker, kind, texts, self.clock.now())
 
     async def delete(self, kind: str, key: str) -> None:
         """Delete a document."""

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from hopback.clock import Clock
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
@@ -93,21 +92,19 @@ class Surveys:
 
     def __init__(
         self,
-        live: ManagedBroker,
+        broker: ManagedBroker,
         journal: Journal,
-        broker: str,
-        clock: Clock,
         queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]],
         held: Callable[[str], int],
         exports: Path | None = None,
     ) -> None:
-        self._live = live
-        self._clock = clock
+        self._broker = broker
+        self._clock = broker.clock
         self._queues = queues
         self._held = held
-        self._store = SurveyStore(journal, broker, clock)
-        self._archives = ArchiveSurveys(self._store, exports, clock)
-        self.trends: Trends = Trends(self._store, queues, clock)
+        self._store = SurveyStore(journal, broker)
+        self._archives = ArchiveSurveys(self._store, exports)
+        self.trends: Trends = Trends(self._store, queues)
         self.every_s: float | None = None
         self.running: SurveyProgress | None = None
         self._on_progress: OnProgress | None = None
@@ -116,7 +113,7 @@ class Surveys:
     async def errors(self) -> ErrorOverview:
         """Return the errors of all queues that have messages, as of the last survey of each."""
         kept, archives = await self._read(), await self._archives.known()
-        queues, snapshot = await self._queues(), await self._live.recent_snapshot()
+        queues, snapshot = await self._queues(), await self._broker.recent_snapshot()
         filled = {one.queue for one in queues if one.depth.total != 0}
         counted = {name: one for name, one in kept.items() if name in filled}
         yesterday = self._clock.now() - _NEW_S
@@ -173,7 +170,7 @@ class Surveys:
 
     async def _run(self, not_after: float | None) -> None:
         kept = await self._read()
-        snapshot = await self._live.snapshot()
+        snapshot = await self._broker.snapshot()
         wanted = []
         for one in await self._queues():
             last = kept.get(one.queue)
@@ -234,7 +231,7 @@ class Surveys:
         """
         began, grouping, seen, size = self._clock.now(), group_errors(), 0, 0
         newest: int | None = None
-        reading = walk(self._live.broker, source.name, count, cost, offset=offset)
+        reading = walk(self._broker.broker, source.name, count, cost, offset=offset)
         async with aclosing(reading) as messages:
             async for delivery in messages:
                 if cost.is_stream:

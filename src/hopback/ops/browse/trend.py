@@ -15,7 +15,6 @@ from hopback.ops.contract.values import Moment
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hopback.clock import Clock
     from hopback.ops.browse.survey_store import SurveyStore
     from hopback.ops.contract.values import QueueSummary
 
@@ -37,24 +36,20 @@ class Trends:
     """The depths of all queues over time. `recent` is the last day of each queue, as a list draws it."""
 
     def __init__(
-        self,
-        store: SurveyStore,
-        queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]],
-        clock: Clock,
+        self, store: SurveyStore, queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]]
     ) -> None:
         self._store = store
         self._queues = queues
-        self._clock = clock
         self.recent: dict[str, QueueTrend] = {}
 
     async def of(self, queue: str) -> QueueTrend:
         """Return all samples of one queue."""
         kept = (await self._store.read(_TREND, QueueTrend)).get(queue, QueueTrend(queue))
-        return QueueTrend(queue, kept.samples, last_day(kept, self._clock.now()).arrived)
+        return QueueTrend(queue, kept.samples, last_day(kept, self._store.clock.now()).arrived)
 
     async def sample(self) -> None:
         """Keep the depth of each queue, unless a sample was taken a moment ago."""
-        now, kept = self._clock.now(), await self._store.read(_TREND, QueueTrend)
+        now, kept = self._store.clock.now(), await self._store.read(_TREND, QueueTrend)
         changed: dict[str, QueueTrend] = {}
         for one in await self._queues():
             past = kept.setdefault(one.queue, QueueTrend(one.queue)).samples
