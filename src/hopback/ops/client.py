@@ -164,9 +164,7 @@ class RemoteDeadLetters:
         on_progress: OnProgress | None = None,
     ) -> SessionView:
         """Hold messages for looking at; `forced` accepts a danger, `lift` removes it by a policy."""
-        asked = SessionRequest(
-            window.limit, window.max_bytes, window.seconds, forced, lift, window.skip
-        )
+        asked = SessionRequest(**structs.asdict(window), forced=forced, lift=lift)
         answer = await self._ask_long(
             endpoints.OPEN_SESSION, queue, body=asked, on_progress=on_progress
         )

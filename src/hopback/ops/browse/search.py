@@ -210,11 +210,7 @@ class _Findings:
         """Judge the messages that a browse session of this process holds."""
         for dead_letter in session.dead_letters:
             self.seen += 1
-            delivery = session.content(dead_letter.id)
-            if delivery is None and self.wanted.needs_content:
-                self.unread += 1
-            else:
-                self._judge(dead_letter, delivery, session.id)
+            self._judge(dead_letter, session.content(dead_letter.id), session.id)
 
     def take_hits(self) -> tuple[SearchHit, ...]:
         """Return the hits since the last call."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from hopback.errors import BadFilter, NoSuch, SessionOver, UnsafeOperation
+from hopback.errors import NoSuch, SessionOver
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import Groups, Moment, Page
@@ -123,24 +123,19 @@ class BrowseSession:
         raise NoSuch("message", message)
 
     def content(self, message: str) -> Delivery | None:
-        """Return the whole message, or None if the session keeps no contents."""
+        """Return the whole message, or None if the session does not have it."""
         return self._deliveries.get(message)
 
     def delivery(self, message: str) -> Delivery:
         """Return the whole message. Raise NoSuch if the session does not have it."""
         self._check()
         if message not in self._deliveries:
-            has_contents = self.window.bodies
-            raise NoSuch("message", message, "" if has_contents else "contents were not kept")
+            raise NoSuch("message", message)
         return self._deliveries[message]
 
     async def sift(self, wanted: Filter = EVERYTHING) -> ChosenMessages:
         """Return the dead letters that match a filter. Raise SessionOver if the session ends meanwhile."""
         self._check()
-        if wanted.needs_content and not self.window.bodies:
-            raise BadFilter(
-                wanted.text, "no header or payload terms: this session keeps no contents"
-            )
         now, turns = self._clock.now(), Turns()
         found: list[DeadLetter] = []
         unread = 0
@@ -206,10 +201,6 @@ class BrowseSession:
         The broker requeues the messages that the job does not settle when the job closes the channel.
         """
         self._check()
-        if not self.window.bodies:
-            raise UnsafeOperation(
-                f"session {self.id} kept no contents; nothing can be sent from it"
-            )
         chosen = tuple(self.delivery(dead_letter.id) for dead_letter in dead_letters)
         self._end("handed over to a job")
         held = self.view.skipped + self.view.held

@@ -34,7 +34,7 @@ _REPORT_EVERY = 1000
 
 @dataclass(frozen=True, slots=True)
 class SessionMessages:
-    """The messages of a session. `deliveries` is empty if the session keeps no contents.
+    """The messages of a session. `deliveries` contains them by the ids of their dead letters.
 
     `ready` is the number of messages in the queue before, `skipped` the number of held messages before the
     first dead letter.
@@ -105,9 +105,8 @@ class SessionReader:
                 head.keep_for_now(delivery.tag)  # a job may settle it
                 dead_letter = read_dead_letter(delivery, seen, self.source)
                 dead_letters.append(dead_letter)
-                if window.bodies:
-                    deliveries[dead_letter.id] = delivery
-                    held_bytes += measure_memory(delivery)
+                deliveries[dead_letter.id] = delivery
+                held_bytes += measure_memory(delivery)
             if not forced:
                 check_delivery_count(self.source.name, delivery, self.cost)
             if on_progress is not None and seen % _REPORT_EVERY == 0:

@@ -158,16 +158,15 @@ class GroupBy(StrEnum):
 
 
 class Window(_Asked, frozen=True):
-    """How much a session may hold, and for how long; `bodies` False keeps metadata only.
+    """How many messages a session holds, and for how long.
 
-    The first `skip` messages are passed over: the broker holds them meanwhile, and this process keeps
-    nothing of them, so that a message is in reach wherever it stands.
+    The first `skip` messages are passed over. The broker holds them until the session ends, and this process
+    does not keep them.
     """
 
     limit: _SessionMessages = 100
     max_bytes: _SessionBytes = 64 * 1024 * 1024
     seconds: _SessionSeconds = field(default=300.0, name="ttlSeconds")
-    bodies: bool = True
     skip: _Skipped = 0
 
 
@@ -175,23 +174,11 @@ SMALL_WINDOW = Window()
 """A hundred messages for five minutes."""
 
 
-class SessionRequest(_Asked, frozen=True):
-    """How much to hold and for how long; `force` accepts a danger, `lift` removes it by a policy.
+class SessionRequest(Window, frozen=True):
+    """A browse session. `forced` accepts the danger of looking, `lift` removes it by a policy."""
 
-    The first `skip` messages are passed over and held by the broker meanwhile.
-    """
-
-    limit: _SessionMessages = SMALL_WINDOW.limit
-    max_bytes: _SessionBytes = SMALL_WINDOW.max_bytes
-    ttl_seconds: _SessionSeconds = SMALL_WINDOW.seconds
-    force: bool = False
+    forced: bool = field(default=False, name="force")
     lift: bool = False
-    skip: _Skipped = 0
-
-    @property
-    def window(self) -> Window:
-        """What the session may hold."""
-        return Window(self.limit, self.max_bytes, self.ttl_seconds, skip=self.skip)
 
 
 class Renewal(_Asked, frozen=True):

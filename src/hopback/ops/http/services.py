@@ -187,7 +187,7 @@ class Services:
         self.check_room(principal)
         operations = self.acting_as(principal)
         view = await operations.open_session(
-            queue, asked.window, forced=asked.force, lift=asked.lift, on_progress=on_progress
+            queue, asked, forced=asked.forced, lift=asked.lift, on_progress=on_progress
         )
         try:
             await self.recent.insights.remember(operations, view)

@@ -406,8 +406,8 @@ async def _look(visit: Visit) -> Response:
     name, chosen, how = visit.path["queue"], visit.field("filter"), visit.field("how")
     asked = SessionRequest(
         limit=visit.number("limit", 100, least=1, most=10_000),
-        ttl_seconds=visit.number("minutes", 5, least=1, most=25) * 60.0,
-        force=how == "force",
+        seconds=visit.number("minutes", 5, least=1, most=25) * 60.0,
+        forced=how == "force",
         lift=how == "lift",
         skip=visit.number("skip", 0),
     )

@@ -284,7 +284,7 @@ def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
 
 def test_a_session_has_the_same_defaults_and_bounds_whoever_asks() -> None:
     """Library, API and command."""
-    assert convert(SessionRequest, {}).window == SMALL_WINDOW
+    assert structs.asdict(SMALL_WINDOW).items() <= structs.asdict(SessionRequest()).items()
     convert(SessionRequest, {"limit": MOST_HELD})
     for wrong in (0, MOST_HELD + 1):
         with pytest.raises(BadRequest):
