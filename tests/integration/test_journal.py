@@ -20,6 +20,7 @@ from hopback.errors import JobConflict, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.contract.patch import PatchOperation
 from hopback.ops.contract.requests import (
     AuditQuery,
     Pace,
@@ -42,7 +43,6 @@ from hopback.ops.jobs.journal import (
     forget_old,
 )
 from hopback.ops.jobs.journal_sql import SqlJournal
-from hopback.ops.messages.patch import PatchOperation
 from hopback.ops.operations import Operations
 from hopback.store import migrate, open_database
 from hopback.store.database import EngineDatabase

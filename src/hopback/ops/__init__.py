@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     )
     from hopback.ops.jobs.journal import Journal as Journal, MemoryJournal as MemoryJournal
     from hopback.ops.jobs.journal_sql import SqlJournal as SqlJournal, open_journal as open_journal
-    from hopback.ops.messages.patch import (
+    from hopback.ops.contract.patch import (
         ChangeSample as ChangeSample,
         PatchOperation as PatchOperation,
     )
@@ -135,7 +135,7 @@ _HOMES = {
     """,
     "hopback.ops.jobs.journal": "Journal MemoryJournal",
     "hopback.ops.jobs.journal_sql": "SqlJournal open_journal",
-    "hopback.ops.messages.patch": "ChangeSample PatchOperation",
+    "hopback.ops.contract.patch": "ChangeSample PatchOperation",
     "hopback.ops.notes.values": "GroupNote NewFilter NewNote SavedFilter",
     "hopback.ops.brokers.managed_broker": "ManagedBroker",
     "hopback.ops.operations": "Operations",

@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
     from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
+    from hopback.ops.contract.patch import PatchOperation
     from hopback.ops.contract.requests import JobRequest
     from hopback.ops.contract.values import JobPlan, MessageView
-    from hopback.ops.messages.patch import PatchOperation
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 _PLANNED = "to see the plan"

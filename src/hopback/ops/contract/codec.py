@@ -13,13 +13,13 @@ import msgspec
 
 from hopback.errors import BadRequest
 from hopback.headers import timestamp
+from hopback.ops.contract.patch import Patch
 from hopback.ops.contract.values import Moment
-from hopback.ops.messages.patch import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hopback.ops.messages.patch import PatchOperation
+    from hopback.ops.contract.patch import PatchOperation
 
 ValueT = TypeVar("ValueT")
 

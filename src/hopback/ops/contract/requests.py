@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 from msgspec import Meta, Struct, field
 
 from hopback.ops.contract.options import option
-from hopback.ops.messages.patch import Patch  # noqa: TC001  msgspec reads it at run time
+from hopback.ops.contract.patch import Patch  # noqa: TC001  msgspec reads it at run time
 from hopback.topology.plan import MAX_REDRIVES
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
+from hopback.ops.contract.patch import ChangeSample  # noqa: TC001  msgspec reads it at run time
 from hopback.ops.contract.requests import (
     WHOLE_QUEUE,
     JobKind,
@@ -20,7 +21,6 @@ from hopback.ops.contract.requests import (
     Target,
     TargetKind,
 )
-from hopback.ops.messages.patch import ChangeSample  # noqa: TC001  msgspec reads it at run time
 from hopback.topology.model import QueueType  # noqa: TC001  msgspec reads it at run time
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.contract.patch import PatchOperation
     from hopback.ops.contract.requests import Target
     from hopback.ops.jobs.journal import JobRecord
-    from hopback.ops.messages.patch import PatchOperation
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
 

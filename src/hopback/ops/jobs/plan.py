@@ -63,11 +63,11 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession, ChosenMessages
     from hopback.ops.browse.sessions import Sessions
+    from hopback.ops.contract.patch import ChangeSample
     from hopback.ops.contract.requests import Pace, Settings, Submission, Who
     from hopback.ops.contract.values import Cost, DeadLetter, Group, OnProgress
     from hopback.ops.jobs.journal import JobRecord, Journal
     from hopback.ops.messages.filters import Filter
-    from hopback.ops.messages.patch import ChangeSample
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
 

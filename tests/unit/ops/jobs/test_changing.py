@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hopback.errors import BadRequest, NotAllowed
 from hopback.message import Message
 from hopback.ops.contract.codec import read_patch
+from hopback.ops.contract.patch import PatchOperation
 from hopback.ops.contract.requests import RedriveRequest, Selection, Settings
 from hopback.ops.messages.archive import read_line
-from hopback.ops.messages.patch import PatchFailed, PatchOperation, apply_patch, change_sample
+from hopback.ops.messages.patch import PatchFailed, apply_patch, change_sample
 from hopback.testing import in_virtual_time
 from tests.unit.ops.shop import DLQ, MAIN, open_shop, properties, redrive
 
