@@ -97,11 +97,11 @@ async def test_the_names_of_connections_contain_those_that_share_the_query_conne
 
 
 def test_the_cost_of_browsing_many_queues_is_computed_once_for_each() -> None:
-    names = [f"q{number:04}.dlq" for number in range(1000)]
+    names = [f"q{number:04}.dlq" for number in range(4000)]
     live = Topology("many", queues=tuple(Queue(name, QueueType.QUORUM) for name in names))
     snapshot = BrokerSnapshot(live, BrokerVersion(4, 0), 0.0, live)
     start = time.thread_time()
     costs = [snapshot.cost(name) for name in names]
-    # The time grew with the square of the number of queues: 2 s of CPU for 1,000.
-    assert time.thread_time() - start < 0.5
+    # The time grew with the square of the number of queues: 2.5 s of CPU for 4,000.
+    assert time.thread_time() - start < 1.0
     assert {cost.can_lift for cost in costs} == {True}
