@@ -20,6 +20,7 @@ from hopback.broker.server.settings import ClockKind, ServerSettings
 from hopback.cli.app import run
 from hopback.errors import TopologyConflict
 from hopback.ops.brokers.adoption import revert_beside, set_beside
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.testing import BrokerThread
 from hopback.topology import read_toml
 from hopback.topology.model import Policy
@@ -140,10 +141,12 @@ async def test_newer_brokers_say_the_same(
     assert [item.name for item, missing in found if missing is None] == ["orders"]
     address = ManagementAddress.derive(node.url, node.management_url)
     async with Management(address) as management:
-        await set_beside(connection, management, "/", "orders")
+        managed = ManagedBroker(RabbitMQ(node.url), management=management)
+        await set_beside(managed, "orders")
         await asyncio.to_thread(_reject_some, node.url)
         await _until_counted(node.url, {"orders": _COUNT - _REJECTED, "orders.dlq": _REJECTED})
-        assert await revert_beside(management, "/", "orders") is not None
+        assert await revert_beside(managed, "orders") is not None
+        await managed.close()
     await connection.close()
 
 

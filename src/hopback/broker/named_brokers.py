@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from hopback.errors import HopbackError
 
@@ -35,7 +35,10 @@ class BadBrokers(HopbackError):
 
 
 class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """One `[[brokers]]` of the file; `vhosts` makes a broker of each of them, called `name:vhost`."""
+    """One `[[brokers]]` of the file. `vhosts` makes a broker of each of them, called `name:vhost`.
+
+    `read_brokers` returns one for each broker, with its whole address in `url`.
+    """
 
     name: _Name
     url: str = ""
@@ -48,19 +51,7 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     dlq: tuple[_Text, ...] = ()
 
 
-class NamedBroker(Struct, frozen=True):
-    """A broker under its name, with everything that is needed to reach it."""
-
-    name: str
-    url: str
-    management: str | None = None
-    amqp_only: bool = False
-    topologies: tuple[str, ...] = ()
-    hardened: bool = False
-    dlq: tuple[str, ...] = ()
-
-
-def read_brokers(path: Path, environment: Mapping[str, str]) -> tuple[NamedBroker, ...]:
+def read_brokers(path: Path, environment: Mapping[str, str]) -> tuple[BrokerSettings, ...]:
     """The brokers in a settings file; what else it holds is the service's business."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -91,9 +82,9 @@ def broker_names(entries: Iterable[BrokerSettings]) -> tuple[str, ...]:
 
 def name_brokers(
     entries: Iterable[BrokerSettings], environment: Mapping[str, str], where: str
-) -> tuple[NamedBroker, ...]:
+) -> tuple[BrokerSettings, ...]:
     """The brokers of these entries, in order; BadBrokers names the one that is wrong."""
-    found: dict[str, NamedBroker] = {}
+    found: dict[str, BrokerSettings] = {}
     for entry in entries:
         url = _address(entry, environment, where)
         parts = urlsplit(url)
@@ -102,15 +93,7 @@ def name_brokers(
         for name, address in zip(broker_names([entry]), addresses, strict=True):
             if name in found:
                 raise BadBrokers(f"{where}: brokers: expected each name once, got {name!r} twice")
-            found[name] = NamedBroker(
-                name,
-                address,
-                entry.management or None,
-                entry.amqp_only,
-                entry.topologies,
-                entry.hardened,
-                entry.dlq,
-            )
+            found[name] = structs.replace(entry, name=name, url=address, url_env="", vhosts=())
     return tuple(found.values())
 
 

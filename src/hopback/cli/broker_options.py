@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from hopback.broker.management import Management
-    from hopback.broker.named_brokers import NamedBroker
+    from hopback.broker.named_brokers import BrokerSettings
     from hopback.broker.port import Connection
     from hopback.broker.rabbitmq import RabbitMQ
 
@@ -93,7 +93,8 @@ def broker_options(command: _Command) -> _Command:
         access = Access(broker, management, amqp_only)
         if config is not None and is_broker_name(broker):
             named = named_broker(broker, config)
-            access = Access(named.url, management or named.management, amqp_only or named.amqp_only)
+            management = management or named.management or None
+            access = Access(named.url, management, amqp_only or named.amqp_only)
         return command(access=access, **options)
 
     found = cast("_Command", called)
@@ -112,7 +113,7 @@ def is_broker_name(value: str | None) -> bool:
     return value is not None and "://" not in value and value != EMBEDDED
 
 
-def named_broker(name: str, config: Path | None) -> NamedBroker:
+def named_broker(name: str, config: Path | None) -> BrokerSettings:
     """Find a broker in the settings file."""
     from hopback.broker.named_brokers import read_brokers
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.limits import exactly, is_ours
 from hopback.broker.migrate import immovable
-from hopback.errors import NoSuch, UnsafeOperation
+from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 from hopback.ops.brokers.discovery import dead_letter_queues
 from hopback.topology.check import check
 from hopback.topology.diff import diff
@@ -45,8 +45,7 @@ from hopback.topology.wording import quoted, shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from hopback.broker.limits import PolicyLedger
-    from hopback.broker.port import Connection
+    from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi
     from hopback.topology.hazards.rule import Finding
     from hopback.topology.model import Binding
     from hopback.topology.plan import Plan
@@ -441,18 +440,14 @@ def _leaving(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -
     return f"{', '.join(found)}{by}" if found else ""
 
 
-async def set_beside(
-    connection: Connection,
-    management: PolicyLedger,
-    vhost: str,
-    queue: str,
-) -> BesideSet:
+async def set_beside(broker: ManagedBroker, queue: str) -> BesideSet:
     """Give a queue its dead-letter path: a queue for dead letters, then one policy.
 
     Reads the broker anew. UnsafeOperation, with nothing changed, where something forbids it. Safe to
     repeat: after a change of the former policy it carries the new keys.
     """
-    choice = await _beside_now(connection, management, vhost, queue)
+    management, vhost = _management(broker), broker.vhost
+    choice = await _beside_now(broker, queue)
     if choice.refused:
         listed = "\n".join(f"  {why}" for why in choice.refused)
         raise UnsafeOperation(
@@ -462,13 +457,12 @@ async def set_beside(
     target = str(ours.definition["dead-letter-routing-key"])
     created = None
     if (await management.live_topology(vhost)).queue(target) is None:
-        channel = await connection.open_channel()
-        await channel.declare_queue(_resting_queue(target))
-        await channel.close()
+        async with broker.query() as connection:
+            await (await connection.open_channel()).declare_queue(_resting_queue(target))
         created = target
     await management.put_policy(vhost, ours)
     # Somebody may have changed the policy in force between the look and the put.
-    now = await _beside_now(connection, management, vhost, queue)
+    now = await _beside_now(broker, queue)
     if now.topology.policies != (ours,) or now.refused:
         await management.delete_policy(vhost, ours.name)
         raise UnsafeOperation(
@@ -477,9 +471,8 @@ async def set_beside(
     return BesideSet(created, ours)
 
 
-async def _beside_now(
-    connection: Connection, management: PolicyLedger, vhost: str, queue: str
-) -> AdoptionChoice:
+async def _beside_now(broker: ManagedBroker, queue: str) -> AdoptionChoice:
+    management, vhost = _management(broker), broker.vhost
     live = await management.live_topology(vhost)
     # The policies of the topology may come from statistics; these do not lag.
     live = replace(live, policies=await management.policies(vhost))
@@ -488,18 +481,25 @@ async def _beside_now(
         told = (await management.queue(vhost, queue)).policy
     if told is not None and told not in {each.name for each in live.policies}:
         told = None  # it was deleted since: the statistics lag by up to 5 s
-    found = adoption(live, queue, connection.version, told_policy=told)
+    found = adoption(live, queue, await broker.version(), told_policy=told)
     return found.choice(AdoptionWay.BESIDE)
 
 
-async def revert_beside(management: PolicyLedger, vhost: str, queue: str) -> Policy | None:
+async def revert_beside(broker: ManagedBroker, queue: str) -> Policy | None:
     """Delete the policy again; what was in force before is in force again. None if there is none.
 
     The dead-letter queue stays, with what is in it.
     """
+    management, name = _management(broker), policy_name(queue)
     found = next(
-        (each for each in await management.policies(vhost) if each.name == policy_name(queue)), None
+        (each for each in await management.policies(broker.vhost) if each.name == name), None
     )
     if found is not None:
-        await management.delete_policy(vhost, found.name)
+        await management.delete_policy(broker.vhost, name)
     return found
+
+
+def _management(broker: ManagedBroker) -> ManagementApi:
+    if broker.management is None:
+        raise BadRequest("management", "its address: only it reads and changes policies")
+    return broker.management

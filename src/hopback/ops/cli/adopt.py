@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.broker_options import Access, broker_options, reach
+from hopback.cli.broker_options import broker_options
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import format_option
 from hopback.cli.terminal import ask, details, document, json_text, on_terminal, wrapped
+from hopback.clock import SystemClock
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
-    from hopback.broker.management import Management, QueueReading
-    from hopback.cli.broker_options import Reached
+    from hopback.broker.management import QueueReading
+    from hopback.cli.broker_options import Access
     from hopback.fields import Headers
     from hopback.ops.brokers.adoption import Adoption, AdoptionChoice
+    from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi
     from hopback.ops.contract.values import Survey
 
 _LOOKED_AT = 100  # dead letters: enough to see what they are, and little to hold for a moment
@@ -94,25 +96,31 @@ class _AdoptRequest:
     attempts: int | None
 
 
-def _management(broker: Reached) -> Management:
+async def _open(access: Access, stack: AsyncExitStack) -> tuple[ManagedBroker, ManagementApi]:
+    """Open the broker until the stack is closed. Fail without a management API."""
+    from hopback.ops.cli.where import Where, open_broker
+
+    where = Where(access.broker, access.management, access.amqp_only)
+    broker = await open_broker(where, stack, SystemClock())
+    stack.push_async_callback(broker.close)
     if broker.management is None:
         raise CommandFailed(
             "arguments, bindings and policies of a queue can only be read through the management API",
             do="Name it with --management URL.",
             code=Exit.UNREACHABLE,
         )
-    return broker.management
+    return broker, broker.management
 
 
 async def _change(access: Access, queue: str, *, revert: bool, yes: bool) -> int:
     from hopback.ops.brokers.adoption import policy_name, revert_beside, set_beside
 
-    async with reach(access) as broker:
-        management = _management(broker)
+    async with AsyncExitStack() as stack:
+        broker, _ = await _open(access, stack)
         if revert:
             if not yes:
                 ask(f"Delete policy {policy_name(queue)}?")
-            taken = await revert_beside(management, broker.vhost, queue)
+            taken = await revert_beside(broker, queue)
             if taken is None:
                 click.echo(safe(f"Nothing to take back: there is no policy {policy_name(queue)}."))
             else:
@@ -126,7 +134,7 @@ async def _change(access: Access, queue: str, *, revert: bool, yes: bool) -> int
             return Exit.OK
         if not yes:
             ask(f"Give {queue} a dead-letter path by policy {policy_name(queue)}?")
-        done = await set_beside(broker.connection, management, broker.vhost, queue)
+        done = await set_beside(broker, queue)
     if done.created:
         click.echo(safe(f"created queue {done.created}"))
     click.echo(safe(f"set policy {done.policy.name}: {_definition(done.policy.definition)}"))
@@ -138,8 +146,8 @@ async def _show(access: Access, asked: _AdoptRequest, form: str) -> int:
     from hopback.errors import NoSuch
     from hopback.ops.brokers.adoption import AdoptionWay, adoption
 
-    async with reach(access) as broker:
-        management = _management(broker)
+    async with AsyncExitStack() as stack:
+        broker, management = await _open(access, stack)
         live = await management.live_topology(broker.vhost)
         if live.queue(asked.queue) is None:
             raise NoSuch("queue", asked.queue, f"in virtual host {broker.vhost!r}")
@@ -147,15 +155,15 @@ async def _show(access: Access, asked: _AdoptRequest, form: str) -> int:
         found = adoption(
             live,
             asked.queue,
-            broker.connection.version,
+            await broker.version(),
             tiers_ms=asked.tiers_ms,
             attempts=asked.attempts,
             told_policy=reading.policy,
         )
         holders = await management.holders(broker.vhost, asked.queue)
-    if asked.way is not None:
-        return _write(found.choice(AdoptionWay(asked.way)), form)
-    looked_at = await _look(access, found)
+        if asked.way is not None:
+            return _write(found.choice(AdoptionWay(asked.way)), form)
+        looked_at = await _look(broker, found)
     if form == "json":
         document(json_text(_adoption_data(found, reading, holders, looked_at)))
     else:
@@ -163,29 +171,22 @@ async def _show(access: Access, asked: _AdoptRequest, form: str) -> int:
     return Exit.OK
 
 
-async def _look(access: Access, found: Adoption) -> dict[str, Survey | str]:
-    """What the dead letters of each of its dead-letter queues look like, or why nobody looked."""
+async def _look(broker: ManagedBroker, found: Adoption) -> dict[str, Survey | str]:
+    """Return a survey of each dead-letter queue of the adopted queue, or the reason why there is none."""
     from hopback.errors import HopbackError
-    from hopback.ops.cli.where import Where, open_operations
+    from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
     from hopback.ops.contract.requests import GroupBy
+    from hopback.ops.operations import Operations
 
     looked: dict[str, Survey | str] = {}
-    async with AsyncExitStack() as stack:
-        where = Where(
-            access.broker,
-            access.management,
-            access.amqp_only,
-            named=tuple(f"{name}={found.queue.name}" for name in found.dead_letter_queues),
-            store="memory",
-        )
-        if not found.dead_letter_queues:
-            return looked
-        operations = await open_operations(where, stack)
-        for name in found.dead_letter_queues:
-            try:
-                looked[name] = await operations.survey(name, GroupBy.FINGERPRINT, limit=_LOOKED_AT)
-            except HopbackError as refused:  # a look that could lose messages, above all
-                looked[name] = str(refused)
+    operations = Operations(broker)
+    for name in found.dead_letter_queues:
+        try:
+            answer = QueueAnswer(name, CandidateAnswer.ADD, found.queue.name)
+            await operations.answer_candidate(answer)
+            looked[name] = await operations.survey(name, GroupBy.FINGERPRINT, limit=_LOOKED_AT)
+        except HopbackError as refused:  # above all a look that could remove messages
+            looked[name] = str(refused)
     return looked
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from hopback.broker.named_brokers import NamedBroker
+    from hopback.broker.named_brokers import BrokerSettings
     from hopback.broker.port import Broker, Connection
     from hopback.clock import Clock
     from hopback.ops.brokers.discovery import Override
@@ -290,7 +290,7 @@ async def open_broker(
     )
 
 
-def file_brokers(config: Path | None) -> tuple[NamedBroker, ...]:
+def file_brokers(config: Path | None) -> tuple[BrokerSettings, ...]:
     """The brokers of a settings file; none without one. BadBrokers if two of them are the same."""
     from hopback.broker.named_brokers import BadBrokers, read_brokers
 
@@ -305,7 +305,7 @@ def file_brokers(config: Path | None) -> tuple[NamedBroker, ...]:
     return found
 
 
-def journal_names(brokers: Iterable[NamedBroker]) -> tuple[str, ...]:
+def journal_names(brokers: Iterable[BrokerSettings]) -> tuple[str, ...]:
     """Return the names under which a journal keeps the jobs of these brokers."""
     from hopback.ops.brokers.managed_broker import ManagedBroker
 
@@ -313,12 +313,12 @@ def journal_names(brokers: Iterable[NamedBroker]) -> tuple[str, ...]:
     return tuple(ManagedBroker(broker, vhost=vhost).journal_name for broker, vhost in opened)
 
 
-def said_of(named: NamedBroker, where: Where) -> Where:
+def said_of(named: BrokerSettings, where: Where) -> Where:
     """What the settings file says of a broker; what the options say goes before it."""
     return replace(
         where,
         broker=named.url,
-        management=where.management or named.management,
+        management=where.management or named.management or None,
         amqp_only=where.amqp_only or named.amqp_only,
         topologies=where.topologies or named.topologies,
         hardened=where.hardened or named.hardened,

@@ -15,6 +15,7 @@ from hopback.ops.brokers.adoption import (
     revert_beside,
     set_beside,
 )
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.testing import in_virtual_time
 from hopback.topology import read_toml, write_toml
 from hopback.topology.diff import diff
@@ -185,14 +186,15 @@ async def test_rejected_messages_are_kept_until_the_path_is_taken_back() -> None
     broker = EmbeddedBroker()
     connection = await broker.connect("test")
     view = EmbeddedManagement(broker)
+    managed = ManagedBroker(broker, management=view)
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("orders"))
     former = _policy("former", 3, max_length=100)
     await view.put_policy("/", former)
     for number in range(10):
         await channel.publish(Message("", "orders", b"%d" % number))
-    assert (await set_beside(connection, view, "/", "orders")).created == "orders.dlq"
-    assert (await set_beside(connection, view, "/", "orders")).created is None
+    assert (await set_beside(managed, "orders")).created == "orders.dlq"
+    assert (await set_beside(managed, "orders")).created is None
     queue = Queue("orders")
     ours = applied_policy(queue, await view.policies("/"))
     assert ours is not None
@@ -206,8 +208,8 @@ async def test_rejected_messages_are_kept_until_the_path_is_taken_back() -> None
     dead = await channel.declare_queue(Queue("orders.dlq"), passive=True)
     left = await channel.declare_queue(Queue("orders"), passive=True)
     assert (left.messages, dead.messages) == (6, 4)
-    assert await revert_beside(view, "/", "orders") == ours
-    assert await revert_beside(view, "/", "orders") is None
+    assert await revert_beside(managed, "orders") == ours
+    assert await revert_beside(managed, "orders") is None
     assert applied_policy(queue, await view.policies("/")) == former
     await connection.close()
 
@@ -220,8 +222,9 @@ async def test_a_refused_path_changes_nothing() -> None:
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("orders", arguments={"x-dead-letter-exchange": "x"}))
     view = EmbeddedManagement(broker)
+    managed = ManagedBroker(broker, management=view)
     with pytest.raises(UnsafeOperation, match="nothing was changed"):
-        await set_beside(connection, view, "/", "orders")
+        await set_beside(managed, "orders")
     assert await view.policies("/") == ()
     assert [queue.name for queue in (await view.live_topology("/")).queues] == ["orders"]
     await connection.close()
