@@ -21,7 +21,8 @@ from hopback.clock import ManualClock
 from hopback.endpoint import Endpoint, Response
 from hopback.errors import LeaseLost
 from hopback.ops.alerts.book import AlertBook
-from hopback.ops.alerts.rules import Alert, AlertDecision, AlertKind, AlertNotice, AlertState
+from hopback.ops.alerts.rules import AlertDecision
+from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertState
 from hopback.ops.alerts.watch import Alerting, AlertSource
 from hopback.ops.contract.surveys import ErrorGroup
 from hopback.ops.contract.values import Depth, Moment, QueueSummary
@@ -400,7 +401,7 @@ async def test_what_a_survey_found_fires() -> None:
         await service.look()
     texts = [one["text"] for said in hook.documents for one in said["firing"]]
     assert texts == [
-        "a failure that is new here: Typeerror",
+        "new failure: Typeerror",
         "the oldest dead letter failed 1h ago, more than 1h",
     ]
 

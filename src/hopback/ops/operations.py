@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.message import Delivery
-    from hopback.ops.alerts.rules import AlertList, AlertTestResult
+    from hopback.ops.alerts.values import AlertList, AlertTestResult
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession

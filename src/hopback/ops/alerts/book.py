@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hopback.errors import LeaseLost
-from hopback.ops.alerts.rules import Alert, AlertList, AlertNotice, AlertState, AlertTargetView
+from hopback.ops.alerts.values import Alert, AlertList, AlertNotice, AlertState, AlertTargetView
 from hopback.ops.contract.codec import encode, from_json
 from hopback.ops.contract.values import Moment
 

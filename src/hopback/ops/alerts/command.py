@@ -11,7 +11,7 @@ import click
 
 from hopback.cli.exits import Exit
 from hopback.cli.terminal import table
-from hopback.ops.alerts.rules import AlertState
+from hopback.ops.alerts.values import AlertState
 from hopback.ops.cli.dlq_print import ago, form_option, output
 from hopback.ops.cli.where import where_options, with_dead_letters
 from hopback.text import one_line as safe

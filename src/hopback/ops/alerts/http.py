@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from hopback.ops.alerts.rules import AlertList, AlertState, AlertTestResult
+from hopback.ops.alerts.values import AlertList, AlertState, AlertTestResult
 from hopback.ops.contract import endpoints
 from hopback.ops.contract.queue_rules import EVERY_QUEUE, VISIBLE_QUEUES
 from hopback.ops.contract.roles import Role

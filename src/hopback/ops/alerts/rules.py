@@ -1,134 +1,47 @@
-"""When to call somebody: rules over what is seen of dead letters, and what follows from them. Pure.
+"""Decide which alerts fire and which notices to send. Pure.
 
-`decide_alerts` takes what was seen, the rules, the alerts that are known and the time. It answers which
-alerts change, which are forgotten and who is to be told what. A caller that keeps that
-in one transaction and sends afterwards tells everything at least once.
+`decide_alerts` takes the state of the brokers, the rules, the known alerts and the time. It returns the
+changed and forgotten alerts and the notices. A caller that saves the decision in one transaction and sends
+the notices afterwards sends every notice at least once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Mapping  # noqa: TC003  msgspec reads it at run time
 from dataclasses import dataclass
-from datetime import datetime, timedelta, tzinfo
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, TypeAlias
-from urllib.parse import quote
+from datetime import datetime, tzinfo
+from typing import TYPE_CHECKING, TypeAlias
 
-from msgspec import Meta, Struct, field
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
-from hopback.broker.named_brokers import broker_path
+from hopback.ops.alerts.quiet import parse_quiet
+from hopback.ops.alerts.values import (
+    Alert,
+    AlertKey,
+    AlertKind,
+    AlertNotice,
+    AlertRule,
+    AlertState,
+    ToldState,
+)
 from hopback.ops.contract.values import JobState, Moment
-from hopback.text import one_line, text_matches
+from hopback.text import one_line
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hopback.ops.contract.values import Job
 
-_LONGEST_TEXT = 300  # of an error in a line that somebody reads on a phone
-_MOST_IN_NOTICE = 50  # nobody reads more in one message; the page has them all
-_KEPT_S = 7 * 86_400.0  # resolved alerts are shown for a week: long enough for the review on Monday
+_LONGEST_TEXT = 300  # characters of an error in a notice, which may be read on a phone
+_MOST_IN_NOTICE = 50  # firing alerts, and resolved ones, in a notice. The page shows all.
+_KEPT_S = 7 * 86_400.0  # seconds for which resolved alerts are shown: a week, for a weekly review
 _STOPPED = {JobState.FAILED: "has failed", JobState.INTERRUPTED: "was interrupted"}
-
-_Name = Annotated[str, Meta(min_length=1, max_length=100)]
-_Pattern = Annotated[str, Meta(min_length=1, max_length=255)]
-_Seconds = Annotated[float, Meta(ge=0, le=30 * 86_400)]
-_Key: TypeAlias = tuple[str, str, str, str]
-
-
-class AlertKind(StrEnum):
-    """What a rule looks at."""
-
-    DEPTH = "depth"
-    """A dead-letter queue holds more than `above` messages."""
-    GROWTH = "growth"
-    """It got more than `above` messages more within `within_seconds`."""
-    NEW_FINGERPRINT = "new-fingerprint"
-    """It holds a failure that was first seen within `within_seconds`."""
-    OLDEST_AGE = "oldest-age"
-    """A message in it failed, or the queue has not been empty, for longer than `older_than_seconds`."""
-    JOB_STOPPED = "job-stopped"
-    """A re-drive or a discard has failed or was interrupted, and can be resumed."""
-    HELD_BACK = "held-back"
-    """The broker holds back more than `above` messages on their way to or from its queues."""
-    CONSUMER_GONE = "consumer-gone"
-    """A queue whose messages end here has no consumer."""
-
-
-class AlertRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """One rule. `queues` are patterns of dead-letter queues, in which `*` stands for any characters.
-
-    `broker` limits it to one broker; empty means every one. What it says must hold for `for_seconds` before
-    anybody is told. `targets` are told, all if none are named. `quiet` replaces the quiet times of all rules.
-    """
-
-    name: _Name
-    kind: AlertKind
-    queues: tuple[_Pattern, ...] = ("*",)
-    broker: Annotated[str, Meta(max_length=100)] = ""
-    above: Annotated[int, Meta(ge=0)] = 0
-    within_seconds: Annotated[float, Meta(ge=10, le=30 * 86_400)] = 600.0
-    older_than_seconds: _Seconds = 3600.0
-    for_seconds: _Seconds = 0.0
-    targets: tuple[_Name, ...] = ()
-    quiet: tuple[str, ...] | None = None
-
-    def covers(self, broker: str, queue: str) -> bool:
-        """Whether it is about that queue."""
-        if self.broker and broker != self.broker:
-            return False
-        return any(text_matches(pattern, queue) for pattern in self.queues)
-
-
-_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_QUIET = re.compile(
-    r"(?P<days>[a-z]{3}(?:[ ,]+[a-z]{3})*)?"
-    r" *(?:(?P<h1>[0-2]\d):(?P<m1>[0-5]\d) *- *(?P<h2>[0-2]\d):(?P<m2>[0-5]\d))?"
-)
-_DAY_MIN = 24 * 60  # minutes
-
-
-@dataclass(frozen=True, slots=True)
-class QuietTime:
-    """Minutes of the day, on the days on which they begin; `end` before `start` is on the next day."""
-
-    days: frozenset[int]
-    start: int
-    end: int
-
-    def holds(self, moment: datetime) -> bool:
-        """Whether that moment lies in it."""
-        minute = moment.hour * 60 + moment.minute
-        yesterday = (moment - timedelta(days=1)).weekday()
-        if self.start < self.end:
-            return moment.weekday() in self.days and self.start <= minute < self.end
-        began_today = moment.weekday() in self.days and minute >= self.start
-        return began_today or (yesterday in self.days and minute < self.end)
-
-
-def parse_quiet(text: str) -> QuietTime:
-    """`22:00-06:00`, `sat sun` or `fri 18:00-24:00`; ValueError says what was expected."""
-    found = _QUIET.fullmatch(text.strip().lower())
-    days = re.findall("[a-z]{3}", found["days"] or "") if found is not None else []
-    if found is None or not text.strip() or not set(days) <= set(_DAYS):
-        raise ValueError(f"expected `22:00-06:00`, `sat sun` or `fri 18:00-24:00`, got {text!r}")
-    start, end = 0, _DAY_MIN
-    if found["h1"] is not None:
-        start = int(found["h1"]) * 60 + int(found["m1"])
-        end = int(found["h2"]) * 60 + int(found["m2"])
-    if start >= _DAY_MIN or end > _DAY_MIN:
-        raise ValueError(f"expected times from 00:00 to 24:00, got {text!r}")
-    wanted = days or _DAYS
-    return QuietTime(frozenset(map(_DAYS.index, wanted)), start, end)
 
 
 @dataclass(frozen=True, slots=True)
 class FingerprintSeen:
-    """One kind of failure in a queue, and since when it is known."""
+    """A kind of failure in a queue, and the time at which it was first seen."""
 
     fingerprint: str
     error: str
@@ -137,10 +50,10 @@ class FingerprintSeen:
 
 @dataclass(frozen=True, slots=True)
 class QueueSeen:
-    """One dead-letter queue as it is now; None where nobody knows.
+    """The present state of a dead-letter queue. None stands for unknown values.
 
-    `past` has earlier depths, the oldest first. `oldest` is when its oldest message failed, as far as
-    somebody looked. `unconsumed` are queues of origin that lost their consumers.
+    `past` has earlier depths, the oldest first. `oldest` is the time at which the oldest surveyed message
+    failed. `unconsumed` are queues of origin that have lost their consumers.
     """
 
     queue: str
@@ -154,109 +67,19 @@ class QueueSeen:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSeen:
-    """What is seen of one broker. One that does not answer is not seen: its alerts stay as they are."""
+    """The present state of a broker that answers. Alerts of other brokers do not change."""
 
     broker: str
     queues: tuple[QueueSeen, ...] = ()
     jobs: tuple[Job, ...] = ()
 
 
-class AlertState(StrEnum):
-    """Where an alert stands."""
-
-    PENDING = "pending"
-    """Its rule holds, but not yet for long enough."""
-    FIRING = "firing"
-    RESOLVED = "resolved"
-
-
-class ToldState(Struct, frozen=True, rename="camel"):
-    """What somebody was told last of an alert, and when."""
-
-    state: AlertState
-    at: Moment
-
-
-class Alert(Struct, frozen=True, rename="camel", kw_only=True):
-    """Something that a rule found. `text` says what, `since` from when on; `url` is its page.
-
-    `subject` tells several of one queue apart: a job, a fingerprint, a queue of origin. `told` says, by
-    target, what was handed to the outbox for it.
-    """
-
-    id: str
-    rule: str
-    kind: AlertKind
-    broker: str = ""
-    queue: str
-    subject: str = ""
-    state: AlertState
-    text: str
-    since: Moment
-    fired_at: Moment | None = None
-    resolved_at: Moment | None = None
-    told: Mapping[str, ToldState] = field(default_factory=dict)
-    url: str = ""
-
-    def __post_init__(self) -> None:
-        way = f"/jobs/{quote(self.subject, safe='')}"
-        if self.kind is not AlertKind.JOB_STOPPED:
-            way = f"/queues/{quote(self.queue, safe='')}"
-        force_setattr(self, "url", (broker_path(self.broker) if self.broker else "") + way)
-
-    @property
-    def key(self) -> _Key:
-        """What it is about: at most one open alert has it."""
-        return self.rule, self.broker, self.queue, self.subject
-
-
-class AlertNotice(Struct, frozen=True, rename="camel"):
-    """One message to one target: what fires, what is resolved, and how many more there are of both.
-
-    `id` is the same however often it is sent, so that a receiver can tell a copy.
-    """
-
-    id: str
-    target: str
-    created_at: Moment
-    firing: tuple[Alert, ...] = ()
-    resolved: tuple[Alert, ...] = ()
-    more: int = 0
-    is_test: bool = False
-
-
-class AlertTargetView(Struct, frozen=True, rename="camel"):
-    """Who is told, as far as may be shown: never an address or a secret."""
-
-    name: str
-    kind: str
-    waiting: int = 0
-    sent_at: Moment | None = None
-    problem: str = ""
-
-
-class AlertList(Struct, frozen=True, rename="camel"):
-    """The alerts that the caller may see, those that fire first; for admins with rules and targets."""
-
-    items: tuple[Alert, ...]
-    total: int
-    rules: tuple[AlertRule, ...] = ()
-    targets: tuple[AlertTargetView, ...] = ()
-
-
-class AlertTestResult(Struct, frozen=True, rename="camel"):
-    """Whether a target took a test message; `problem` says why not."""
-
-    target: str
-    delivered: bool
-    problem: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class AlertManners:
-    """How people are told: a message waits `wait_s` for others to join it; `remind_s` 0 never repeats.
+    """The targets, and when notices are sent.
 
-    `quiet` holds for rules without quiet times of their own, in `zone`.
+    A notice waits `wait_s` for further alerts. A firing alert is repeated every `remind_s`, or never if that
+    is 0. `quiet` has the quiet times of rules that specify none, in the time zone `zone`.
     """
 
     targets: tuple[str, ...]
@@ -268,7 +91,7 @@ class AlertManners:
 
 @dataclass(frozen=True, slots=True)
 class AlertDecision:
-    """What follows: `changed` alerts are written, `forgotten` ids deleted, `notices` sent."""
+    """Alerts to save, ids of alerts to delete, and notices to send."""
 
     changed: tuple[Alert, ...] = ()
     forgotten: tuple[str, ...] = ()
@@ -277,7 +100,7 @@ class AlertDecision:
 
 @dataclass(frozen=True, slots=True)
 class _Sighting:
-    """A rule that holds. `held_for` is how long it is known to hold, where something tells."""
+    """A condition that holds, and the seconds for which it is known to hold."""
 
     text: str
     held_for: float = 0.0
@@ -291,10 +114,10 @@ def decide_alerts(
     manners: AlertManners,
     served: Sequence[str] = (),
 ) -> AlertDecision:
-    """What becomes of the alerts, and who is told.
+    """Return the changes of the alerts and the notices.
 
-    `served` names the brokers that there are, seen or not. The first takes over what was known of it before
-    it had a name; what is known of one that is served no longer is over.
+    `served` names the brokers of the service, including those that do not answer. The first one takes over
+    alerts without a broker's name. Alerts of a broker that is no longer served are resolved.
     """
     by_name = {rule.name: rule for rule in rules}
     brokers = {each.broker: each for each in seen}
@@ -303,7 +126,7 @@ def decide_alerts(
     after: dict[str, Alert | None] = {}
     for alert in before.values():
         if served and not alert.broker and "" not in served:
-            alert = replace(alert, broker=served[0])  # noqa: PLW2901  the same under its new name
+            alert = replace(alert, broker=served[0])  # noqa: PLW2901
         rule = None if served and alert.broker not in served else by_name.get(alert.rule)
         after[alert.id] = _follow(alert, rule, held, unknown, brokers, now, manners)
     open_keys = {
@@ -335,7 +158,7 @@ def decide_alerts(
     return AlertDecision(tuple(changed), forgotten, tuple(notices))
 
 
-def _begin(rule: AlertRule, key: _Key, sighting: _Sighting, now: float) -> Alert:
+def _begin(rule: AlertRule, key: AlertKey, sighting: _Sighting, now: float) -> Alert:
     since = now - sighting.held_for
     fires = sighting.held_for >= _patience(rule)
     text = "\0".join((*key, repr(now)))
@@ -354,20 +177,20 @@ def _begin(rule: AlertRule, key: _Key, sighting: _Sighting, now: float) -> Alert
 
 
 def _patience(rule: AlertRule) -> float:
-    """How long it must hold before it fires."""
+    """Return the seconds for which the condition must hold before the alert fires."""
     return rule.older_than_seconds if rule.kind is AlertKind.OLDEST_AGE else rule.for_seconds
 
 
 def _follow(
     alert: Alert,
     rule: AlertRule | None,
-    held: Mapping[_Key, _Sighting],
+    held: Mapping[AlertKey, _Sighting],
     unknown: frozenset[tuple[str, str, str]],
     brokers: Mapping[str, BrokerSeen],
     now: float,
     manners: AlertManners,
 ) -> Alert | None:
-    """The alert after this look; None if it may be forgotten."""
+    """Return the alert after this look, None to delete it."""
     sighting = held.get(alert.key)
     if sighting is not None and rule is not None:
         if alert.state is AlertState.PENDING:
@@ -377,7 +200,7 @@ def _follow(
         resolved = alert.resolved_at
         untold = any(told.state is AlertState.FIRING for told in alert.told.values())
         if resolved is not None and untold and now - resolved < manners.wait_s:
-            # Nobody was told that it was over: it was not.
+            # No notice has reported it as resolved, so it continues.
             return replace(alert, state=AlertState.FIRING, resolved_at=None)
         return alert
     if rule is not None and (
@@ -397,11 +220,11 @@ def _notice(
     target: str,
     rules: Mapping[str, AlertRule],
     alerts: Mapping[str, Alert | None],
-    held: Mapping[_Key, _Sighting],
+    held: Mapping[AlertKey, _Sighting],
     now: float,
     manners: AlertManners,
 ) -> tuple[dict[str, Alert], AlertNotice | None]:
-    """What the target is to be told now, if anything, and the alerts with that written down."""
+    """Return the notice that is due for a target, and the alerts that record it."""
     firing: list[Alert] = []
     resolved: list[Alert] = []
     is_due, moment = False, datetime.fromtimestamp(now, manners.zone)
@@ -447,9 +270,9 @@ def _notice(
 
 def _look(
     rules: Iterable[AlertRule], seen: Iterable[BrokerSeen], now: float
-) -> tuple[dict[_Key, _Sighting], frozenset[tuple[str, str, str]]]:
-    """Where rules hold, and of which queues nobody can tell whether they do."""
-    held: dict[_Key, _Sighting] = {}
+) -> tuple[dict[AlertKey, _Sighting], frozenset[tuple[str, str, str]]]:
+    """Return the conditions that hold, and the queues for which a rule cannot be evaluated."""
+    held: dict[AlertKey, _Sighting] = {}
     unknown: set[tuple[str, str, str]] = set()
     brokers = tuple(seen)
     for rule in rules:
@@ -501,7 +324,7 @@ def _see_new_fingerprint(rule: AlertRule, queue: QueueSeen, now: float) -> _Foun
     if queue.depth is None:
         return None
     return [
-        (one.fingerprint, _Sighting(f"a failure that is new here: {_short(one.error)}"))
+        (one.fingerprint, _Sighting(f"new failure: {_short(one.error)}"))
         for one in queue.fingerprints
         if now - one.first_seen <= rule.within_seconds
     ]
@@ -514,7 +337,7 @@ def _see_oldest_age(rule: AlertRule, queue: QueueSeen, now: float) -> _Found:
         return ()
     limit = _span(rule.older_than_seconds)
     if queue.oldest is None:
-        return [("", _Sighting(f"dead letters rest here; {limit} is the limit"))]
+        return [("", _Sighting(f"not empty, limit {limit}"))]
     age = max(now - queue.oldest, 0.0)
     if age < rule.older_than_seconds:
         return ()
@@ -527,13 +350,13 @@ def _see_held_back(rule: AlertRule, queue: QueueSeen, _now: float) -> _Found:
         return None
     if queue.held_back <= rule.above:
         return ()
-    return [("", _Sighting(f"the broker holds back {queue.held_back:,} messages around it"))]
+    return [("", _Sighting(f"the broker holds back {queue.held_back:,} messages"))]
 
 
 def _see_consumer_gone(_rule: AlertRule, queue: QueueSeen, _now: float) -> _Found:
     if queue.unconsumed is None:
         return None
-    return [(name, _Sighting(f"{name!r} has no consumer any more")) for name in queue.unconsumed]
+    return [(name, _Sighting(f"{name!r} has lost its consumers")) for name in queue.unconsumed]
 
 
 _SEE = {
@@ -547,7 +370,7 @@ _SEE = {
 
 
 def _span(seconds: float) -> str:
-    """A span for people, in whole seconds below an hour and whole minutes above."""
+    """Return a duration in words, in whole seconds below an hour and whole minutes above."""
     step = 60 if seconds >= 3600 else 1
     return format_duration(max(round(seconds / step) * step, 1) * 1000)
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hopback.clock import Clock
-    from hopback.ops.alerts.rules import Alert, AlertNotice
     from hopback.ops.alerts.settings import AlertTargetSettings
+    from hopback.ops.alerts.values import Alert, AlertNotice
 
 _LISTED = 20  # alerts in a chat message or mail, which a person reads. The page shows all.
 _NAMED = 3  # queues in a subject line of several alerts. "and others" stands for the rest.

@@ -12,7 +12,9 @@ from msgspec import Meta, Struct
 
 from hopback.endpoint import is_loopback
 from hopback.errors import InvalidTopology
-from hopback.ops.alerts.rules import AlertManners, AlertRule, parse_quiet
+from hopback.ops.alerts.quiet import parse_quiet
+from hopback.ops.alerts.rules import AlertManners
+from hopback.ops.alerts.values import AlertRule  # noqa: TC001  msgspec reads it at run time
 from hopback.runtime.push import PushTarget
 
 if TYPE_CHECKING:

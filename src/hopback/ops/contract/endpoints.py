@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from hopback.ops.alerts.rules import AlertList, AlertTestResult
+from hopback.ops.alerts.values import AlertList, AlertTestResult
 from hopback.ops.contract.candidates import CandidateList, QueueAnswer
 from hopback.ops.contract.interface import DeadLetters
 from hopback.ops.contract.queue_rules import (

@@ -21,7 +21,7 @@ from hopback.ops.contract.requests import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
-    from hopback.ops.alerts.rules import AlertList, AlertTestResult
+    from hopback.ops.alerts.values import AlertList, AlertTestResult
     from hopback.ops.contract.candidates import CandidateList, QueueAnswer
     from hopback.ops.contract.requests import (
         AuditQuery,

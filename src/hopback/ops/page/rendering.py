@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hopback.headers import timestamp
-from hopback.ops.alerts.rules import AlertKind
+from hopback.ops.alerts.values import AlertKind
 from hopback.ops.contract.options import options_of
 from hopback.ops.contract.requests import RedriveRequest
 from hopback.ops.contract.roles import Role
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hopback.message import Delivery
-    from hopback.ops.alerts.rules import AlertRule
+    from hopback.ops.alerts.values import AlertRule
     from hopback.ops.contract.surveys import TrendSample
     from hopback.ops.contract.values import AuditEntry, TargetChoice
 

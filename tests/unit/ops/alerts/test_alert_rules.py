@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from hopback.ops.alerts.book import AlertBook
-from hopback.ops.alerts.rules import Alert, AlertKind, AlertNotice, AlertState
 from hopback.ops.alerts.sender import mail_of
+from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertState
 from hopback.ops.alerts.watch import Alerting, AlertSource
 from hopback.ops.contract.values import Moment
 from hopback.ops.http.overview import Sweep
@@ -57,7 +57,7 @@ async def test_consumer_gone_fires_only_for_queues_that_had_a_consumer() -> None
         await (await connection.open_channel()).consume(MAIN, lambda _: None)
         assert await _firing(alerting) == []
         await connection.close()
-        assert await _firing(alerting) == [f"{MAIN!r} has no consumer any more"]
+        assert await _firing(alerting) == [f"{MAIN!r} has lost its consumers"]
 
 
 @in_virtual_time

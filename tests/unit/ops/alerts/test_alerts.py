@@ -11,20 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hopback.ops.alerts.quiet import parse_quiet
 from hopback.ops.alerts.rules import (
-    Alert,
     AlertDecision,
-    AlertKind,
     AlertManners,
-    AlertNotice,
-    AlertRule,
-    AlertState,
     BrokerSeen,
     FingerprintSeen,
     QueueSeen,
     decide_alerts,
-    parse_quiet,
 )
+from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertRule, AlertState
 from hopback.ops.contract.codec import encode, from_json
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import Job, JobState, Moment
@@ -212,7 +208,7 @@ def test_an_age_that_nobody_tells_is_how_long_the_queue_was_not_empty() -> None:
     watch.look(_NOW + 99, QueueSeen("q", 1))
     assert watch.firing == []
     watch.look(_NOW + 100, QueueSeen("q", 5))
-    assert watch.firing == ["dead letters rest here; 1m40s is the limit"]
+    assert watch.firing == ["not empty, limit 1m40s"]
 
 
 def test_alerts_that_come_together_are_one_message() -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from hopback.message import Properties
-from hopback.ops.alerts.rules import Alert, AlertKind, AlertState, ToldState
+from hopback.ops.alerts.values import Alert, AlertKind, AlertState, ToldState
 from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Window
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.page.rendering import renderer, visible
