@@ -1,7 +1,8 @@
-"""The operations on dead letters by HTTP: the same interface, carried out by a server of `hopback serve`.
+"""The operations on dead letters by HTTP, answered by `hopback serve`.
 
-Needs the extra `management`. The server knows who asks by the token; jobs run there and go on when
-this process ends. What it refuses is raised as the library itself would, in the server's words.
+Needs the extra `management`. An operation is called by its row in `contract.endpoints`. The server knows the
+caller by the token. Jobs run there and continue when this process ends. A refusal is raised as the error of
+the library, with the text of the server.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import JobRequest, Pace, Selection, Submission, Who, Window
     from hopback.ops.contract.values import OnProgress, Survey
 
-_SILENCE_S = 60.0  # a server at work says so every 15 s; a minute without a word is no answer
+_SILENCE_S = 60.0  # seconds without data. A working server sends an event every 15 s.
 _LONG = f"{JSON}, {EVENTS};q=0.9"
 """Accepted from endpoints that may take minutes: the answer, or events that report progress."""
 _MOST_BYTES = 256 * 1024 * 1024
-"""Bytes of an answer, or of one line of a stream: a body of 128 MiB in base64 fits. More is cut off."""
+"""Bytes of an answer, or of one line of a stream. A body of 128 MiB in base64 fits. More is an error."""
 _BY_CODE: dict[str, type[OperationRefused]] = {
     "bad-filter": BadFilter, "count-mismatch": CountMismatch, "session-over": SessionOver,
     "job-conflict": JobConflict,
@@ -83,9 +84,9 @@ _REMEDIES = {
 class RemoteDeadLetters:
     """The operations of a server; use it as an async context manager.
 
-    `token` is a bearer token or an API key. `broker` names one of those that the server serves; without
-    it is the first. A server that says nothing for `silence_s` seconds counts as gone; one that is at work,
-    for however long, says so. BadRequest for a URL that is no server's.
+    `token` is a bearer token or an API key. `broker` names one of the brokers of the server, by default the
+    first. ServerUnavailable if the server sends no data for `silence_s` seconds. BadRequest for a URL that is
+    not an HTTP address.
     """
 
     runs_jobs_here = False
@@ -129,7 +130,7 @@ class RemoteDeadLetters:
         await self._client.aclose()
 
     def acting_as(self, who: Who) -> Self:
-        """The same: the server knows its caller by the token."""
+        """Return this client. The server knows its caller by the token."""
         del who
         return self
 
@@ -142,7 +143,7 @@ class RemoteDeadLetters:
 
     @property
     def notes(self) -> RemoteNotes:
-        """Notes on groups, saved filters and what was done to a group."""
+        """Notes on groups, saved filters and the history of groups."""
         return RemoteNotes(self)
 
     async def call(self, row: ApiEndpoint, *given: object, **named: object) -> Any:
@@ -163,7 +164,7 @@ class RemoteDeadLetters:
         lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Hold messages for looking at; `forced` accepts a danger, `lift` removes it by a policy."""
+        """Open a browse session. The answer may take minutes."""
         asked = SessionRequest(**structs.asdict(window), forced=forced, lift=lift)
         answer = await self._ask_long(
             endpoints.OPEN_SESSION, queue, body=asked, on_progress=on_progress
@@ -171,7 +172,7 @@ class RemoteDeadLetters:
         return from_json(SessionView, answer)
 
     async def release(self, session: str) -> None:
-        """Give everything back, in order; a session that has ended already is no error."""
+        """Requeue all messages of a session. A session that has ended is not an error."""
         try:
             await self._ask_long(endpoints.RELEASE, session)
         except SessionOver:
@@ -180,7 +181,7 @@ class RemoteDeadLetters:
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
-        """Dead letters of a session that match, after the cursor; larger pages are put together."""
+        """List matching dead letters. A page that is larger than an answer is put together."""
         found = Page((), 0, str(cursor))
         while found.next is not None and len(found.dead_letters) < size:
             limit = min(size - len(found.dead_letters), LARGEST_PAGE)
@@ -199,19 +200,19 @@ class RemoteDeadLetters:
         limit: int | None = None,
         forced: bool = False,
     ) -> Survey:
-        """Group a whole queue in one pass at the server; costs what one session costs."""
+        """Group a whole queue by a search at the server."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
         return await collect_survey(request, self.search(request))
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None
     ) -> ErrorOverview:
-        """The errors of all queues, as they were surveyed last, or after another survey of all."""
+        """List the errors of all queues. `survey` has an endpoint of its own."""
         row = endpoints.SURVEY if survey else endpoints.ERRORS
         return from_json(ErrorOverview, await self._ask_long(row, on_progress=on_progress))
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
-        """Look through whole queues at the server; close the generator to cancel."""
+        """Search whole queues at the server. Closing the generator cancels the search."""
         async with aclosing(self._events(endpoints.SEARCH, body=request)) as events:
             async for kind, data in events:
                 if kind == "search":
@@ -224,7 +225,7 @@ class RemoteDeadLetters:
         *,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
-        """What a job would do, without doing it."""
+        """Return the plan of a job."""
         asked = structs.replace(request, dry_run=True)
         return from_json(JobPlan, await self._submit(asked, submission, on_progress))
 
@@ -235,7 +236,7 @@ class RemoteDeadLetters:
         *,
         on_progress: OnProgress | None = None,
     ) -> Job:
-        """Begin a job at the server and return it; it goes on by itself."""
+        """Start a job at the server and return it."""
         return from_json(Job, await self._submit(request, submission, on_progress))
 
     async def _submit(
@@ -253,7 +254,7 @@ class RemoteDeadLetters:
         )
 
     async def events(self, job: str) -> AsyncIterator[Job]:
-        """The job now and after every change, until it runs no more."""
+        """Yield the job now and after every change until it has ended."""
         async with aclosing(self._events(endpoints.FOLLOW_JOB, job)) as events:
             async for kind, data in events:
                 if kind == "job":
@@ -266,17 +267,17 @@ class RemoteDeadLetters:
         return await self.interrupt(job)
 
     async def interrupt(self, job: str) -> Job:
-        """Nothing: the job is the server's and goes on there."""
+        """Return the job. It continues at the server."""
         found: Job = await self.call(endpoints.JOB, job)
         return found
 
     async def export(
         self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """Messages as lines of JSON; nothing is removed."""
+        """Export messages as lines of JSON."""
         import httpx
 
-        # A filter that matches nothing has nothing to send, for as long as it takes.
+        # The server sends no data while no message matches the filter.
         waits = httpx.Timeout(self._silence_s, read=None)
         asked = self._request(endpoints.EXPORT, queue, body=ExportRequest(selection, forced))
         async with self._answered(self._client.stream(**asked, timeout=waits)) as answer:
@@ -291,7 +292,7 @@ class RemoteDeadLetters:
         pace: Pace = UNHURRIED,
         reason: str = "",
     ) -> Imported:
-        """Publish exported messages, each confirmed, into `queue`, which has to be named, at full speed."""
+        """Publish exported messages into `queue`, which is required, without a rate."""
         import httpx
 
         if queue is None or pace.rate is not None:
@@ -336,7 +337,7 @@ class RemoteDeadLetters:
     async def _answered(
         self, asked: AbstractAsyncContextManager[httpx.Response]
     ) -> AsyncGenerator[httpx.Response, None]:
-        """The answer to a request; what the server refuses is raised."""
+        """The answer to a request. Raise the error that the server reports."""
         import httpx
 
         try:
@@ -354,7 +355,7 @@ class RemoteDeadLetters:
             return await self._read(answer)
 
     async def _read(self, answer: httpx.Response) -> bytes:
-        """The whole answer; ServerFailed if it is too long."""
+        """The whole answer. Raise ServerFailed if it is too long."""
         parts, size = [], 0
         async for part in answer.aiter_bytes():
             parts.append(part)
@@ -364,7 +365,7 @@ class RemoteDeadLetters:
         return b"".join(parts)
 
     async def _lines(self, answer: httpx.Response) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer without their ends; ServerFailed if one is too long."""
+        """The lines of an answer without their ends. Raise ServerFailed if one is too long."""
         begun: list[bytes] = []
         size = 0
         async for part in answer.aiter_bytes():
@@ -436,14 +437,14 @@ class RemoteNotes:
 
 
 class _StreamedAnswer(Struct, frozen=True):
-    """The last event of what took long: the answer as it would have been without events."""
+    """The last event of a long request: its answer."""
 
     status: int
     body: Raw
 
 
 def _streamed_answer(data: str) -> str:
-    """The body of an answer that came as an event; what the server refused is raised."""
+    """The body of an answer that came as an event. Raise the error that the server reports."""
     found = msgspec.json.decode(data, type=_StreamedAnswer)
     if found.status >= 400:
         raise _refusal_of(found.status, decode(bytes(found.body)))
@@ -451,7 +452,7 @@ def _streamed_answer(data: str) -> str:
 
 
 def _refusal(status: int, content: bytes) -> HopbackError:
-    """The server's problem document as the library's error of that kind."""
+    """The problem document of the server as an error of the library."""
     try:
         problem = decode(content)
     except (ValueError, msgspec.DecodeError):

@@ -1,6 +1,6 @@
-"""Values of the contract as JSON and back, and their schema. Thin over msgspec.
+"""Values of the contract as JSON and back, and their schema, by msgspec.
 
-Whatever prints or reads a value of the contract does it here: HTTP, the command, events, OpenAPI.
+HTTP, commands, pages, events and OpenAPI read and write the values of the contract by this module.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT")
 
 _PATH = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
-_SHOWN = 80  # characters of a wrong value: enough to recognise it, too few to leak a payload
+_SHOWN = 80  # characters of a wrong value: enough to recognise it, too few for a payload
 
 
 def to_json(value: object) -> Any:
-    """The value as objects, lists, texts and numbers that JSON has."""
+    """The value as objects, lists, texts and numbers of JSON."""
     return msgspec.json.decode(encode(value))
 
 
@@ -38,7 +38,7 @@ def encode(value: object) -> bytes:
 
 
 def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
-    """The value in a JSON document; BadRequest with everything that is wrong, and where."""
+    """The value in a JSON document. BadRequest lists every wrong field."""
     try:
         said = decode(data)
     except ValueError as error:
@@ -47,10 +47,7 @@ def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
 
 
 def decode(data: bytes | str) -> Any:
-    """What a JSON document says; ValueError with the reason if it is none, or nested too deeply.
-
-    Python's own words for too many levels differ from version to version, and speak of its stack.
-    """
+    """The content of a JSON document. ValueError if it is not JSON, or nested too deeply."""
     try:
         return msgspec.json.decode(data)
     except RecursionError:
@@ -58,9 +55,9 @@ def decode(data: bytes | str) -> Any:
 
 
 def convert(kind: type[ValueT], said: object, *, strict: bool = True) -> ValueT:
-    """The value that these objects say; BadRequest with everything that is wrong, and where.
+    """The value in these objects. BadRequest lists every wrong field.
 
-    `strict` False also reads numbers and booleans from text, as a query has them.
+    `strict` False also reads numbers and booleans from text, for queries and forms.
     """
     try:
         return msgspec.convert(said, kind, strict=strict, dec_hook=_read)
@@ -77,7 +74,7 @@ def check(kind: Any, value: object) -> None:
 
 
 def read_patch(text: bytes | str) -> tuple[PatchOperation, ...]:
-    """The steps of a change that somebody wrote down; BadRequest of `change` if they cannot be taken."""
+    """The steps of a JSON patch. BadRequest of the field `change` if it is not valid."""
     try:
         steps: tuple[PatchOperation, ...] = from_json(Patch, text)
     except BadRequest as wrong:
@@ -117,7 +114,7 @@ def _describe(kind: type) -> dict[str, Any]:
 
 
 def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
-    """Where something is wrong and what was expected there; msgspec alone tells the first only."""
+    """The path of each wrong field and the expected value. msgspec alone reports only the first."""
     kind = _tagged_type(kind, said)
     try:
         msgspec.convert(said, kind, strict=strict, dec_hook=_read)
@@ -148,11 +145,11 @@ def _tagged_type(kind: Any, said: Any) -> Any:
 
 
 def _explain(text: str, said: Any, at: str) -> tuple[str, str]:
-    """msgspec's sentence as a path and what is expected there, with what was found."""
+    """The message of msgspec as a path and the expected value, with the value found."""
     match = _PATH.fullmatch(text)
     what, path = (text, "") if match is None else (match["what"], match["path"] or "")
     expected = what.removeprefix("Expected ").replace("`", "")
-    # The sentences of an object say what it has; ours say what it should be.
+    # msgspec describes the object that it found. Our errors describe the expected object.
     expected = expected.replace("Object contains unknown", "an object without the unknown", 1)
     expected = expected.replace("Object missing", "an object with the missing", 1)
     shown = "" if path or isinstance(said, dict) or ", got " in what else f", got {said!r}"

@@ -57,11 +57,10 @@ if TYPE_CHECKING:
 class DeadLetters(Protocol):
     """The operations on dead letters.
 
-    Every method raises `NoSuch` for a name it does not know, `BadRequest` or `BadFilter` for what
-    cannot be carried out as asked, `UnsafeOperation` for what could lose something, `JobConflict`
-    where another job stands in the way, `NotAllowed` for what is switched off or not granted, and
-    `BrokerError` where the broker, or the way to it, does. What goes through a queue tells
-    `on_progress` now and then how far it is; cancelled, it gives back what it holds.
+    Every method raises `NoSuch` for an unknown name, `BadRequest` or `BadFilter` for a request that cannot
+    be carried out, `UnsafeOperation` if messages could be lost, `JobConflict` if the queue has another job,
+    `NotAllowed` if it is switched off or not granted, and `BrokerError` if the broker fails. Operations that
+    read a queue report their progress to `on_progress`. If they are cancelled, they requeue their messages.
     """
 
     @property
@@ -73,7 +72,7 @@ class DeadLetters(Protocol):
         """Whether a job can be resumed when the process that ran it has ended."""
 
     def acting_as(self, who: Who) -> Self:
-        """The same, with everything done in the name of this person; a server knows its caller."""
+        """Return the operations on behalf of this person. A server knows its caller by the token."""
 
     async def close(self) -> None:
         """Release every session and interrupt every job of this process. Safe to repeat."""
@@ -105,7 +104,7 @@ class DeadLetters(Protocol):
         lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Hold messages for looking at; `forced` accepts a danger, `lift` removes it by a policy."""
+        """Open a browse session. `forced` accepts the danger of looking, `lift` removes it by a policy."""
 
     async def renew(self, session: str, /, seconds: float | None = None) -> SessionView:
         """Extend a browse session by its original time, or by this number of seconds."""
@@ -138,7 +137,7 @@ class DeadLetters(Protocol):
         limit: int | None = None,
         forced: bool = False,
     ) -> Survey:
-        """Group a whole queue in one pass; costs what one session costs."""
+        """Group a whole queue in one pass. It costs as many deliveries as a session."""
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None
@@ -152,7 +151,7 @@ class DeadLetters(Protocol):
         """Return the depth of a queue over the last month, as far as the store has it."""
 
     def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
-        """Look through whole queues; close the generator to cancel."""
+        """Search whole queues. Closing the generator cancels the search."""
 
     async def plan(
         self,
@@ -161,7 +160,7 @@ class DeadLetters(Protocol):
         *,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
-        """What a job would do, without doing it."""
+        """Return the plan of a job without starting it."""
 
     async def start(
         self,
@@ -170,7 +169,7 @@ class DeadLetters(Protocol):
         *,
         on_progress: OnProgress | None = None,
     ) -> Job:
-        """Begin a job and return it; it goes on by itself."""
+        """Start a job and return it. It runs in the background."""
 
     async def job(self, job: str, /) -> Job:
         """Return a job."""
@@ -186,7 +185,7 @@ class DeadLetters(Protocol):
         """List the messages that a job could not move or left out. They are still in the queue."""
 
     def events(self, job: str, /) -> AsyncIterator[Job]:
-        """The job now and after every change, until it runs no more."""
+        """Yield the job now and after every change until it has ended."""
 
     async def wait(self, job: str, /) -> Job:
         """Return when the job is neither running nor paused."""
@@ -201,9 +200,9 @@ class DeadLetters(Protocol):
         """Cancel a job after the messages in flight are confirmed. The others are requeued."""
 
     async def interrupt(self, job: str, /) -> Job:
-        """Before this process ends: finish what is in flight, and leave the job to be resumed.
+        """Stop a job of this process after the messages in flight are confirmed. It can be resumed.
 
-        A job that runs elsewhere goes on.
+        A job that runs in another process continues.
         """
 
     async def set_rate(self, job: str, /, rate: float | None) -> Job:
@@ -231,7 +230,7 @@ class DeadLetters(Protocol):
         *,
         forced: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        """Messages as lines of JSON; nothing is removed."""
+        """Export messages as lines of JSON. No message is removed."""
 
     async def import_lines(
         self,
@@ -241,11 +240,11 @@ class DeadLetters(Protocol):
         pace: Pace = UNHURRIED,
         reason: str = "",
     ) -> Imported:
-        """Publish exported messages, each confirmed, into the queue they were in, or into `queue`."""
+        """Publish exported messages, each confirmed, into their original queue or into `queue`."""
 
     @property
     def notes(self) -> GroupNotes:
-        """Notes on groups, saved filters and what was done to a group."""
+        """Notes on groups, saved filters and the history of groups."""
 
     async def alerts(self) -> AlertList:
         """List alerts that fire, are pending, or were resolved within a week."""

@@ -1,7 +1,7 @@
-"""What operators ask for: frozen values with their defaults and bounds, which stand nowhere else.
+"""The requests of operators: frozen values with their defaults and bounds.
 
-A field that is not known is a mistake here; `codec` tells where. What is answered is in `contract`. The
-limits of the process that runs the operations are the `Settings`.
+Bounds and defaults are defined only here. `codec` refuses unknown fields. The answers are in `values`.
+`Settings` contains the limits of the process that runs the operations.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 HIGHEST_RATE = 1_000_000
-"""Messages per second: far beyond what a broker confirms, so that it only stops mistakes."""
+"""Messages per second. No broker confirms as many, so the limit only stops mistakes."""
 
 
 LONGEST_WATCH_S = 86_400
-"""Seconds between two stages of a ramp: a day, beyond which nobody waits for a job."""
+"""Seconds between two stages of a ramp: one day. A longer wait is a mistake."""
 
 
 LONGEST_FOUND_WATCH_S = 480
-"""The same where nobody asks for more: three of them end before a broker takes back what is held (30 min)."""
+"""Longest wait that a job chooses itself, in seconds. Three end before the consumer timeout (30 min)."""
 
 
 MOST_HELD = 10_000
-"""Messages of one browse session: more than anybody looks through, few enough for a process to hold."""
+"""Messages of one browse session. A process has memory for them. Larger requests are refused."""
 
 
 LARGEST_PAGE = 200
@@ -41,25 +41,26 @@ LARGEST_PAGE = 200
 
 
 MOST_IN_FLIGHT = 10_000
-"""Unconfirmed messages of one job: what a broker and this process can hold without harm."""
+"""Unconfirmed messages of one job. Broker and process have memory for them. Larger requests are refused."""
 
 
 MOST_REDRIVES = 1000
-"""Times that a message may have been sent back before: beyond it a guard against loops guards nothing."""
+"""Largest number of earlier re-drives of a message. A higher limit would not stop a loop."""
 
 
 RAMP = (1, 5, 25)
-"""The careful beginning: one message, then five, then twenty-five, then the rest.
+"""The stages of a careful start: one message, five, twenty-five, then the rest.
 
-The page proposes it, because a person who clicks looks at the first messages anyway. `Pace` has no ramp
-unless one is asked for: programs and scripts that call the API, the library or the command wait for a job
-to end, and must not begin to wait between stages because a default changed.
+The page proposes a ramp, because an operator checks the first messages anyway. The default of `Pace` has no
+ramp: scripts that call the API, the library or the command wait for the end of a job.
 """
 
 
-_LONGEST_PAUSE_S = 30.0  # between two tries of one message; a broker under alarm recovers in less
+_LONGEST_PAUSE_S = (
+    30.0  # seconds between two tries of a message. A broker alarm usually ends earlier.
+)
 
-_MOST_DOUBLINGS = 16  # beyond it the pause is the longest anyhow, and 2.0 ** n could overflow
+_MOST_DOUBLINGS = 16  # doublings of a pause. It has reached the longest one by then.
 
 _Stages = Annotated[tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(max_length=20)]
 
@@ -71,57 +72,57 @@ _Name = Annotated[str, Meta(max_length=255)]
 
 _QueueName = Annotated[str, Meta(min_length=1, max_length=255)]
 
-# One line of the audit; more is a report, not a reason.
+# One line of the audit.
 _Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
 
-# A page of terms: longer ones are made by mistake.
+# A page of terms. Longer filters are mistakes.
 _FilterText = Annotated[str, Meta(max_length=4096)]
 
 _Cursor = Annotated[int, Meta(ge=0, le=2**31)]
 
 _Ids = Annotated[tuple[_Name, ...], Meta(max_length=2000)]
 
-# A broker takes back what is held for half an hour: a session ends before.
+# Seconds. The consumer timeout of a broker is 30 min. A session ends earlier.
 _SessionSeconds = Annotated[float, Meta(ge=1, le=1500)]
 
 _SessionMessages = Annotated[int, Meta(ge=1, le=MOST_HELD)]
 
-# As many as one search goes through.
+# Messages. A search reads as many.
 _Skipped = Annotated[int, Meta(ge=0, le=5_000_000)]
 
 _SessionBytes = Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)]
 
 
 class _Asked(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """What is asked for: a field that is not known is a mistake."""
+    """A part of a request. Unknown fields are refused."""
 
 
 class Who(Struct, frozen=True, rename="camel"):
-    """Somebody who acts: an id that stays, and a name for people."""
+    """The person or program that acts: a permanent id and a display name."""
 
     id: str = ""
     name: str = ""
 
 
 NOBODY = Who()
-"""Nobody in particular: a program, or the person who runs it."""
+"""An unnamed caller, for example a script."""
 
 
 class TargetKind(StrEnum):
-    """What a re-drive aims at."""
+    """The kinds of targets of a re-drive."""
 
     DESIGN = "design"
-    """Where the queue's plan sends it; the queue that failed where there is no plan."""
+    """The target in the plan of the queue. Without a plan, the queue that failed."""
     FAILED_QUEUE = "failed-queue"
     RETRY_EXCHANGE = "retry-exchange"
     ORIGIN_EXCHANGE = "origin-exchange"
-    """The exchange it first came by: every other queue bound there gets it again."""
+    """The exchange of the first publish. Every other queue that is bound to it gets the message again."""
     QUEUE = "queue"
     EXCHANGE = "exchange"
 
 
 class Target(_Asked, frozen=True):
-    """A choice of target. `reset` None leaves it to the plan whether attempts begin anew."""
+    """The target of a re-drive. `reset` restarts the count of attempts. None leaves that to the plan."""
 
     kind: TargetKind = TargetKind.DESIGN
     exchange: _Name = ""
@@ -130,7 +131,7 @@ class Target(_Asked, frozen=True):
 
     @property
     def warning(self) -> str:
-        """What an operator has to know before choosing it."""
+        """A warning for operators who choose it."""
         if self.kind is TargetKind.ORIGIN_EXCHANGE:
             return "every queue bound to the exchange gets the message again, not only the one that failed"
         return ""
@@ -144,11 +145,11 @@ class Target(_Asked, frozen=True):
 
 
 BY_DESIGN = Target()
-"""Where the design sends it."""
+"""The target in the design."""
 
 
 class GroupBy(StrEnum):
-    """What dead letters can be grouped by."""
+    """The properties by which dead letters are grouped."""
 
     FINGERPRINT = "fingerprint"
     REASON = "reason"
@@ -182,13 +183,13 @@ class SessionRequest(Window, frozen=True):
 
 
 class Renewal(_Asked, frozen=True):
-    """For how long again; the session's own time by default."""
+    """The time by which a session is extended. None is its original time."""
 
     seconds: _SessionSeconds | None = field(default=None, name="ttlSeconds")
 
 
 class MessagesQuery(_Asked, frozen=True, omit_defaults=True):
-    """Which dead letters, and after which."""
+    """A filter and a page of dead letters."""
 
     where: _FilterText = field(default="", name="filter")
     cursor: _Cursor = 0
@@ -196,19 +197,19 @@ class MessagesQuery(_Asked, frozen=True, omit_defaults=True):
 
 
 class GroupQuery(_Asked, frozen=True, omit_defaults=True):
-    """What to group by: one of `GroupBy`, or a `header.NAME` or `payload.PATH`."""
+    """A grouping. `by` is one of `GroupBy`, `header.NAME` or `payload.PATH`."""
 
     by: Annotated[str, Meta(max_length=512)] = GroupBy.FINGERPRINT.value
     where: _FilterText = field(default="", name="filter")
 
 
 class Pace(_Asked, frozen=True):
-    """How fast, and how carefully.
+    """The speed of a job and its checks for returned messages.
 
-    `rate` is messages per second, None for as fast as it goes. Between the stages of `ramp` the
-    job waits `watch_s` seconds and stops if more than `max_returned` messages come back; None waits as long
-    as the design lets a message try, at most eight minutes. `tries` is how often a refused message is sent
-    again before the job stops; the waits between them grow from `pause_s`.
+    `rate` is in messages per second. None is without a limit. Between the stages of `ramp` the job waits
+    `watch_s` seconds and stops if more than `max_returned` messages return. None waits as long as the
+    retries of the design take, at most eight minutes. A refused message is sent `tries` times before the
+    job stops. The pauses between the tries grow from `pause_s` seconds.
     """
 
     rate: Annotated[
@@ -263,7 +264,7 @@ class Pace(_Asked, frozen=True):
         return min(self.pause_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE_S)
 
     def stage_ends(self) -> frozenset[int]:
-        """After how many messages the job stops to look."""
+        """The numbers of sent messages at which the job waits for returned messages."""
         sums, total = [], 0
         for size in self.ramp:
             total += size
@@ -272,7 +273,7 @@ class Pace(_Asked, frozen=True):
 
 
 UNHURRIED = Pace()
-"""As fast as it goes, within the window, without a ramp."""
+"""Without a rate and without a ramp."""
 
 
 class Selection(_Asked, frozen=True, kw_only=True):
@@ -331,7 +332,7 @@ WHOLE_QUEUE = Selection()
 
 
 class ExportRequest(_Asked, frozen=True):
-    """Which messages of a queue; `forced` accepts the danger where looking could lose some."""
+    """The messages to export. `forced` accepts that looking could lose messages."""
 
     selection: Selection = WHOLE_QUEUE
     forced: bool = field(default=False, name="force")
@@ -438,7 +439,7 @@ BY_CALLER = Submission()
 
 
 class JobsQuery(_Asked, frozen=True, omit_defaults=True):
-    """Which jobs."""
+    """The jobs to list."""
 
     queue: _Name = ""
     active: bool = False
@@ -446,35 +447,35 @@ class JobsQuery(_Asked, frozen=True, omit_defaults=True):
 
 
 class FailuresQuery(_Asked, frozen=True, omit_defaults=True):
-    """Which failures of a job, from number `cursor` on."""
+    """The failures of a job to list, from number `cursor` on."""
 
     cursor: _Cursor = 0
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
 class NewRate(_Asked, frozen=True):
-    """Another rate, messages per second; null for no limit."""
+    """A new rate in messages per second. Null is without a limit."""
 
     rate: Rate | None
 
 
 class RetryRequest(_Asked, frozen=True):
-    """Why it is tried again."""
+    """The reason of another try."""
 
     reason: _Reason
 
 
 class LimitReason(_Asked, frozen=True):
-    """Why a delivery limit is lifted, or restored."""
+    """The reason for which a delivery limit is lifted or restored."""
 
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class Edit(_Asked, frozen=True):
-    """What a copy says differently; None leaves what the original says.
+    """The changes in a copy of a message. None keeps the value of the original.
 
-    `headers` are set, `without` are removed; Hopback's own and the broker's cannot be edited. In JSON
-    the body is base64.
+    `headers` are set, `without` are removed. The headers of Hopback and of the broker cannot be edited. In
+    JSON the body is base64.
     """
 
     body: bytes | None = None
@@ -484,7 +485,7 @@ class Edit(_Asked, frozen=True):
 
 
 class EditRequest(_Asked, frozen=True, kw_only=True):
-    """A changed copy that is to be sent back; the original stays where it is."""
+    """A changed copy that is sent back. The original stays in the queue."""
 
     edit: Edit
     reason: _Reason
@@ -492,7 +493,7 @@ class EditRequest(_Asked, frozen=True, kw_only=True):
 
 
 class NotesQuery(_Asked, frozen=True, omit_defaults=True):
-    """Of which group; all if none is named."""
+    """A group of failures. Empty for all groups of the queue."""
 
     group: Annotated[str, Meta(max_length=64)] = ""
 
@@ -504,7 +505,7 @@ class AlertTestRequest(_Asked, frozen=True):
 
 
 class AuditQuery(_Asked, frozen=True, omit_defaults=True):
-    """Which entries are wanted, the newest first; empty means any. `before` is a number to go on from."""
+    """The entries of the audit to list, the newest first. Empty fields match all. `before` is a number."""
 
     by: _Name = ""
     action: _Name = ""
@@ -515,21 +516,19 @@ class AuditQuery(_Asked, frozen=True, omit_defaults=True):
 
 
 NEWEST = AuditQuery()
-"""The newest hundred of all."""
+"""The newest 100 entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Limits and switches.
+    """Limits and switches of the process that runs the operations.
 
-    `exports` is the folder for what a discard writes before it removes; None: every discard has to
-    name a file. `editing` allows to re-drive a changed copy. `sessions` is how many browse sessions
-    may be open at once, `session_messages`, `session_bytes` and `session_s` how much and how long
-    one may hold: a broker takes back what is held for half an hour. `scan` is how many messages a
-    dry run looks at; to count the messages that match a filter it looks at up to `count_scan`. A job
-    whose process was not heard of for `lease_s` counts as interrupted; one whose broker is away waits for
-    it up to `patience_s` before it is interrupted. `per_turn` is how many messages a job sends before
-    others in the process have their turn.
+    `exports` is the folder for the files of discards. If it is None, every discard has to name a file.
+    `editing` allows re-drives of changed copies. At most `sessions` browse sessions are open at once. Each
+    holds at most `session_messages`, `session_bytes` and `session_s` seconds: the consumer timeout of a
+    broker is 30 min. A dry run reads at most `scan` messages, with a filter at most `count_scan` messages.
+    A job is interrupted if its process does not renew the lease for `lease_s` seconds, or if its broker is
+    unavailable for `patience_s` seconds. After `per_turn` sent messages other tasks of the process run.
     """
 
     exports: Path | None = None

@@ -1,6 +1,7 @@
-"""The API as a table: each row says who may call, what is asked, what is answered. One dispatcher.
+"""The dispatcher of the API and its OpenAPI document, both by the table of endpoints.
 
-The OpenAPI document is made from the same rows, so it cannot say anything else.
+`contract.endpoints` contains the rows that the HTTP client calls, too. Rows that only the server needs are
+beside the functions that answer them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ BodyT = TypeVar("BodyT")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[QueryT, BodyT]):
-    """One request that was let in, with everything it says."""
+    """One authorised request with its query and body."""
 
     request: Request
     services: Services
@@ -67,11 +68,11 @@ class Call(Generic[QueryT, BodyT]):
     query: QueryT
     body: BodyT
     on_progress: OnProgress | None = None
-    """Hears how far it is, where somebody waits for what takes long."""
+    """Gets the progress of a request that takes long."""
 
     @property
     def operations(self) -> Operations:
-        """The operations, in the name of the caller."""
+        """The operations, on behalf of the caller."""
         return self.services.acting_as(self.principal)
 
     @property
@@ -80,7 +81,7 @@ class Call(Generic[QueryT, BodyT]):
         return str(self.request.state.correlation)
 
     def refusal(self, error: BaseException) -> Response:
-        """The answer to an error, where the answer has begun already; nobody else writes it down then."""
+        """The answer to an error of a stream. It is logged here, because the answer has already started."""
         refused = None
         if isinstance(error, Exception):
             refused = self.services.placed_refusal(error, self.request)
@@ -174,14 +175,14 @@ class ApiAnswer:
 
 
 class PathRoute(Route):
-    """Matches the path as it was sent and decodes the names in it, once.
+    """Match the path as it was sent and decode its names once.
 
-    A queue's name may hold a slash, which is sent encoded. Decoding a name a second time would ask for
-    the permission of one queue and use another.
+    The name of a queue may contain a slash, which is sent encoded. If a name were decoded twice, the
+    permission of one queue would be checked and another queue would be used.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether it is meant; the scope then holds the path as it was sent, and the names decoded."""
+        """Match a request. The scope contains the path as it was sent and the decoded names."""
         sent = sent_path(scope)
         if (
             unquote(sent) != scope["path"]
@@ -207,7 +208,7 @@ def sent_path(scope: Scope) -> str:
 
 
 def api_routes(endpoints: Iterable[AnsweredEndpoint], services: Services) -> list[Route]:
-    """The rows as routes."""
+    """The routes of the endpoints."""
     rows: dict[str, dict[str, AnsweredEndpoint]] = {}
     for each in endpoints:
         rows.setdefault(each.path, {})[each.method] = each
@@ -263,7 +264,7 @@ async def _answer(
     call: Call[Any, Any] = Call(request, services, principal, params, query, body)
     if not endpoint.takes_long:
         return await _called(endpoint, call)
-    # An answer of its own if it is there within a moment; then events, for who accepts them.
+    # A quick answer is sent as it is. Callers that accept events get the progress of a longer one.
     work = LongWork(lambda tell: _called(endpoint, replace(call, on_progress=tell)))
     streams = EVENTS in request.headers.get("accept", "")
     if await work.ended(request, AT_ONCE_S if streams else None):
@@ -278,7 +279,7 @@ async def _answer(
 async def _work_events(
     work: LongWork[Response], call: Call[Any, Any]
 ) -> AsyncGenerator[bytes, None]:
-    """How far it is, and at last an event `answer`: the status, the place and the body of the answer."""
+    """Progress events, then an event `answer` with status, location and body of the answer."""
     async for event in work.events():
         yield event
     error = work.task.exception()
@@ -286,8 +287,8 @@ async def _work_events(
 
 
 def answer_event(answer: Response) -> bytes:
-    """An answer as the last event of what took long."""
-    # What JSON says has no line ends of its own, so it is one line of an event.
+    """An answer as the last event of a long request."""
+    # JSON without line ends is one line of an event.
     said = (
         (b'"location":%s,' % encode(answer.headers["location"]))
         if "location" in answer.headers
@@ -298,7 +299,7 @@ def answer_event(answer: Response) -> bytes:
 
 
 async def _called(endpoint: AnsweredEndpoint, call: Call[Any, Any]) -> Response:
-    """What the row answers."""
+    """Check the queues of the request, then answer it."""
     request, services = call.request, call.services
     try:
         await require(endpoint.role, endpoint.queues, call)
@@ -322,7 +323,7 @@ async def _called(endpoint: AnsweredEndpoint, call: Call[Any, Any]) -> Response:
 async def admit(
     services: Services, request: Request, permits: Callable[[Principal], bool]
 ) -> Principal:
-    """Who asks, if they are permitted; a refused change is written down."""
+    """Return the caller of a request. Refused if it is not permitted. The audit records a refused change."""
     principal = NOBODY
     try:
         found = await services.shared.gate.identify(request)
@@ -360,13 +361,13 @@ async def _body(endpoint: AnsweredEndpoint, request: Request) -> Any:
 
 
 _REF = "#/components/schemas/{name}"
-# Answers that need no row of their own: every request can be malformed, unwanted or one too many.
+# Errors of every endpoint: malformed, unauthorised or too many requests.
 _ALWAYS = (400, 401, 403, 429, 503)
 _PUBLIC = (429, 503)
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, rename="camel"):
-    """An error (RFC 9457); some kinds carry further fields."""
+    """An error (RFC 9457). Some kinds have further fields."""
 
     type: str
     title: str
@@ -382,7 +383,7 @@ _EVENT = {
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
 }
-"""One server-sent event; its data is JSON."""
+"""One server-sent event. Its data is JSON."""
 
 
 def openapi_document(
@@ -475,7 +476,7 @@ def _operation(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, A
 
 
 def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
-    """A parameter's schema without references: those of a query are not among the components."""
+    """The schema of a parameter without references. The types of queries are not among the components."""
     if isinstance(schema, dict) and "$ref" in schema:
         return components[schema["$ref"].rpartition("/")[2]]
     if isinstance(schema, dict):
@@ -500,7 +501,7 @@ def _responses(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, A
         content = {JSON: {"schema": schemas[id(kind)]}}
         found[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
     if row.takes_long:
-        # The status of events is always 200; that of the answer stands in the last of them.
+        # Events have status 200. The last event contains the status of the answer.
         events = found.setdefault("200", {"description": HTTPStatus.OK.phrase, "content": {}})
         events["content"][EVENTS] = {"schema": _EVENT}
     always = _PUBLIC if row.public else _ALWAYS
