@@ -26,5 +26,5 @@ def check_delivery_count(queue: str, delivery: Delivery, cost: Cost) -> None:
     if spent(count, cost.limit):
         raise UnsafeOperation(
             f"looking at {queue!r} stopped: a message was delivered {count} times already and the queue"
-            f" removes it after {cost.limit}; lift the limit before looking again"
+            f" removes it after {cost.limit}. Lift the limit before looking again"
         )

@@ -150,8 +150,8 @@ class Search:
             return "it is not known how many messages it has"
         if count > MOST_WALKED:
             return (
-                f"it has {ready:,} messages: a broker would take them back before all were read;"
-                f" look at the first {MOST_WALKED:,} by their place instead"
+                f"it has {ready:,} messages: a broker would requeue them before all were read."
+                f" Search the first {MOST_WALKED:,} messages instead"
             )
         return cost.text if cost.price is Price.REFUSED and not self._request.force else ""
 

@@ -111,8 +111,8 @@ class Sessions:
     def one(self, session_id: str, queue: str = "") -> BrowseSession:
         """Return an open session. Raise NoSuch if it is unknown, SessionOver if it has ended.
 
-        With `queue` a session of another queue is unknown, so that a caller without access to that queue
-        learns nothing about it.
+        With `queue`, a session of another queue is unknown too. This does not reveal the session to a caller
+        without access to its queue.
         """
         session = self._sessions.get(session_id)
         if session is None or queue not in ("", session.source.name):

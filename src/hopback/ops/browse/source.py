@@ -96,21 +96,21 @@ class SessionSource:
         return self.at_hand()
 
     def more(self, count: int) -> None:
-        """Do nothing."""
+        pass
 
     def limit(self, count: int) -> None:
-        """Do nothing."""
+        pass
 
     def ack(self, tag: int) -> None:
         self._channel.ack(tag)
 
     def keep(self, tag: int) -> None:
-        """Do nothing: the session holds its messages until its channel closes."""
+        pass  # the session holds its messages until its channel closes
 
     keep_for_now = keep
 
     async def pause(self) -> None:
-        """Do nothing."""
+        pass
 
     async def finish(self) -> None:
         await await_settlements(self._channel)

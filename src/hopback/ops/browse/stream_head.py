@@ -69,7 +69,7 @@ class StreamHead:
         return delivery
 
     def keep(self, tag: int) -> None:
-        """Do nothing."""
+        pass
 
     keep_for_now = keep
 
@@ -79,7 +79,7 @@ class StreamHead:
             await self._channel.cancel(self._consumer)
 
     async def give_back(self) -> None:
-        """Do nothing."""
+        pass
 
     async def round_out(self, ready: int | None = None) -> bool:
         """Return True: the order is kept."""

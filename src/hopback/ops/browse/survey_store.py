@@ -36,7 +36,7 @@ class SurveyStore:
             try:
                 found[key] = from_json(shape, text)
             except BadRequest:
-                _log.warning("what was kept as %s of %r cannot be read", kind, key)
+                _log.warning("the stored %s of %r cannot be read", kind, key)
         return found
 
     async def write(self, kind: str, documents: Mapping[str, Struct]) -> None:

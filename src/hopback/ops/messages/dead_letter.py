@@ -194,10 +194,10 @@ def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure,
 
 
 def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str) -> str:
-    """Return the broker's reason if the last death was in the queue of origin, else `parked`.
+    """Return the broker's reason, `parked` by a consumer, or `unknown`.
 
-    A message with a record and a last death elsewhere has returned from a retry queue, was tried again,
-    and its consumer has parked it.
+    A message with a record whose last death was not in the queue of origin has returned from a retry queue,
+    was tried again, and its consumer has parked it.
     """
     recorded = bool(recorded_by or marked_queue(headers))
     if died is None or (recorded and last_death_queue(headers) != origin):

@@ -126,10 +126,10 @@ def _inside(parent: Any, name: str, step: PatchOperation) -> Any:
         return parent[name]
     if isinstance(parent, list):
         return parent[_number(name, len(parent), step)]
-    raise PatchFailed(f"it has nothing at {step.path}")
+    raise PatchFailed(f"it has no value at {step.path}")
 
 
 def _number(name: str, below: int, step: PatchOperation) -> int:
     if name.isdecimal() and name.isascii() and len(name) <= 7 and int(name) < below:
         return int(name)
-    raise PatchFailed(f"it has nothing at {step.path}")
+    raise PatchFailed(f"it has no value at {step.path}")

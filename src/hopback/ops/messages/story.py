@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 _BROKER = {
-    "rejected": "A consumer of {queue} rejected it",
-    "expired": "It waited in {queue} until its time to live was over",
-    "maxlen": "It was pushed out of {queue}, which was full",
+    "rejected": "A consumer of {queue} rejected it{after}",
+    "expired": "It expired in {queue}{after}",
+    "maxlen": "It was dropped from {queue}, which was full{after}",
     "delivery_limit": (
-        "The broker took it from {queue} because it came back unanswered too often; its consumer"
-        " probably crashed or was killed, and left no record of a failure"
+        "It exceeded the delivery limit of {queue}{after}. Its consumer probably crashed or was killed and"
+        " left no record of a failure"
     ),
 }
 
@@ -86,13 +86,14 @@ def _cause(dead_letter: DeadLetter) -> str:
             f"{_queue(dead_letter)} gave up{_after(dead_letter)}{when}{by}: {_error(dead_letter)}"
         )
     if dead_letter.reason in _BROKER:
-        return _BROKER[dead_letter.reason].format(queue=_queue(dead_letter)) + _after(dead_letter)
+        sentence = _BROKER[dead_letter.reason]
+        return sentence.format(queue=_queue(dead_letter), after=_after(dead_letter))
     if dead_letter.reason == "parked":
         return (
             f"A consumer of {_queue(dead_letter)} parked it without a record{_after(dead_letter)}"
         )
     if dead_letter.reason == "unknown":
-        return "Nothing in it says why it is here"
+        return "It contains no reason for its failure"
     return f"It left {_queue(dead_letter)} for the reason {dead_letter.reason!r}"
 
 

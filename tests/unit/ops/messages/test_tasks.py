@@ -142,4 +142,4 @@ def test_whatever_it_holds_nothing_is_raised(body: dict[str, Any]) -> None:
 def test_another_message_is_no_task() -> None:
     """A header called task alone makes none."""
     delivery = _dead_letter(b'{"id": 1}', {"task": "cleaning"})
-    assert _read(delivery)[2] == "Nothing in it says why it is here."
+    assert _read(delivery)[2] == "It contains no reason for its failure."
