@@ -424,7 +424,7 @@ class Operations:
                 await self._audit_job("job.start", job, submission.by, request.reason, **beside)
             return job.view
 
-        return await self._runner.to_the_end(begin())
+        return await self._runner.begin_shielded(begin())
 
     async def _audit_job(
         self, action: str, job: JobRecord, by: Who | None, reason: str = "", **further: object

@@ -5,12 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hopback.errors import (
-    BadLine,
-    BrokerError,
-    HopbackError,
-    NotFound,
-)
+from hopback.errors import BadLine, BrokerError, HopbackError, NotFound
 from hopback.headers import moved_properties
 from hopback.message import Message
 from hopback.ops.contract.values import Imported
@@ -24,8 +19,10 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel, Connection
     from hopback.ops.contract.requests import Pace
 
-_LINES_AT_ONCE = 5000  # lines before other tasks get a turn, even if all of them are empty
-_LONG_LINE = 256 * 1024  # bytes of a line that is parsed in a thread: 256 KiB take 1 ms
+_LINES_PER_TURN = 5000
+"""Lines after which other tasks of the process run, even if all lines are empty."""
+_LONG_LINE = 256 * 1024
+"""Bytes of a line from which it is parsed in a thread: 256 KiB take 1 ms."""
 
 
 class Import:
@@ -57,26 +54,26 @@ class Import:
                 if line.strip():
                     await self._publish(connection, channel, line, number)
                 number += 1
-                if number % _LINES_AT_ONCE == 0:
+                if number % _LINES_PER_TURN == 0:
                     await asyncio.sleep(0)
                 if any(fate.done() and fate.exception() for fate in self._fates.values()):
                     break
         except (HopbackError, OSError) as failed:
             problem = str(failed)
         except Exception:
-            await self._confirmed()
+            await self._await_confirms()
             raise
-        await self._confirmed()
-        if self._fates:  # what is left was not confirmed: the first of it is where to go on
+        await self._await_confirms()
+        if self._fates:  # not confirmed: the import can be resumed at the first of these lines
             number = min(self._fates)
             problem = f"line {number + 1}: {self._fates[number].exception()}"
         return Imported(number, self.published, problem)
 
-    async def _confirmed(self) -> None:
+    async def _await_confirms(self) -> None:
         """Wait for every message in flight and count the confirmed ones."""
         if self._fates:
             await asyncio.wait(self._fates.values())
-        self._reap()
+        self._count_confirmed()
 
     async def _publish(
         self, connection: Connection, channel: Channel, line: bytes, number: int
@@ -88,8 +85,8 @@ class Import:
             archived = read_line(line, where=where)
         target = self._queue or archived.queue
         if not target:
-            raise BadLine(f"line {number + 1} names no queue; name one to import into")
-        if target not in self._checked:  # a queue is asked for before the first message goes there
+            raise BadLine(f"{where} names no queue; name one to import into")
+        if target not in self._checked:
             asking = await connection.open_channel()
             try:
                 await asking.declare_queue(Queue(target), passive=True)
@@ -100,15 +97,15 @@ class Import:
         await self._pacer.turn()
         while len(self._fates) >= self._most:
             done, _ = await asyncio.wait(self._fates.values(), return_when=asyncio.FIRST_COMPLETED)
-            self._reap()
+            self._count_confirmed()
             if any(fate.exception() for fate in done):
                 return
         await channel.room()
         message = Message("", target, archived.body, moved_properties(archived.properties))
         self._fates[number] = channel.publish(message)
 
-    def _reap(self) -> None:
-        """Count what is confirmed; what failed stays, to be told."""
+    def _count_confirmed(self) -> None:
+        """Count the confirmed messages. The failed ones stay listed."""
         for number, fate in tuple(self._fates.items()):
             if fate.done() and not fate.exception():
                 del self._fates[number]

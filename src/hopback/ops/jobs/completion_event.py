@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def completion_event(
     design: Design | None, job: JobRecord, source: DeadLetterQueue
 ) -> Message | None:
-    """The event that tells that messages were re-driven, or None if the design asks for none.
+    """Return the event for a re-drive, or None if the design of the queue has none.
 
-    Its id follows from the job and its run: a second publish of the same can be recognised.
+    Its id is derived from the job and its run, so that a second publish of the event can be recognised.
     """
     if design is None or design.completion is None or job.kind is not JobKind.REDRIVE:
         return None

@@ -8,21 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from hopback.errors import (
-    BadRequest,
-    BrokerError,
-    UnsafeOperation,
-)
+from hopback.errors import BadRequest, BrokerError, UnsafeOperation
 from hopback.fields import MAX_DEPTH, field_text, nests_deeper, text_bytes
 from hopback.headers.names import is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
 from hopback.message import Message, Received
 from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
 from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
-from hopback.policy.redrive import (
-    RedriveOccasion,
-    redrive_message,
-)
+from hopback.policy.redrive import RedriveOccasion, redrive_message
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
@@ -35,7 +28,7 @@ COPY_OF = "hopback-copy-of"
 """The header of an edited copy: the id of the message it was made from."""
 
 
-def edited_copy(
+def make_copy(
     delivery: Delivery,
     dead_letter: DeadLetter,
     edit: Edit,
@@ -43,13 +36,13 @@ def edited_copy(
     occasion: RedriveOccasion,
     message_id: str,
 ) -> Message:
-    """The copy as it goes back, with its own id and the id of the original beside it."""
+    """Return the copy to publish. It has a new message id and a header with the id of the original."""
     for name in (*edit.headers, *edit.without):
         if is_protected(name) or name == COPY_OF:
             raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
     _check_fields(edit)
     message = redrive_message(
-        changed_delivery(delivery, edit), aim.plan, occasion, target=aim.redrive
+        change_delivery(delivery, edit), aim.plan, occasion, target=aim.redrive
     )
     original = field_text(dead_letter.message_id or dead_letter.digest)
     headers = {**message.properties.headers, COPY_OF: original}
@@ -67,7 +60,7 @@ _INTEGERS = range(-(2**63), 2**63)
 
 
 def _check_fields(edit: Edit) -> None:
-    """Raise BadRequest for an edit that AMQP cannot carry; the values are those of JSON."""
+    """Raise BadRequest for values that AMQP cannot carry."""
     if text_bytes(edit.content_type or "") > _SHORT_TEXT:
         raise BadRequest("contentType", f"at most {_SHORT_TEXT} bytes")
     for name, value in edit.headers.items():
@@ -86,8 +79,8 @@ def _check_fields(edit: Edit) -> None:
                 raise BadRequest("headers", f"integers of 64 bits in {name!r}")
 
 
-def changed_delivery(delivery: Delivery, edit: Edit) -> Received:
-    """The delivery as the edit says it should be."""
+def change_delivery(delivery: Delivery, edit: Edit) -> Received:
+    """Return the delivery with the changes of an edit."""
     properties = delivery.properties
     kept = {name: value for name, value in properties.headers.items() if name not in edit.without}
     return Received(
@@ -116,7 +109,7 @@ async def send_copy(
     person: Who,
     now: float,
 ) -> str:
-    """Send a changed copy of a message that a session holds; its new message id."""
+    """Send an edited copy of a message that a session holds. Return the message id of the copy."""
     dead_letter, delivery = held.dead_letter(message), held.delivery(message)
     routes = (await live.snapshot()).routes()
     aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
@@ -124,7 +117,7 @@ async def send_copy(
         raise BadRequest("target", aim)
     copy = str(uuid4())
     occasion = RedriveOccasion(now, f"edit-{copy}", person.id, person.name)
-    changed = edited_copy(delivery, dead_letter, edit, aim, occasion, copy)
+    changed = make_copy(delivery, dead_letter, edit, aim, occasion, copy)
     async with live.query() as connection:
         flaw = await target_flaw(connection, aim.redrive)
     if flaw is not None:
@@ -134,7 +127,7 @@ async def send_copy(
     try:
         await (await publishing.open_channel()).publish(changed)
     except BrokerError as failed:
-        if after_failure(failed, failed) is AfterFailure.ITS_OWN:
+        if after_failure(failed, failed) is AfterFailure.LEAVE:
             raise BadRequest("edit", f"a message that AMQP can carry; {failed}") from failed
         raise
     finally:

@@ -37,7 +37,7 @@ from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState
 from hopback.ops.jobs.job_run import EndJob
 from hopback.ops.jobs.journal import PROCESS_ENDED
 from hopback.ops.jobs.pace import Pacer
-from hopback.ops.jobs.publish_failure import may_pass
+from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 from hopback.text import count_of
 
@@ -119,8 +119,8 @@ class Engine:
             return end.state, str(end), None
         except BrokerError as lost:
             await self._sender.drain()
-            is_away = may_pass(lost) or lost is self._returns.requeued
-            return JobState.INTERRUPTED, str(lost), lost if is_away else None
+            is_passing = is_away(lost) or lost is self._returns.requeued
+            return JobState.INTERRUPTED, str(lost), lost if is_passing else None
         except StoreUnavailable as failed:
             # The messages are not the cause: the job can be resumed when the database is back.
             await self._sender.drain()
@@ -227,7 +227,7 @@ class Engine:
                 sender.is_full
                 or sender.is_troubled
                 or control.rate
-                or control.is_calling
+                or control.is_interrupting
                 or self._returns.stages
             ):
                 await self._wait_for_turn()
@@ -241,7 +241,7 @@ class Engine:
     async def _wait_for_turn(self) -> None:
         """Wait until the pace of the job allows the next message."""
         sender, control = self._sender, self._run.control
-        if sender.is_troubled or control.is_calling:
+        if sender.is_troubled or control.is_interrupting:
             await self._may_continue()
         if self._returns.ends_stage(sender.sent):
             await sender.drain()

@@ -82,7 +82,7 @@ class JobProgress:
         control = self._run.control
         if control.is_paused and not control.is_cancelled:
             await self.enter(JobState.PAUSED, "paused")
-            while not await control.stays_at(self._run.job.rate):
+            while not await control.wait_at(self._run.job.rate):
                 await self.save()  # shows that the new rate was accepted
             if not control.is_cancelled:
                 await self.enter(JobState.RUNNING, "")

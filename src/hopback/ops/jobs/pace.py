@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 _CATCH_UP_S = 0.05
-"""Late by less is made up for, as the clock of an event loop is coarse; after a stall there is no burst."""
+"""Seconds of delay that the pacer makes up for, because the clock of an event loop is coarse. After a longer
+delay the job continues at its rate, without a burst."""
 
 
 class Control:
-    """A hand on a running job."""
+    """The requests of operators to a running job: its rate, a pause or its end."""
 
     def __init__(self, rate: float | None = None) -> None:
         self.rate = rate
@@ -18,31 +19,30 @@ class Control:
         self._changed = asyncio.Event()
 
     @property
-    def is_calling(self) -> bool:
-        """Whether somebody wants it to wait or to end."""
+    def is_interrupting(self) -> bool:
+        """Whether the job has to pause or end."""
         return self.is_paused or self.is_cancelled
 
     def set(self, *, paused: bool, cancelled: bool, rate: float | None) -> None:
-        """What is wanted from now on."""
         if (paused, cancelled, rate) != (self.is_paused, self.is_cancelled, self.rate):
             self.is_paused, self.is_cancelled, self.rate = paused, cancelled, rate
             self._changed.set()
 
     async def wait(self) -> None:
-        """Return when it may go on, or has to end."""
+        """Wait until the job is no longer paused, or is cancelled."""
         while self.is_paused and not self.is_cancelled:
             self._changed.clear()
             await self._changed.wait()
 
-    async def stays_at(self, rate: float | None) -> bool:
-        """Wait until it may go on, or has to end; False as soon as another rate is wanted meanwhile."""
+    async def wait_at(self, rate: float | None) -> bool:
+        """Wait as `wait` does. Return False if the rate is changed from `rate` meanwhile."""
         while self.is_paused and not self.is_cancelled and self.rate == rate:
             self._changed.clear()
             await self._changed.wait()
         return self.is_cancelled or not self.is_paused
 
     async def sleep(self, seconds: float) -> bool:
-        """Wait so long; whether nothing was changed meanwhile."""
+        """Wait for some seconds. Return False at once if a request changes."""
         self._changed.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -53,18 +53,17 @@ class Control:
 
 
 class Pacer:
-    """Lets messages go at the rate that the control says now."""
+    """Limits messages to the rate of the control."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._last = float("-inf")
 
     async def turn(self) -> None:
-        """Return when it is the next message's turn, or when somebody calls."""
+        """Wait until the next message may be sent, or the job has to pause or end."""
         loop = asyncio.get_running_loop()
-        while (rate := self._control.rate) and not self._control.is_calling:
+        while (rate := self._control.rate) and not self._control.is_interrupting:
             due = self._last + 1 / rate
             if due <= loop.time() or await self._control.sleep(due - loop.time()):
-                # Late by a little is made up for; late by much is not.
                 self._last = max(due, loop.time() - _CATCH_UP_S)
                 return

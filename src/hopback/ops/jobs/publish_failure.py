@@ -1,4 +1,4 @@
-"""Decide what a failed publish means: for its message alone, for the whole job, or for now only. Pure."""
+"""Decide what a failed publish means: for its message alone, for the whole job, or for a while. Pure."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from hopback.errors import (
 
 
 class AfterFailure(StrEnum):
-    """What to do about a message that was not confirmed when it was sent alone."""
+    """What a job does after the failed publish of a message that was sent alone."""
 
-    AGAIN = "again"
-    ITS_OWN = "its own"
-    """The message itself is what the broker, or the wire, does not accept; others may pass."""
+    SEND_AGAIN = "send again"
+    LEAVE = "leave"
+    """The broker or the wire layer does not accept this message. Others may succeed."""
     STOP = "stop"
-    """No other would do better, or it is not known what became of it."""
+    """Other messages would fail too, or it is unknown whether the broker has stored the message."""
 
 
 def after_failure(failed: HopbackError, ended: BrokerError | None) -> AfterFailure:
-    """`failed` is what its sender was told, `ended` what closed the channel, if something did."""
+    """`failed` is the error of the publish, `ended` the error that closed the channel, if any."""
     if isinstance(ended, PreconditionFailed):
-        return AfterFailure.ITS_OWN
+        return AfterFailure.LEAVE
     if isinstance(ended, ChannelClosed):
         return AfterFailure.STOP
     if isinstance(failed, ConfirmTimeout):
-        # It may have been stored; sending again and again would multiply it.
+        # The broker may have stored it. Each repetition could add a copy.
         return AfterFailure.STOP
     if isinstance(failed, PublishFailed | ConnectionLost | ConnectionFailed):
-        return AfterFailure.AGAIN
+        return AfterFailure.SEND_AGAIN
     if isinstance(failed, BrokerError) and not isinstance(failed, ChannelClosed):
-        # The wire refused to encode it: too large a header, a name beyond 255 bytes.
-        return AfterFailure.ITS_OWN
+        # The wire layer cannot encode it: too large a header, a name of more than 255 bytes.
+        return AfterFailure.LEAVE
     return AfterFailure.STOP
 
 
-def may_pass(failed: HopbackError) -> bool:
-    """Whether it is only that the broker is away: then waiting for it may help."""
+def is_away(failed: HopbackError) -> bool:
+    """Whether the broker cannot be reached: it may be back after a while."""
     if isinstance(failed, ManagementError):
         return failed.status == 0 or failed.status >= 500
-    away = isinstance(failed, ConnectionLost | ConnectionFailed)
-    return away and not isinstance(failed, LoginRefused)
+    is_lost = isinstance(failed, ConnectionLost | ConnectionFailed)
+    return is_lost and not isinstance(failed, LoginRefused)

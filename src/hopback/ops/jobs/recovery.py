@@ -22,7 +22,7 @@ from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
 from hopback.ops.jobs.cursor_driver import read_head
 from hopback.ops.jobs.job_run import EndJob
-from hopback.ops.jobs.publish_failure import may_pass
+from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 from hopback.ops.jobs.read_ahead import choose_prefetch
 from hopback.topology.durations import format_duration
@@ -100,7 +100,7 @@ class Recovery:
             try:
                 snapshot = await self._planner.snapshot_for(run.job.spec)
             except HopbackError as failed:
-                if not may_pass(failed) or asyncio.get_running_loop().time() >= until:
+                if not is_away(failed) or asyncio.get_running_loop().time() >= until:
                     raise
             else:
                 break

@@ -18,7 +18,7 @@ from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.job_progress import SAVE_EVERY_S
 from hopback.ops.jobs.job_run import EndJob
-from hopback.ops.jobs.publish_failure import may_pass
+from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.watch_time import WatchTimer, seconds_text
 from hopback.text import count_of
 
@@ -207,7 +207,7 @@ class ReturnWatch:
                 await driver.source.check()
             except BrokerError as lost:
                 # A broker requeues messages that are held for too long. A watch may be longer than that.
-                if not counts or may_pass(lost):
+                if not counts or is_away(lost):
                     raise
                 self.requeued, holding = lost, False
         taken = driver.source.taken if self.requeued is None else driver.acked

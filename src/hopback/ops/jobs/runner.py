@@ -1,4 +1,8 @@
-"""The jobs that run in this process: begun, watched over, ended; and those of other processes."""
+"""Run jobs in this process, one task each, and follow the jobs of other processes by the journal.
+
+A job runs until its engine ends it. While the broker is away the job waits for it and then continues with
+another run of the engine. A heartbeat renews the lease of the job in the journal.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
 from hopback.ops.jobs.job_run import EndJob, JobRun
 from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord
-from hopback.ops.jobs.publish_failure import may_pass
+from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.quorum_cursor import first_checkpoint
 from hopback.ops.jobs.recovery import Recovery, next_run
 from hopback.ops.jobs.return_watch import ReturnWatch
@@ -56,23 +60,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hopback.ops")
 _BEAT_S = 1.0
-"""How often a job renews its lease and hears what people want of it: they wait no longer than that."""
-_MOST_RUNS = (
-    20  # a broker that flaps makes some; a job that kills every process must not go on forever
-)
+"""Seconds between two renewals of a lease. A request of an operator in another process waits as long."""
+_MOST_RUNS = 20
+"""Runs after which a job is not taken over any more: it may be the job that kills its processes."""
 _ENDING_S = 10.0
-"""So long a job that has ended is waited for: it writes to the audit, and a broker answers within seconds."""
+"""Seconds to wait at shutdown for a job that has ended: it writes an audit entry and closes connections."""
 _LOOK_AGAIN_S = 0.5
-"""How often a job that another process runs is read from the journal while somebody waits for news."""
+"""Seconds between two reads of a job that another process runs, while a caller follows it."""
 
 
 def new_job_id() -> str:
-    """A name for a job, short enough to be typed."""
+    """Return a new id, short enough to type."""
     return f"j-{token_hex(6)}"
 
 
 class JobRunner:
-    """Runs jobs, and knows of those that run elsewhere by the journal."""
+    """Starts, resumes, controls and follows jobs."""
 
     def __init__(
         self,
@@ -91,8 +94,8 @@ class JobRunner:
         self._runs: dict[str, JobRun] = {}
         self._beginning: set[asyncio.Task[Job]] = set()
 
-    async def to_the_end(self, beginning: Coroutine[Any, Any, Job]) -> Job:
-        """Begin a job; what is written down goes on, whoever has stopped waiting for the answer."""
+    async def begin_shielded(self, beginning: Coroutine[Any, Any, Job]) -> Job:
+        """Begin a job. It begins completely even if the caller is cancelled meanwhile."""
         task = asyncio.create_task(beginning)
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
@@ -105,9 +108,9 @@ class JobRunner:
         snapshot: BrokerSnapshot,
         held: ChosenMessages | None = None,
     ) -> JobRecord:
-        """Write a new job down and start it; the job of the same key if there is one already.
+        """Record a new job and start it. Return the existing job if it has the same key.
 
-        `held` is what a session holds of it and hands over.
+        `held` is the part of the selection that a browse session holds and hands over.
         """
         now = self._clock.now()
         job = JobRecord(
@@ -122,9 +125,9 @@ class JobRunner:
         return await self._start(job, snapshot, held)
 
     async def begin_again(self, job: JobRecord, snapshot: BrokerSnapshot) -> JobRecord:
-        """Start a job that was interrupted or failed; JobConflict if that is no longer possible."""
+        """Resume a job that was interrupted or failed. JobConflict if that is no longer possible."""
         if job.spec.selection.digests is None:
-            # The first messages are not the same any more once another job has taken some.
+            # Another job that has moved messages has changed the first messages of the queue.
             for other in await self._journal.jobs(broker=job.spec.broker, queue=job.queue):
                 if other.id != job.id and other.updated > job.updated and other.counts.done:
                     raise JobConflict(
@@ -136,16 +139,16 @@ class JobRunner:
     async def take_over(
         self, jobs: Iterable[JobRecord]
     ) -> AsyncIterator[tuple[JobRecord, JobRecord]]:
-        """Go on with those whose processes are gone: each as it was, and as it is now.
+        """Resume the jobs whose processes have ended. Yield each one as it was, and as it is now.
 
-        Not with one that somebody paused, nor with one that has lost many processes already.
+        Paused jobs are left out, and jobs that have lost many processes.
         """
         for job in jobs:
             if not job.is_orphaned or job.run >= _MOST_RUNS:
                 continue
             if (await self._journal.control(job.id)).paused:
                 continue
-            # Another process was quicker, has worked on the queue since, or the queue is gone.
+            # Another process was faster, another job has changed the queue, or the queue does not exist.
             with suppress(JobConflict, NoSuch):
                 yield job, await self.begin_again(job, await self._planner.snapshot_for(job.spec))
 
@@ -158,7 +161,7 @@ class JobRunner:
             return begun
         holding = None
         if held is not None:
-            # A session that ended just now gave everything back: then it is taken from the queue.
+            # A session that has just ended has requeued its messages: the job takes them from the queue.
             with suppress(SessionOver):
                 holding = held.hand_over()
         run = JobRun(job, owner, self._journal)
@@ -172,13 +175,13 @@ class JobRunner:
             while (away := await self._run_engine(run, snapshot, holding)) is not None:
                 snapshot, holding = await self._recovery.wait_for_broker(run, away), None
             await self._announce(run.job, snapshot)
-            await self._tell_end(run.job)
+            await self._write_audit(run.job)
         except asyncio.CancelledError:
             await self._end(run, JobState.INTERRUPTED, PROCESS_ENDED)
             raise
         except EndJob as end:
             await self._end(run, end.state, str(end))
-            await self._tell_end(run.job)
+            await self._write_audit(run.job)
         except HopbackError as failed:
             await self._end(run, JobState.INTERRUPTED, str(failed))
         except Exception as fault:
@@ -190,8 +193,8 @@ class JobRunner:
             if self._runs.get(run.job.id) is run:
                 del self._runs[run.job.id]
 
-    async def _tell_end(self, job: JobRecord) -> None:
-        """An entry of the audit for a job that has ended, or stopped."""
+    async def _write_audit(self, job: JobRecord) -> None:
+        """Write an audit entry for a job that has ended or stopped."""
         good = job.state in {JobState.COMPLETED, JobState.CANCELLED} and not job.counts.failed
         await self._journal.write(
             AuditEntry(
@@ -205,7 +208,6 @@ class JobRunner:
                 details={
                     "kind": job.kind,
                     "state": job.state,
-                    # What is 0 or not known says nothing in an audit.
                     **{name: count for name, count in structs.asdict(job.counts).items() if count},
                 },
             ),
@@ -213,7 +215,7 @@ class JobRunner:
         )
 
     async def _end(self, run: JobRun, state: JobState, reason: str) -> None:
-        """Write down that a run could not go on, unless it is somebody else's already."""
+        """Record the end of a job, unless its engine has done so or another process runs it."""
         if run.job.is_active:
             job = run.job.to(state, self._clock.now(), reason)
             try:
@@ -221,8 +223,8 @@ class JobRunner:
             except LeaseLost:
                 run.tell(job)
             except StoreUnavailable as away:
-                # Its lease lapses, and the next process that looks finds it interrupted.
-                _log.warning("the end of job %s was not written down: %s", job.id, away)
+                # Its lease expires, and the next process that reads the job finds it interrupted.
+                _log.warning("the end of job %s was not recorded: %s", job.id, away)
                 run.tell(job)
 
     async def _run_engine(
@@ -238,7 +240,7 @@ class JobRunner:
             engine = await self._engine(run, snapshot, connection, holding, action)
             return await engine.run()
         except BrokerError as failed:  # raised before the engine ran, which keeps its errors
-            if may_pass(failed):
+            if is_away(failed):
                 return failed
             raise
         finally:
@@ -298,13 +300,13 @@ class JobRunner:
                 _log.warning("%s", lost)
                 request = ControlRequest(cancelled=True)
             except StoreUnavailable as away:
-                # The next beat asks again. If the lease lapses meanwhile, the next checkpoint says so.
+                # The next heartbeat tries again. If the lease expires meanwhile, the next checkpoint fails.
                 _log.warning("job %s: %s", run.job.id, away)
                 continue
             run.control.set(paused=request.paused, cancelled=request.cancelled, rate=request.rate)
 
     async def _announce(self, job: JobRecord, snapshot: BrokerSnapshot) -> None:
-        """Tell that messages were re-driven, where the design asks for that."""
+        """Publish the completion event, if the design of the queue has one."""
         event = completion_event(snapshot.design_of(job.queue), job, snapshot.one(job.queue))
         if event is None or job.state is JobState.INTERRUPTED:
             return
@@ -318,14 +320,14 @@ class JobRunner:
             _log.warning("the end of job %s was not announced: %s", job.id, failed)
 
     async def current(self, job_id: str) -> JobRecord | None:
-        """A job as it is now, by what is known here first."""
+        """Return a job as it is now. None if it is unknown."""
         run = self._runs.get(job_id)
         return run.job if run is not None else await self._journal.job(job_id)
 
     async def change_control(
         self, job_id: str, change: Callable[[ControlRequest], ControlRequest]
     ) -> None:
-        """Want something else of a job, wherever it runs; here it hears at once."""
+        """Change the requests to a job. A job of another process gets them with its next heartbeat."""
         request = change(await self._journal.control(job_id))
         await self._journal.set_control(job_id, request)
         run = self._runs.get(job_id)
@@ -333,18 +335,18 @@ class JobRunner:
             run.control.set(paused=request.paused, cancelled=request.cancelled, rate=request.rate)
 
     async def count_back(self, job_id: str, found: int) -> None:
-        """Keep how many messages came back of a job that has ended; one that runs counts by itself."""
+        """Record the number of returned messages of a job that has ended. A running job counts itself."""
         job = await self.current(job_id)
         if job is not None and not job.is_active:
             counts = structs.replace(job.counts, came_back=found, came_back_at_least=False)
             await self._journal.amend(replace(job, counts=counts))
 
     async def news(self, job_id: str) -> AsyncIterator[JobRecord]:
-        """The job now and after each change, until it runs no more."""
+        """Yield the job now and after each change, until it is not active."""
         told: JobRecord | None = None
         run: JobRun | None = None
         while True:
-            # A run that has ended is asked once more: its end may not have reached the journal.
+            # Read a run that has ended once more: its end may not have reached the journal.
             ended = run if run is not None and not run.job.is_active else None
             run = self._runs.get(job_id, ended)
             if run is not None:
@@ -365,13 +367,13 @@ class JobRunner:
                     await run.changed.wait()
 
     async def join(self, job_id: str) -> None:
-        """Return when the run of this job here has ended, if there is one."""
+        """Wait until the job has ended, if it runs in this process."""
         run = self._runs.get(job_id)
         if run is not None and run.task is not None:
             await asyncio.wait({run.task})
 
     async def close(self) -> None:
-        """Interrupt every job that runs here; one that has ended may say so, and hang up."""
+        """Interrupt every job of this process. Jobs that have ended complete their audit entry."""
         tasks = {run.task: run.job for run in self._runs.values() if run.task is not None}
         ending = [task for task, job in tasks.items() if not job.is_active]
         if ending:

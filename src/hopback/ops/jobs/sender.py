@@ -130,7 +130,7 @@ class Sender:
                 return ""
             ended = await self._action.reopen(anew=attempt >= _NEW_CHANNEL_AFTER)
             match after_failure(last, ended):
-                case AfterFailure.ITS_OWN:
+                case AfterFailure.LEAVE:
                     return str(ended or last)
                 case AfterFailure.STOP:
                     raise EndJob(JobState.FAILED, str(ended or last))

@@ -22,22 +22,29 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.topology.plan import Plan
 
-_CONSUMER_S = 5.0  # a consumer takes a message and fails within seconds
-_SLACK = 1.5  # a broker expires messages late under load, and consumers have others to handle
-_USUAL_LAPS = 3  # what most consumers are told; used where neither plan nor messages tell
-_MOST_LAPS = 100  # a larger number in a header counts something else
+_CONSUMER_S = 5.0
+"""Seconds that a consumer needs to take a message and fail."""
+_SLACK = 1.5
+"""Factor for brokers that expire messages late under load, and for consumers that handle other messages."""
+_USUAL_LAPS = 3
+"""Laps through a retry queue if neither a plan nor the messages specify a number: a common setting."""
+_MOST_LAPS = 100
+"""Largest number of laps in a header. A larger number counts something else."""
 _COUNTERS = (
     "x-retry-count", "x-retries", "x-retry", "retry-count", "retries", "x-attempts", "x-attempt",
     "attempts", "x-delivery-attempts",
 )  # fmt: skip
-_MOST_SEEN = 1000  # messages that are asked: more of one queue say nothing new
+"""Headers in which consumers count attempts."""
+_MOST_SEEN = 1000
+"""Messages whose headers are read. More messages of the same queue rarely change the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTime:
-    """How long a job watches after each stage, in seconds, and in words how that was found.
+    """How long a job watches after each stage, in seconds, with the reason in words.
 
-    `needed_s` is what the messages may need by what is known; more than `seconds` if nobody waits so long.
+    `needed_s` is the time that a message may need to return. It can be longer than `seconds`, which is
+    limited.
     """
 
     seconds: float
@@ -46,7 +53,7 @@ class WatchTime:
 
 
 class WatchTimer:
-    """Learns from one message after the other how long such a message tries before it is dead."""
+    """Learns from messages how long they take from a re-drive to their return."""
 
     def __init__(self, source: DeadLetterQueue, asked: float | None = None) -> None:
         self._asked = asked
@@ -59,7 +66,7 @@ class WatchTimer:
         self._counted = _USUAL_LAPS
 
     def see(self, delivery: Delivery) -> None:
-        """Take into account what the `x-death` of one message tells."""
+        """Learn from the headers of one message."""
         if self._seen >= _MOST_SEEN:
             return
         self._seen += 1
@@ -78,7 +85,7 @@ class WatchTimer:
                     self._ttl.get(death.queue) or _expiration(headers, death.queue)
                 )
         times = [death.time for death in found if death.time is not None and death.time > 0]
-        # Each time is that of the first such death: what lies between them was certainly needed.
+        # Each time is that of the first such death: the time between them was certainly needed.
         spread = float(max(times) - min(times)) if laps and times else 0.0
         tried = min(max(waited, spread), LONGEST_WATCH_S)
         if laps and (tried > self._longest or not self._laps):
@@ -87,7 +94,7 @@ class WatchTimer:
 
     @property
     def time(self) -> WatchTime:
-        """How long to watch, by what is known so far."""
+        """The time to watch, by all messages so far."""
         if self._asked is not None:
             return WatchTime(self._asked, self._asked, f"{seconds_text(self._asked)}, as asked for")
         ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
@@ -103,7 +110,7 @@ class WatchTimer:
         )
 
     def _by_plan(self) -> tuple[float, str]:
-        """What the plans tell: the tiers, as often as they are waited for, until attempts are used up."""
+        """The longest wait of a plan: its tiers, until all attempts are used."""
         found, whose = 0.0, ""
         for plan in self._source.plans:
             wait = planned_seconds(plan)
@@ -123,7 +130,7 @@ class WatchTimer:
             else f"{count} waits in {queue}"
             for queue, count in sorted(self._laps.items())
         )
-        if self._took:  # more than the waits alone: its consumers had others, or took their time
+        if self._took:  # longer than the waits alone: its consumers were busy or slow
             took = seconds_text(self._took)
             return (
                 self._longest,
@@ -132,9 +139,9 @@ class WatchTimer:
         return self._longest, f"the messages tell of {waits}"
 
     def _by_retry_queues(self) -> tuple[float, str]:
-        """What the retry queues tell: several are waited in one after the other, one several times.
+        """The wait in the retry queues: in several one after the other, in a single one several times.
 
-        A broker of 4.0 or later forgets the laps of a message that its consumer publishes anew.
+        RabbitMQ 4.0 and later do not keep the laps of a message that its consumer publishes again.
         """
         by_origin: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for wait in self._source.waits:
@@ -154,7 +161,7 @@ class WatchTimer:
 
 
 def planned_seconds(plan: Plan) -> float:
-    """How long a message of this plan waits in all, when it is re-driven and fails every time."""
+    """Return how long a re-driven message of this plan waits in all if it fails every time."""
     if not plan.redrive.reset or not plan.tiers:
         return 0.0
     once = sum(tier.delay_ms for tier in plan.tiers) / 1000
@@ -162,7 +169,7 @@ def planned_seconds(plan: Plan) -> float:
 
 
 def _expiration(headers: Headers, queue: str) -> float:
-    """The time to live that the message itself had in that queue, in seconds; 0 where nobody says."""
+    """Return the time to live that the message had in that queue, in seconds. 0 if it is unknown."""
     entries = headers.get(X_DEATH)
     for entry in entries if isinstance(entries, list | tuple) else ():
         if isinstance(entry, dict) and entry.get("queue") == queue:
@@ -172,7 +179,8 @@ def _expiration(headers: Headers, queue: str) -> float:
     return 0.0
 
 
-_EXACT_BELOW_S = 10  # 1.5 s is not 2 s; of a minute nobody misses the half second
+_EXACT_BELOW_S = 10
+"""Seconds below which a duration is written with decimals."""
 
 
 def seconds_text(seconds: float) -> str:

@@ -38,7 +38,7 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.contract.values import Job, JobState
 from hopback.ops.jobs.journal import ControlRequest, MemoryJournal
-from hopback.ops.jobs.publish_failure import may_pass
+from hopback.ops.jobs.publish_failure import is_away
 from hopback.policy.redrive import Redriver
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy
@@ -445,7 +445,7 @@ async def test_a_job_that_waits_can_be_cancelled_and_ends_with_its_process() -> 
 )
 def test_only_a_broker_that_is_away_is_waited_for(failed: BrokerError, passes: bool) -> None:
     """What the broker refuses it will refuse again."""
-    assert may_pass(failed) is passes
+    assert is_away(failed) is passes
 
 
 @pytest.mark.parametrize("limit", [None, 200])
