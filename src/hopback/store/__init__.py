@@ -1,7 +1,4 @@
-"""SQL: the inbox, the outbox, jobs, the audit and keys, and how their tables came to be.
-
-Needs the extra `store`; imported only on demand.
-"""
+"""Inbox and outbox in SQL, and the migration of the database. Needs the extra `store`."""
 
 from hopback.extras import needs
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
 from hopback.clock import Clock, SystemClock
@@ -46,7 +46,7 @@ from hopback.sql.sqlite import (
 from hopback.sql.versions import apply_missing, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from threading import Thread
 
 
@@ -92,7 +92,7 @@ outbox_slots: Table = Table(
 
 
 async def current_version(engine: AsyncEngine) -> int:
-    """The version of the database; 0 where nothing was ever applied."""
+    """Return the schema version of the database, 0 without Hopback's tables."""
     async with engine.connect() as connection:
         return await connection.run_sync(
             lambda plain: version_of(_executing(plain), plain.dialect.name)
@@ -102,10 +102,10 @@ async def current_version(engine: AsyncEngine) -> int:
 async def migrate(
     engine: AsyncEngine, clock: Clock | None = None, *, also: MetaData | None = None
 ) -> list[int]:
-    """Apply what is missing and tell which versions that were; an up-to-date database gives none.
+    """Apply the missing migrations and return their versions.
 
-    `also` are tables of yours: those that are missing are created in the same transaction, so that of
-    several processes that begin at once only one does it.
+    `also` has tables of the application. Missing ones are created in the same transaction, so that only one
+    of several starting processes creates them.
     """
     now = (clock or SystemClock()).now()
 
@@ -125,23 +125,24 @@ _DRIVERS = {
     "postgres": "postgresql+psycopg",
 }
 _THREAD_ENDS_S = 5.0
-"""A thread of SQLite that was told to stop has at most one statement left, which takes milliseconds."""
+"""Seconds to wait for a thread of SQLite that is stopping. Its last statement takes milliseconds. After the
+limit the thread is left running."""
 
 
 class DatabaseUrlError(HopbackError):
-    """The database URL cannot be used."""
+    """The database URL is wrong."""
 
     remedy = "Give sqlite:///path/to/file.db or postgresql://user:password@host/database."
 
 
 def open_database(url: str) -> AsyncEngine:
-    """An engine for the URL; nothing is connected yet. Passwords never appear in errors."""
-    file = sqlite_file(url)  # as every other way to the same file reads it
+    """Create an engine without connecting. Errors never contain the password."""
+    file = sqlite_file(url)
     try:
         parsed = make_url(url) if file is None else URL.create("sqlite", database=str(file))
     except ArgumentError:
         raise DatabaseUrlError(
-            "expected a database URL, got something else (not shown: it may hold a password)"
+            "expected a database URL, got another text (not shown: it may contain a password)"
         ) from None
     driver = _DRIVERS.get(parsed.drivername.partition("+")[0])
     if driver is None:
@@ -162,17 +163,17 @@ def open_database(url: str) -> AsyncEngine:
 
 
 class _SQLiteConnector:
-    """What makes aiosqlite's connections, so that each of them is closed and its thread ends.
+    """Opens connections of aiosqlite so that each is closed and its thread ends.
 
-    SQLAlchemy closes a connection whose user was cancelled in a task of its own, and stops it beside that
-    if the user is cancelled again. The thread ends at the first stop; a task that waits for the second
-    never ends, and neither does the process. So a connection is stopped once.
+    If its user is cancelled, SQLAlchemy closes a connection in a separate task, and stops it again if the
+    user is cancelled again. The thread ends at the first stop, so a task that waits for the second stop
+    never ends. Therefore a connection is stopped only once.
 
-    A user who is cancelled while the thread connects never receives the connection, and aiosqlite knows of
-    none that it could close. So connecting, which takes milliseconds, is let come to its end.
+    A user who is cancelled while the thread connects never gets the connection, and aiosqlite cannot close
+    it. Therefore connecting, which takes milliseconds, is completed.
 
-    Nobody waits for a thread that SQLAlchemy stops in haste, and one that has to tell a closed event loop
-    that it ended fails with a traceback. So the end of the engine waits for it.
+    A thread that SQLAlchemy stops without waiting reports its end to a closed event loop and fails with a
+    traceback. Therefore disposing of the engine waits for the threads.
     """
 
     def __init__(self) -> None:
@@ -192,9 +193,9 @@ class _SQLiteConnector:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def connect(self, database: str, **options: Any) -> object:
-        """A connection as SQLAlchemy wants it."""
+        """Open a connection for SQLAlchemy."""
         made = self._kind(lambda: sqlite3.connect(database, **options), iter_chunk_size=64)
-        # A process may end without waiting for it, as with those that SQLAlchemy makes itself.
+        # The process may exit without waiting for the thread, as with SQLAlchemy's own connections.
         _thread_of(made).daemon = True
         self._made.add(made)
         opening = asyncio.ensure_future(made)
@@ -202,32 +203,32 @@ class _SQLiteConnector:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             closing = asyncio.create_task(_close_unused(opening))
-            self._closing.add(closing)  # a loop holds its tasks only weakly
+            self._closing.add(closing)  # the event loop keeps only weak references
             closing.add_done_callback(self._closing.discard)
             await asyncio.shield(closing)
             raise
 
     def wait_for_threads(self, _engine: object) -> None:
-        """Let the threads that were told to stop come to their end."""
+        """Wait for the threads of stopped connections."""
         for made in list(self._made):
             if made.is_stopping:
                 _thread_of(made).join(_THREAD_ENDS_S)
 
 
 def _thread_of(connection: Any) -> Thread:
-    """The thread of an aiosqlite connection; before its version 0.22 the connection was the thread."""
+    """Return the thread of a connection. Before aiosqlite 0.22 the connection was the thread."""
     thread: Thread = getattr(connection, "_thread", connection)
     return thread
 
 
 async def _close_unused(opening: asyncio.Future[Any]) -> None:
-    with suppress(sqlite3.Error):  # it could not be opened: then there is nothing to close
+    with suppress(sqlite3.Error):  # the connection was not opened
         await (await opening).close()
 
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Make a StoreUnavailable of what SQLAlchemy raises: the driver's words, without the statement."""
+    """Raise SQLAlchemy's errors as StoreUnavailable, with the driver's text and without the statement."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -241,40 +242,26 @@ def store_errors() -> Iterator[None]:
         ) from error
 
 
-@asynccontextmanager
-async def writing(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A transaction; StoreUnavailable if the database does not answer, or refuses."""
-    with store_errors():
-        async with engine.begin() as connection:
-            yield connection
-
-
-@asynccontextmanager
-async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A connection to read by; StoreUnavailable if the database does not answer, or refuses."""
-    with store_errors():
-        async with engine.connect() as connection:
-            yield connection
-
-
 class EngineDatabase:
-    """A database that SQLAlchemy speaks to, for statements in SQL."""
+    """A database by SQLAlchemy, for statements in SQL."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self.engine = engine
+        self._engine = engine
 
     async def write(self, work: Callable[[Execute], T], /) -> T:
-        """Do the work in one transaction: all of it, or nothing if it raises."""
-        async with writing(self.engine) as connection:
-            return await connection.run_sync(lambda plain: work(_executing(plain)))
+        """Do the work in one transaction, which is rolled back if the work raises."""
+        with store_errors():
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(lambda plain: work(_executing(plain)))
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
-        """Do work that changes nothing."""
-        async with reading(self.engine) as connection:
-            return await connection.run_sync(lambda plain: work(_executing(plain)))
+        """Do work that only reads."""
+        with store_errors():
+            async with self._engine.connect() as connection:
+                return await connection.run_sync(lambda plain: work(_executing(plain)))
 
 
-_statement = lru_cache(maxsize=256)(text)  # there are some dozens of them
+_statement = lru_cache(maxsize=256)(text)  # parsed statements. Hopback has fewer than 100.
 
 
 def _executing(connection: Connection) -> Execute:
@@ -287,9 +274,9 @@ def _executing(connection: Connection) -> Execute:
 
 
 def _make_sqlite_safe(engine: AsyncEngine) -> None:
-    """Private to its owner, written ahead, fully synced; a real BEGIN IMMEDIATE lets writers wait."""
+    """Configure connections: private file, write-ahead log, full sync, and writers that wait."""
 
-    # A database in memory has no file; one named by a URI of its own is its owner's business.
+    # A database in memory has no file. The user is responsible for a file that is named by a URI.
     name = engine.url.database
     file = None if not name or name.startswith((":memory:", "file:")) else Path(name)
 
@@ -299,14 +286,14 @@ def _make_sqlite_safe(engine: AsyncEngine) -> None:
 
     def on_connect(raw: Any, _record: object) -> None:
         try:
-            raw.isolation_level = None  # the driver must not begin transactions behind our back
+            raw.isolation_level = None  # the driver begins no transactions
             cursor = raw.cursor()
             set_up(cursor.execute, lambda seconds: await_only(asyncio.sleep(seconds)))
             cursor.close()
             if file is not None:
                 make_database_private(file)
         except BaseException:
-            raw.terminate()  # the pool does not know this connection yet, nobody else would close it
+            raw.terminate()  # the pool does not know this connection yet and would not close it
             raise
 
     def on_error(context: ExceptionContext) -> None:

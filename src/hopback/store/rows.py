@@ -1,4 +1,4 @@
-"""Many rows into PostgreSQL at once, by COPY. Needs the extra `postgres`."""
+"""Insert many rows into PostgreSQL by COPY. Needs the extra `postgres`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ async def copy_rows(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
 ) -> int:
-    """Put rows into a table, in the open transaction, and tell how many were new.
+    """Insert rows into a table, in the open transaction, and return the number of new rows.
 
-    A row whose key is there already is left alone, so a batch may come twice. COPY itself would refuse
-    it: the rows go through a temporary table of the session, whose columns have the types of `table`.
+    A row with an existing key is ignored, so a batch may be repeated. COPY alone would fail for it. The rows
+    are therefore copied to a temporary table and inserted from there.
     """
     known = f"{table}\n{','.join(columns)}".encode()
     names = {
@@ -52,6 +52,6 @@ async def copy_rows(
             ).format(**names)
         )
         new = cursor.rowcount
-        # The transaction may go on, with another call.
+        # The same transaction may call this function again.
         await cursor.execute(sql.SQL("DELETE FROM {passage}").format(**names))
         return new

@@ -1,9 +1,9 @@
-"""A handler's transaction: its own work, the processed mark and the events to publish commit together.
+"""Inbox and outbox: a handler's changes, the processed mark and its events commit in one transaction.
 
-By what the inbox knows a message is its id, a header, or whatever a function makes of the delivery.
+The inbox identifies a message by its id, by a header, or by a function of the delivery.
 
-`Outbox` is the relay's side: it leases slots, reads what is due and takes away what was confirmed. The
-properties of a message are kept as JSON and are equal in value and type when they are read back.
+`Outbox` is the side of the relay: it leases slots, reads pending messages and deletes confirmed ones. The
+properties of a message are stored as JSON and are equal in value and type when they are read back.
 """
 
 from __future__ import annotations
@@ -43,33 +43,36 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.store")
 _written = 0
-_LONGEST = 255  # as long as a message id can be; what is longer is known by its hash
+_LONGEST = 255  # characters of a key, as of a message id. A longer key is replaced by its hash.
 _ENDED = "hopback.delay"
-"""Marks a delayed message that was sent or cancelled: the first to come decides."""
+"""Marks a delayed message that was sent or cancelled, whichever was first."""
 _SENT = "hopback.delay.sent"
-"""Marks one that was sent, or is being sent."""
-_TAKEN = ("sha256-", "int ", "bytes ")  # what our own keys begin with: no text is mistaken for one
+"""Marks a delayed message that was sent or is being sent."""
+_TAKEN = (
+    "sha256-",
+    "int ",
+    "bytes ",
+)  # prefixes of derived keys. A text with one of them is hashed.
 
 
 class NoInboxKey(HopbackError):
-    """A message has nothing by which the inbox could know it again."""
+    """A message lacks the key that identifies it in the inbox."""
 
-    remedy: ClassVar[str] = "Let producers send it, or give the inbox another key."
+    remedy: ClassVar[str] = "Let producers send the key, or specify another one for the inbox."
 
 
 def inbox_key(delivery: Delivery, key: str | Callable[[Delivery], str] | None) -> str:
-    """The key of a delivery: by default its message id, or a hash of it where it has none.
+    """Return the inbox key of a delivery: by default its message id, or a hash without one.
 
-    The hash covers the body, the properties, the producer's headers, and the exchange and routing key
-    that the producer published with. A text is the name of a header, whose value has to be text, bytes or
-    a whole number; NoInboxKey if it is not there. A key that is long or cannot be printed is replaced by
-    its hash.
+    The hash covers the body, the properties, the producer's headers, and the exchange and routing key of the
+    original publish. A text as `key` is the name of a header whose value is a text, bytes or a whole number.
+    Raises NoInboxKey without such a header. A key that is long or not printable is replaced by its hash.
     """
     if key is None:
         return identity(delivery, origin=origin_of(delivery))
     found = _header(delivery, key) if isinstance(key, str) else key(delivery)
     if not isinstance(found, str):
-        # A number and the text of it are different values: a producer means one of them.
+        # A number and its text are different values for a producer.
         return f"int {found:d}" if isinstance(found, int) else f"bytes {_hash(found)}"
     if not found:
         raise NoInboxKey("expected a key of the delivery, got an empty one")
@@ -92,7 +95,7 @@ def _hash(raw: bytes) -> str:
 
 
 class Transaction:
-    """One open transaction; `connection` is SQLAlchemy's, for whatever the handler has to do.
+    """An open transaction. The handler uses `connection`, which is SQLAlchemy's, for its own statements.
 
     `Transaction(await session.connection())` joins the transaction of an ORM session.
     """
@@ -108,15 +111,16 @@ class Transaction:
         *,
         key: str | Callable[[Delivery], str] | None = None,
     ) -> bool:
-        """Mark the message as processed by this consumer; False if it already was.
+        """Mark the message as processed by this consumer. Return False if it already was.
 
-        `message` is a delivery, or the text itself by which the message is known. Of a delivery it is
-        the message id, which its producer chose; `key` names a header instead, or is a function of
-        the delivery. NoInboxKey if that finds nothing.
+        `message` is a delivery, or the text that identifies the message. A delivery is identified by its
+        message id, which the producer chose, or by `key`: the name of a header or a function of the
+        delivery. Raises NoInboxKey if the delivery lacks that key.
 
-        The mark commits with everything else in this transaction: a crash before the commit leaves
-        no mark, so the redelivery does the work; one after it finds the mark and does nothing. A message
-        that was processed before is reported as the event `inbox.duplicate`, outside a handler in the log.
+        The mark commits with the other changes of this transaction. After a crash before the commit there is
+        no mark, so the redelivery does the work. After a crash behind it, the redelivery finds the mark. A
+        message that was processed before is reported as the event `inbox.duplicate`, outside a handler in
+        the log.
         """
         known = known_by(message, key)
         is_first = await self._mark(consumer, known)
@@ -129,26 +133,25 @@ class Transaction:
         mark = dialect.insert(inbox).values(
             consumer=consumer, message_id=known, processed_at=self._clock.now()
         )
-        # What was inserted comes back; not every driver gives a row count.
+        # RETURNING reports an inserted row. Not every driver reports a row count.
         written = mark.on_conflict_do_nothing().returning(inbox.c.message_id)
         return (await self.connection.execute(written)).first() is not None
 
     async def publish(self, message: Message, *, key: str | None = None) -> None:
-        """Publish after the commit, by the relay; messages of one key keep their order."""
+        """Publish after the commit, by a relay. Messages of one key keep their order."""
         await self.execute(insert(outbox).values(outbox_row(message, key, self._clock.now())))
 
     async def cancel(self, message_id: str) -> bool:
-        """Cancel a delayed message, if this transaction commits; False if it was sent already.
+        """Cancel a delayed message when this transaction commits. Return False if it was sent already.
 
-        It holds for applications whose `app.delays(cancellations=DelayedMessages(engine))` shares
-        this database.
+        The applications need `app.delays(cancellations=DelayedMessages(engine))` on this database.
         """
         if await self._mark(_ENDED, message_id):
             return True
         return not await self._is_marked(_SENT, message_id)
 
     async def begin_delayed(self, message_id: str) -> bool:
-        """A delayed message is due and is being sent: it cannot be cancelled now. False if it was."""
+        """Mark a due delayed message as sent. Return False if it was cancelled."""
         if await self._mark(_ENDED, message_id):
             return await self._mark(_SENT, message_id)
         return await self._is_marked(_SENT, message_id)
@@ -161,15 +164,14 @@ class Transaction:
         return (await self.connection.execute(mark)).first() is not None
 
     async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
-        """Run a statement in this transaction."""
+        """Execute a statement in this transaction."""
         return await self.connection.execute(statement, parameters)
 
 
 class DelayedMessages:
-    """Delayed messages that can be cancelled: for `app.delays(cancellations=…)`.
+    """Cancels delayed messages, for `app.delays(cancellations=…)`.
 
-    They are known by their message ids, in marks of the inbox: keep those for longer than messages
-    are delayed.
+    It marks their message ids in the inbox. Keep these marks for longer than the longest delay.
     """
 
     def __init__(self, engine: AsyncEngine, clock: Clock | None = None) -> None:
@@ -177,12 +179,12 @@ class DelayedMessages:
         self._clock = clock
 
     async def cancel(self, message_id: str) -> bool:
-        """Cancel a delayed message; False if it was sent already."""
+        """Cancel a delayed message. Return False if it was sent already."""
         async with transaction(self._engine, self._clock) as tx:
             return await tx.cancel(message_id)
 
     async def begin(self, message_id: str) -> bool:
-        """The message is due: from now on it cannot be cancelled. False if it was."""
+        """Mark a due message as sent. Return False if it was cancelled."""
         async with transaction(self._engine, self._clock) as tx:
             return await tx.begin_delayed(message_id)
 
@@ -191,29 +193,29 @@ class DelayedMessages:
 async def transaction(
     engine: AsyncEngine, clock: Clock | None = None
 ) -> AsyncIterator[Transaction]:
-    """A transaction that commits at the end of the block, and rolls back if the block fails."""
+    """Open a transaction that commits at the end of the block and rolls back if the block raises."""
     async with engine.begin() as connection:
         yield Transaction(connection, clock)
 
 
 async def forget_processed(engine: AsyncEngine, before: float) -> int:
-    """Delete marks older than `before` (seconds since 1970) and tell how many."""
+    """Delete marks older than `before` (seconds since 1970) and return their number."""
     async with engine.begin() as connection:
         result = await connection.execute(delete(inbox).where(inbox.c.processed_at < before))
     return result.rowcount
 
 
 def known_by(message: str | Delivery, key: str | Callable[[Delivery], str] | None) -> str:
-    """By what the inbox knows a message: the text itself, or a key of the delivery."""
+    """Return the identifier of a message in the inbox: the text, or the key of the delivery."""
     if not isinstance(message, str):
         return inbox_key(message, key)
     if key is not None:
-        raise TypeError("expected a delivery to take the key of, got a text")
+        raise TypeError("expected a delivery with `key`, got a text")
     return message
 
 
 def _report_duplicate(consumer: str, known: str) -> None:
-    """Report a message that will be dropped as already handled: as an event, else in the log."""
+    """Report a message that was already handled, as an event or in the log."""
     report = reporter.get(None)
     if report is not None:
         report("inbox.duplicate", {"consumer": consumer, "key": known})
@@ -222,19 +224,19 @@ def _report_duplicate(consumer: str, known: str) -> None:
 
 
 def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
-    """The row of a message in the outbox; ValueError if it does not belong there."""
+    """Return the outbox row of a message. Raises ValueError for a message without id or `mandatory`."""
     global _written  # noqa: PLW0603 - a relay of this process compares it
     _written += 1
     message_id = message.properties.message_id
     if not message_id:
-        raise ValueError("expected a message id: what a relay publishes twice must be recognisable")
+        raise ValueError("expected a message id, by which consumers recognise a repeated publish")
     if not message.mandatory:
         raise ValueError(
-            "expected a message that must arrive: one with mandatory=False, or a direct reply, "
-            "needs no outbox; publish it with `context.publish`"
+            "expected a mandatory message: publish one with mandatory=False, or a direct reply, "
+            "with `context.publish`"
         )
     if message.delay is not None:
-        # It is written with the moment it is due; the relay counts what is left of the wait.
+        # The row contains the due time. The relay computes the remaining delay.
         now_ms = math.floor(now * 1000)
         by_clock = isinstance(message.delay, datetime)
         if isinstance(message.delay, datetime):
@@ -256,29 +258,25 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
 
 
 def slot_of(key: str) -> int:
-    """The slot of a key: the same on every machine and in every process."""
+    """Return the slot of a key, which is the same in every process."""
     return zlib.crc32(key.encode()) % SLOTS
 
 
-#
-# For Django, psycopg and sqlite3, in the transaction they have open.
-
-
 class Cursor(Protocol):
-    """What is used of a DB-API cursor."""
+    """The used part of a DB-API cursor."""
 
     def execute(self, sql: str, params: Sequence[Any], /) -> Any:
-        """Run a statement."""
+        """Execute a statement."""
 
     def fetchone(self) -> Any:
-        """The next row, or None."""
+        """Return the next row, or None."""
 
 
 class CursorTransaction:
-    """Inbox and outbox in the open transaction of a DB-API cursor.
+    """Inbox and outbox in the open transaction of a DB-API cursor, for Django, psycopg and sqlite3.
 
-    `placeholder` is what the driver writes for a value: `%s` for psycopg and everything in Django,
-    `?` for sqlite3 itself. Committing is left to the code that opened the transaction.
+    `placeholder` is the placeholder of the driver: `%s` for psycopg and for Django, `?` for sqlite3. The
+    code that opened the transaction commits it.
     """
 
     def __init__(
@@ -295,10 +293,7 @@ class CursorTransaction:
         *,
         key: str | Callable[[Delivery], str] | None = None,
     ) -> bool:
-        """Mark the message as processed by this consumer; False if it already was.
-
-        As `Transaction.first_time`: the mark commits with everything else in the transaction.
-        """
+        """Mark the message as processed by this consumer, as `Transaction.first_time` does."""
         row = {
             "consumer": consumer,
             "message_id": known_by(message, key),
@@ -311,19 +306,19 @@ class CursorTransaction:
         return is_first
 
     def publish(self, message: Message, *, key: str | None = None) -> None:
-        """Publish after the commit, by the relay; messages of one key keep their order."""
+        """Publish after the commit, by a relay. Messages of one key keep their order."""
         self._insert(outbox.name, outbox_row(message, key, self._clock.now()))
 
     def _insert(self, table: str, row: dict[str, Any], then: str = "") -> None:
-        # The names are ours, and "key" is a word of SQL; the values go as parameters.
+        # The names are quoted because "key" is a word of SQL.
         names = ", ".join(f'"{name}"' for name in row)
         values = ", ".join([self._placeholder] * len(row))
-        sql = f"INSERT INTO {table} ({names}) VALUES ({values}){then}"  # noqa: S608 - names of our own schema
+        sql = f"INSERT INTO {table} ({names}) VALUES ({values}){then}"  # noqa: S608 - the names are constants
         self._cursor.execute(sql, tuple(row.values()))
 
 
 def write_properties(properties: Properties) -> str:
-    """The properties that are set, as JSON; what of headers nobody could read, as bytes of ours."""
+    """Return the set properties as JSON. Unreadable headers are replaced."""
     return json.dumps(properties_to_json(without_unread(properties)), separators=(",", ":"))
 
 
@@ -334,7 +329,7 @@ def read_properties(text: str) -> Properties:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A message that waits to be published; `key` orders it among its like."""
+    """A message that waits to be published. Messages with the same `key` keep their order."""
 
     id: int
     key: str | None
@@ -343,7 +338,7 @@ class Pending:
 
 
 class Outbox:
-    """The outbox as one relay sees it; several relays share it through leases on slots."""
+    """The outbox for one relay. Several relays share it by leases on slots."""
 
     def __init__(
         self, engine: AsyncEngine, owner: str, clock: Clock | None = None, *, lease: float = 30.0
@@ -355,19 +350,21 @@ class Outbox:
 
     @property
     def written(self) -> int:
-        """How many messages this process has written to outboxes."""
+        """Number of messages that this process has written to outboxes."""
         return _written
 
     async def claim(self, most_slots: int = 16) -> list[int]:
-        """Lease slots that hold messages and that nobody else has leased; [] if there are none."""
+        """Lease slots with messages that no other relay has leased, and return them."""
         now = self._clock.now()
         slots = outbox_slots.c
         free = (
             select(slots.slot)
             .where(slots.leased_until <= now, exists().where(outbox.c.slot == slots.slot))
-            .order_by(slots.leased_until)  # those that have waited longest: no slot is passed over
+            .order_by(slots.leased_until)  # longest waiting first, so that no slot starves
             .limit(most_slots)
-            .with_for_update(skip_locked=True)  # PostgreSQL: pass by what another relay is claiming
+            .with_for_update(
+                skip_locked=True
+            )  # PostgreSQL: skip slots that another relay is claiming
         )
         async with self._engine.begin() as connection:
             claimed = list((await connection.execute(free)).scalars())
@@ -380,7 +377,7 @@ class Outbox:
         return claimed
 
     async def renew(self, claimed: Sequence[int]) -> bool:
-        """Prolong the lease; False if any of it was lost meanwhile: then publish nothing more."""
+        """Renew the leases. After False, a lease was lost and the relay must stop publishing."""
         slots = outbox_slots.c
         mine = (slots.slot.in_(claimed), slots.leased_by == self._owner)
         async with self._engine.begin() as connection:
@@ -392,7 +389,7 @@ class Outbox:
         return result.rowcount == len(claimed)
 
     async def release(self, claimed: Sequence[int]) -> None:
-        """Give the slots back before their lease ends."""
+        """Release the slots before their lease ends."""
         slots = outbox_slots.c
         mine = (slots.slot.in_(claimed), slots.leased_by == self._owner)
         async with self._engine.begin() as connection:
@@ -403,7 +400,7 @@ class Outbox:
             )
 
     async def pending(self, claimed: Sequence[int], most: int, *, after: int = 0) -> list[Pending]:
-        """The oldest messages of the claimed slots, in order; those after an id, page by page."""
+        """Return the oldest messages of the claimed slots, in order, after the id `after`."""
         columns = outbox.c
         wanted = (columns.slot.in_(claimed), columns.id > after)
         query = select(outbox).where(*wanted).order_by(columns.id).limit(most)
@@ -413,13 +410,13 @@ class Outbox:
         for row in rows:
             properties = read_properties(row.properties)
             message = Message(row.exchange, row.routing_key, bytes(row.body), properties)
-            if DELAY in properties.headers:  # only the rest of its wait
+            if DELAY in properties.headers:  # only the remaining delay
                 message = delay_until_due(message, self._clock.now())
             found.append(Pending(row.id, row.key, message, row.failures))
         return found
 
     async def settle(self, published: Sequence[int], failed: Mapping[int, str]) -> None:
-        """Take away what the broker has confirmed and note why the rest was not published."""
+        """Delete confirmed messages and record the errors of the others."""
         async with self._engine.begin() as connection:
             if published:
                 await connection.execute(delete(outbox).where(outbox.c.id.in_(published)))
@@ -432,6 +429,6 @@ class Outbox:
                 )
 
     async def depth(self) -> int:
-        """How many messages wait."""
+        """Return the number of messages."""
         async with self._engine.connect() as connection:
             return (await connection.execute(select(func.count()).select_from(outbox))).scalar_one()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
-from hopback.store.database import open_database, reading
+from hopback.store.database import open_database
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ async def test_a_close_that_is_cancelled_beside_a_stop_ends(tmp_path: Path) -> N
 
 
 async def _read(engine: AsyncEngine) -> None:
-    async with reading(engine) as connection:
+    async with engine.connect() as connection:
         await connection.execute(text("SELECT 1"))
 
 

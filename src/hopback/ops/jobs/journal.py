@@ -1,7 +1,4 @@
-"""Jobs and the audit as they are written down: the values, the protocol, and a journal for one process.
-
-How long they are kept is decided here, too; what is older is deleted a little at a time.
-"""
+"""The journal of jobs and audit: its values, its protocol, a journal in memory, and the retention."""
 
 from __future__ import annotations
 
@@ -55,16 +52,16 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
 
 
 NOTHING_DONE = Counts()
-"""The counts of a job that has not begun."""
+"""The counts of a job that has not started."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionSnapshot:
-    """The selection as it was when the job began.
+    """The selection at the start of the job.
 
-    With `digests` it is exactly those messages, wherever they now stand among the first `count` of
-    the queue; without, it is the first `count` messages, of which the filter may leave some out.
-    `behind` is how many stood behind them, None where nobody has counted.
+    With `digests` it contains exactly those messages, which are among the first `count` of the queue.
+    Without, it contains those of the first `count` messages that match the filter. `behind` is the number of
+    messages behind them, None if it was not counted.
     """
 
     count: int
@@ -74,7 +71,7 @@ class SelectionSnapshot:
 
     @property
     def size(self) -> int:
-        """How many messages it can be at most."""
+        """The maximum number of messages."""
         return self.count if self.digests is None else len(self.digests)
 
 
@@ -149,14 +146,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as the journal keeps it, with what only its own run needs; `view` is what operators see.
+    """A job in the journal. `view` is the form for operators.
 
-    `reason` says why its state is what it is; times are in seconds.
-
-    `rate` is what holds now, messages per second, None for no limit. `run` counts how often it was
-    begun or resumed. `changes` grows with every change that is written down. `watch_s` and `watch_text`
-    are how long it watches and why, where it does. `certain` is what was certainly done when this run
-    began: from there it counts, while `counts`, which people see, never go back.
+    `reason` is the reason of the state. Times are in seconds. `rate` is the present rate in messages per
+    second, None for no limit. `run` is the number of starts and resumptions. `changes` grows with every
+    change that is saved. `watch_s` and `watch_text` are the watch time of a re-drive and its reason.
+    `certain` has the messages that were certainly done when this run began: the run counts from there, while
+    `counts`, which operators see, never decrease.
     """
 
     id: str
@@ -176,17 +172,17 @@ class JobRecord:
 
     @property
     def kind(self) -> JobKind:
-        """What it does."""
+        """The kind of the job."""
         return self.spec.kind
 
     @property
     def queue(self) -> str:
-        """The dead-letter queue it works on."""
+        """The dead-letter queue of the job."""
         return self.spec.queue
 
     @property
     def view(self) -> Job:
-        """The job as operators see it."""
+        """The job for operators."""
         spec, request = self.spec, self.spec.request
         target = request.target if isinstance(request, RedriveRequest) else BY_DESIGN
         return Job(
@@ -224,26 +220,26 @@ class JobRecord:
 
     @property
     def is_active(self) -> bool:
-        """Whether it holds its queue: no other job may begin there."""
+        """Whether the job prevents another job on its queue."""
         return self.state in ACTIVE
 
     @property
     def can_resume(self) -> bool:
-        """Whether it may run again."""
+        """Whether the job can be resumed."""
         return JobState.RUNNING in _NEXT[self.state]
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether it would still run, had its process not gone."""
+        """Whether the job was interrupted because its process ended."""
         return self.state is JobState.INTERRUPTED and self.reason in (PROCESS_ENDED, PROCESS_LOST)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can happen to it."""
+        """Whether the state is final."""
         return not _NEXT[self.state]
 
     def to(self, state: JobState, now: float, reason: str = "") -> JobRecord:
-        """The job in another state; JobConflict if that cannot follow the present one."""
+        """Return the job in another state. Raises JobConflict if that state cannot follow."""
         if state not in _NEXT[self.state]:
             allowed = ", ".join(sorted(_NEXT[self.state])) or "nothing"
             raise JobConflict(
@@ -252,35 +248,34 @@ class JobRecord:
         return replace(self, state=state, reason=reason, updated=now, changes=self.changes + 1)
 
     def counted(self, counts: Counts, checkpoint: Checkpoint, now: float) -> JobRecord:
-        """The job, further on."""
+        """Return the job with these counts."""
         return replace(
             self, counts=counts, checkpoint=checkpoint, updated=now, changes=self.changes + 1
         )
 
 
 PROCESS_ENDED = "the process that ran it ended"
-"""Why a job is interrupted whose process was stopped in order."""
+"""The reason of a job whose process was stopped regularly."""
 
 PROCESS_LOST = "lost contact with the process running the job"
-"""Why a job is interrupted whose process did not renew its lease."""
+"""The reason of a job whose process did not renew its lease."""
 
 AUDIT_DAYS = 365
-"""A year: the question who did this comes up at the next audit at the latest."""
+"""Days for which audit entries are kept: a year, for yearly audits. Older entries are deleted."""
 
 JOB_DAYS = 90
-"""A quarter: longer than anybody asks for the failures of a job that is over."""
+"""Days for which finished jobs and their failures are kept: a quarter. Older jobs are deleted."""
 
-_DAY_S = 86_400.0  # seconds
-_CHUNK = 500  # rows of one transaction: others wait for a writer of SQLite no longer than some ms
+_DAY_S = 86_400.0  # seconds of a day
+_CHUNK = 500  # rows of one transaction, so that other writers of SQLite wait only milliseconds
 _NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days that something is kept; 0 keeps it forever.
+    """Days for which entries and jobs are kept. 0 keeps them forever.
 
-    Of jobs only those go of which nothing more can come: completed and cancelled ones. One that was
-    interrupted or has failed can be resumed, so it stays.
+    Only completed and cancelled jobs are deleted. Other jobs can be resumed.
     """
 
     audit_days: int = AUDIT_DAYS
@@ -289,7 +284,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """How many entries of the audit and how many jobs were deleted; `rows` is all that went."""
+    """Numbers of deleted audit entries, jobs and rows."""
 
     audit: int = 0
     jobs: int = 0
@@ -297,7 +292,7 @@ class Forgotten:
 
 
 async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Forgotten:
-    """Delete what is older than it is kept; what went is an entry of the audit itself."""
+    """Delete old entries and jobs, and record the deletion in the audit."""
     now = clock.now()
     audit_before = now - retention.audit_days * _DAY_S if retention.audit_days else _NEVER
     jobs_before = now - retention.job_days * _DAY_S if retention.job_days else _NEVER
@@ -309,7 +304,7 @@ async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Fo
         entries, jobs = entries + found.audit, jobs + found.jobs
         if not found.rows:
             break
-        await asyncio.sleep(0)  # others that wait for the loop or the database go first
+        await asyncio.sleep(0)  # let other tasks use the database
     if entries or jobs:
         details: dict[str, object] = {"entries": entries, "jobs": jobs}
         if entries:
@@ -322,7 +317,7 @@ async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Fo
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
-    """What people want of a running job, wherever it runs: that it waits, ends, goes faster."""
+    """The changes that operators request of a running job, in whichever process it runs."""
 
     paused: bool = False
     cancelled: bool = False
@@ -331,10 +326,10 @@ class ControlRequest:
 
 @dataclass(frozen=True, slots=True)
 class JournalShare:
-    """What of a journal belongs to one broker, where several share it.
+    """The share of one broker in a journal of several brokers.
 
-    The first of them (`is_first`) also has what belongs to none of the `others`: the jobs and entries
-    from before there were several, or of a broker that is served no more.
+    The share of the first broker (`is_first`) includes entries that belong to none of the `others`: those
+    without a broker, or of a broker that is no longer served.
     """
 
     own: str
@@ -342,92 +337,92 @@ class JournalShare:
     is_first: bool = True
 
     def holds(self, broker: str) -> bool:
-        """Whether what was written for that broker belongs here."""
+        """Whether entries of that broker belong to this share."""
         return broker == self.own or (self.is_first and broker not in self.others)
 
 
 class Journal(Protocol):
-    """Where jobs and the audit are kept. Each call returns when it is safely recorded.
+    """Stores jobs and the audit. Each call returns when its change is durable.
 
-    A job that runs is leased to its `owner`, a name for one run in one process; who does not renew
-    in time has lost it, and the job reads as interrupted.
+    A running job is leased to its `owner`, the name of one run in one process. If the owner does not renew
+    the lease in time, the job is read as interrupted.
     """
 
     database: SqlDatabase
     """The database of jobs and audit. It also has the keys, sessions and alerts of a service."""
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
-        """Write down a job that starts, or goes on; the job of the same key if there is one.
+        """Save a job that starts or resumes, and return it.
 
-        JobConflict if another one is active for its queue.
+        If there is a job with the same key, return that one. Raises JobConflict if another job is active on
+        the queue.
         """
 
     async def save(self, job: JobRecord, owner: str) -> None:
-        """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
+        """Save the state and progress of a job. Raises LeaseLost if another owner has it."""
 
     async def amend(self, job: JobRecord) -> None:
-        """Write down something about a job that nobody runs; JobConflict if somebody does."""
+        """Save a job that no process runs. Raises JobConflict if a process runs it."""
 
     async def renew(self, job_id: str, owner: str) -> ControlRequest:
-        """Still here; what is wanted of the job. LeaseLost if it is somebody else's now."""
+        """Renew the lease and return the control request. Raises LeaseLost if another owner has the job."""
 
     async def control(self, job_id: str) -> ControlRequest:
-        """What is wanted of a job now."""
+        """Return the control request of a job."""
 
     async def set_control(self, job_id: str, request: ControlRequest) -> None:
-        """Want something of a job, wherever it runs."""
+        """Set the control request of a job."""
 
     async def job(self, job_id: str) -> JobRecord | None:
-        """One job as it is now, or None."""
+        """Return a job, None if there is none."""
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
-        """The job that was begun with this key, or None."""
+        """Return the job with this idempotency key, None if there is none."""
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[JobRecord, ...]:
-        """Jobs, the newest first."""
+        """Return jobs, the newest first."""
 
     async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
-        """Messages could not be moved, or were left out."""
+        """Save messages that a job could not move or left out."""
 
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
-        """What a job could not move, in order, from number `cursor` on."""
+        """Return the messages that a job could not move, in order, starting with number `cursor`."""
 
     async def forget(
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
     ) -> Forgotten:
-        """Delete at most `limit` rows of the audit, and of jobs of which nothing more can come.
+        """Delete audit entries before `audit_before` and jobs that ended before `jobs_before`.
 
-        Entries from before `audit_before` go, jobs that ended before `jobs_before`; nothing is left
-        to delete when the answer has no rows.
+        One call deletes at most `limit` rows of each. A result without rows means that none are left.
         """
 
     async def remember(
         self, broker: str, kind: str, documents: Mapping[str, str], now: float
     ) -> None:
-        """Keep documents of a kind by their keys, in the place of those that were there."""
+        """Save documents of a kind by their keys. They replace earlier ones."""
 
     async def remembered(self, broker: str, kind: str) -> dict[str, str]:
-        """The documents of a kind that are kept for a broker, by key."""
+        """Return the documents of a kind for a broker, by key."""
 
     async def unlearn(self, broker: str, kind: str, key: str) -> None:
-        """Delete a document; none there is no error."""
+        """Delete a document, if it exists."""
 
     async def store_id(self) -> str:
-        """The id of this store, in hexadecimal digits: two stores that work on one queue differ in it."""
+        """Return the id of this store, in hexadecimal digits. It distinguishes stores that use one queue."""
 
     async def write(self, entry: AuditEntry, broker: str = "") -> None:
-        """Append to the audit, for that broker."""
+        """Append an entry of that broker to the audit."""
 
     async def read(
         self, query: AuditQuery, share: JournalShare | None = None
     ) -> tuple[AuditEntry, ...]:
-        """Entries of the audit, the newest first: all of them, or those of one broker's share."""
+        """Return audit entries, the newest first: all, or those of one broker's share."""
 
 
 class MemoryJournal:
-    """A journal for one process; it ends with it."""
+    """A journal in memory, for one process."""
 
     def __init__(self) -> None:
         self.database: SqlDatabase = MemoryDatabase()
@@ -442,7 +437,6 @@ class MemoryJournal:
         self._store_id = token_hex(4)
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
-        """Write down a job that starts, or goes on; the job of the same key if there is one."""
         if job.spec.key is not None and job.id not in self._jobs:
             known = await self.keyed(job.spec.broker, job.spec.key)
             if known is not None:
@@ -458,19 +452,16 @@ class MemoryJournal:
         return job
 
     async def save(self, job: JobRecord, owner: str) -> None:
-        """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
         self._check(job.id, owner)
         self._jobs[job.id] = job
 
     async def amend(self, job: JobRecord) -> None:
-        """Write down something about a job that nobody runs; JobConflict if somebody does."""
         known = self._jobs[job.id]
         if known.is_active:
             raise JobConflict(f"job {job.id} is {known.state}", known)
         self._jobs[job.id] = job
 
     async def renew(self, job_id: str, owner: str) -> ControlRequest:
-        """Still here; what is wanted of the job."""
         self._check(job_id, owner)
         return self._requests[job_id]
 
@@ -479,19 +470,15 @@ class MemoryJournal:
             raise LeaseLost(f"job {job_id} is run by another process now")
 
     async def control(self, job_id: str) -> ControlRequest:
-        """What is wanted of a job now."""
         return self._requests[job_id]
 
     async def set_control(self, job_id: str, request: ControlRequest) -> None:
-        """Want something of a job."""
         self._requests[job_id] = request
 
     async def job(self, job_id: str) -> JobRecord | None:
-        """One job as it is now, or None."""
         return self._jobs.get(job_id)
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
-        """The job that was begun with this key, or None."""
         asked = (broker, key)
         jobs = self._jobs.values()
         return next((job for job in jobs if (job.spec.broker, job.spec.key) == asked), None)
@@ -499,7 +486,6 @@ class MemoryJournal:
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[JobRecord, ...]:
-        """Jobs, the newest first."""
         found = (
             job
             for job in reversed(self._jobs.values())
@@ -510,33 +496,26 @@ class MemoryJournal:
         return tuple(islice(found, limit))
 
     async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
-        """Messages could not be moved, or were left out."""
         self._failures.setdefault(job_id, []).extend(failures)
 
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
-        """What a job could not move, in order, from number `cursor` on."""
         return tuple(self._failures.get(job_id, ())[cursor : cursor + limit])
 
     async def remember(
         self, broker: str, kind: str, documents: Mapping[str, str], now: float
     ) -> None:
-        """Keep documents of a kind by their keys, in the place of those that were there."""
         self._documents.setdefault((broker, kind), {}).update(documents)
 
     async def remembered(self, broker: str, kind: str) -> dict[str, str]:
-        """The documents of a kind that are kept for a broker, by key."""
         return dict(self._documents.get((broker, kind), {}))
 
     async def unlearn(self, broker: str, kind: str, key: str) -> None:
-        """Delete a document; none there is no error."""
         self._documents.get((broker, kind), {}).pop(key, None)
 
     async def store_id(self) -> str:
-        """The id of this store."""
         return self._store_id
 
     async def write(self, entry: AuditEntry, broker: str = "") -> None:
-        """Append to the audit, for that broker."""
         self._written += 1
         self._brokers[self._written] = broker
         self._audit.append(structs.replace(entry, number=self._written))
@@ -544,7 +523,6 @@ class MemoryJournal:
     async def forget(
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
     ) -> Forgotten:
-        """Delete at most `limit` entries of the audit, and as many finished jobs."""
         old = [entry.number for entry in self._audit if entry.at < audit_before][:limit]
         self._audit = [entry for entry in self._audit if entry.number not in old]
         for number in old:
@@ -560,7 +538,6 @@ class MemoryJournal:
     async def read(
         self, query: AuditQuery, share: JournalShare | None = None
     ) -> tuple[AuditEntry, ...]:
-        """Entries of the audit, the newest first: all of them, or those of one broker's share."""
         found = (
             entry
             for entry in reversed(self._audit)

@@ -1,8 +1,7 @@
-"""The journal in SQL: jobs survive their process, and one queue has one job across all of them.
+"""The journal in SQL: jobs survive their process, and a queue has one active job in all processes.
 
-Two processes with the same database and the same broker see the same jobs; a job whose process was not heard
-of for the length of its lease reads as interrupted. An SQLite file needs no extra (`sql.sqlite`); other
-databases come with the extra `postgres`.
+Processes with the same database and broker share their jobs. A job whose process does not renew its lease is
+read as interrupted. An SQLite file needs no extra, PostgreSQL needs the extra `postgres`.
 """
 
 from __future__ import annotations
@@ -37,11 +36,10 @@ def _one_of(states: Iterable[JobState]) -> str:
 
 
 _IS_ACTIVE = _one_of(ACTIVE)
-# The others can be resumed, so somebody may need them.
+# Jobs in other states can be resumed, so they are kept.
 _IS_OVER = _one_of((JobState.COMPLETED, JobState.CANCELLED))
 _IS_FREE = f"(NOT {_IS_ACTIVE} OR leased_until < :now)"
-"""Nobody runs it: it is not active, or its lease has run out."""
-
+"""No process runs the job: it is not active, or its lease has expired."""
 
 _ENCODER = msgspec.json.Encoder(enc_hook=float)  # a Moment is written with all its digits
 _JOB = msgspec.json.Decoder(JobRecord)
@@ -54,12 +52,12 @@ def _to_json(value: object) -> str:
 
 
 class SqlJournal:
-    """A journal in a migrated database; `lease` seconds without a sign make a job interrupted.
+    """A journal in a database. A job whose lease was not renewed for `lease` seconds is interrupted.
 
-    An active job belongs to the owner of its lease; the next to begin a job for the same queue puts one
-    aside whose lease has run out. The database lets nobody change the audit. Entries are deleted only when
-    they are older than a moment that was written down first, in a table to which rows can only be added as
-    well: a program that shortens the audit leaves when, and up to which moment.
+    An active job belongs to the owner of its lease. A new job for the same queue marks a job with an expired
+    lease as interrupted. Triggers of the database refuse changes of the audit. Entries can be deleted only
+    if they are older than a time in `hopback_audit_retention`, which is append-only too, so every deletion
+    leaves a record.
     """
 
     def __init__(self, database: SqlDatabase, clock: Clock, *, lease: float = 30.0) -> None:
@@ -69,12 +67,11 @@ class SqlJournal:
         self._store_id = ""
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
-        """Write down a job that starts, or goes on; the job of the same key if there is one."""
         now = self._clock.now()
         try:
             await self.database.write(partial(_begin, job, owner, now, now + self._lease))
         except RowRefused:
-            # Somebody was quicker: two processes began at the same moment.
+            # Another process began a job at the same time.
             key = job.spec.key
             same = None if key is None else await self.keyed(job.spec.broker, key)
             if same is not None and same.id != job.id:
@@ -89,14 +86,12 @@ class SqlJournal:
         return job
 
     async def save(self, job: JobRecord, owner: str) -> None:
-        """A job has another state, or is further on; LeaseLost if it is somebody else's now."""
         values = self._state_values(job)
         if not job.is_active:
             values |= {"leased_by": None, "leased_until": 0.0}
         await self._change_leased(job.id, owner, values)
 
     async def amend(self, job: JobRecord) -> None:
-        """Write down something about a job that nobody runs; JobConflict if somebody does."""
         values = self._state_values(job)
         unheld = {"id": job.id, "now": self._clock.now()}
         if await self._change(f"id = :id AND {_IS_FREE}", unheld, values) is None:
@@ -110,23 +105,20 @@ class SqlJournal:
         }
 
     async def renew(self, job_id: str, owner: str) -> ControlRequest:
-        """Still here; what is asked of the job. LeaseLost if it is somebody else's now."""
         until = {"leased_until": self._clock.now() + self._lease}
         return _CONTROL.decode(await self._change_leased(job_id, owner, until))
 
     async def control(self, job_id: str) -> ControlRequest:
-        """What is asked of a job now."""
         found = await self._rows("SELECT control FROM hopback_jobs WHERE id = :id", {"id": job_id})
         if not found:
             raise NoSuch("job", job_id)
         return _CONTROL.decode(found[0][0])
 
     async def set_control(self, job_id: str, request: ControlRequest) -> None:
-        """Ask something of a job, wherever it runs."""
         await self._change("id = :id", {"id": job_id}, {"control": _to_json(request)})
 
     async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:
-        """Change a job that is ours and tell what is asked of it; LeaseLost if it is ours no more."""
+        """Change a job of this owner and return its control request. Raises LeaseLost."""
         ours = {"id": job_id, "owner": owner}
         asked = await self._change("id = :id AND leased_by = :owner", ours, values)
         if asked is None:
@@ -136,18 +128,16 @@ class SqlJournal:
     async def _change(
         self, where: str, named: Mapping[str, object], values: Mapping[str, object]
     ) -> str | None:
-        """Change the row; what is asked of the job, or None if there is no such row."""
+        """Change a job and return its control request, None if no row matches."""
         changes = ", ".join(f"{column} = :{column}" for column in values)
         statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING control"
         found = await self.database.write(lambda execute: execute(statement, {**named, **values}))
         return None if not found else str(found[0][0])
 
     async def job(self, job_id: str) -> JobRecord | None:
-        """One job as it is now, or None."""
         return await self._first_job("id = :id", {"id": job_id})
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
-        """The job that was begun with this key, or None."""
         return await self._first_job(
             "broker = :broker AND idempotency_key = :key", {"broker": broker, "key": key}
         )
@@ -158,7 +148,6 @@ class SqlJournal:
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[JobRecord, ...]:
-        """Jobs, the newest first."""
         wanted, named = ["1 = 1"], dict[str, object]()
         if broker:
             wanted.append("broker = :broker")
@@ -174,7 +163,7 @@ class SqlJournal:
     async def _read_jobs(
         self, where: str, named: Mapping[str, object], limit: int
     ) -> tuple[JobRecord, ...]:
-        """Jobs as they are now; one whose process is gone is interrupted, whatever was written last."""
+        """Read jobs. A job with an expired lease is interrupted, whatever its document contains."""
         rows = await self._rows(
             f"SELECT document, state, leased_until FROM hopback_jobs WHERE {where}"
             " ORDER BY number DESC LIMIT :limit",
@@ -189,7 +178,6 @@ class SqlJournal:
         return tuple(found)
 
     async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
-        """Messages could not be moved, or were left out."""
         rows: list[dict[str, object]] = [
             {"job_id": job_id, "document": _to_json(failed)} for failed in failures
         ]
@@ -197,7 +185,6 @@ class SqlJournal:
             await self._add("hopback_job_failures", rows)
 
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
-        """What a job could not move, in order, from number `cursor` on."""
         rows = await self._rows(
             "SELECT document FROM hopback_job_failures WHERE job_id = :job"
             " ORDER BY number LIMIT :limit OFFSET :cursor",
@@ -206,7 +193,6 @@ class SqlJournal:
         return tuple(_FAILURE.decode(document) for (document,) in rows)
 
     async def write(self, entry: AuditEntry, broker: str = "") -> None:
-        """Append to the audit, for that broker."""
         values: dict[str, object] = msgspec.structs.asdict(entry)
         values |= {"details": json.dumps(dict(entry.details), default=str), "broker": broker}
         del values["number"]  # the database gives it
@@ -215,7 +201,6 @@ class SqlJournal:
     async def read(
         self, query: AuditQuery, share: JournalShare | None = None
     ) -> tuple[AuditEntry, ...]:
-        """Entries of the audit, the newest first: all of them, or those of one broker's share."""
         wanted, named = ["1 = 1"], dict[str, object](limit=query.limit)
         for name in ("by", "action", "queue", "job"):
             if value := getattr(query, name):
@@ -246,7 +231,6 @@ class SqlJournal:
     async def forget(
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
     ) -> Forgotten:
-        """Delete at most `limit` rows of each kind; nothing is left to delete when none were."""
         finished, rows = await self.database.write(
             partial(_forget_jobs, before=jobs_before, limit=limit)
         )
@@ -258,9 +242,8 @@ class SqlJournal:
     async def remember(
         self, broker: str, kind: str, documents: Mapping[str, str], now: float
     ) -> None:
-        """Keep documents of a kind by their keys, in the place of those that were there."""
         if documents:
-            # In the same order for everybody: two writers do not wait for each other's rows.
+            # Sorted, so that two writers cannot wait for each other's rows.
             rows: list[dict[str, object]] = [
                 {"broker": broker, "kind": kind, "key": key, "now": now, "document": text}
                 for key, text in sorted(documents.items())
@@ -276,7 +259,6 @@ class SqlJournal:
             )
 
     async def remembered(self, broker: str, kind: str) -> dict[str, str]:
-        """The documents of a kind that are kept for a broker, by key."""
         return dict(
             await self._rows(
                 "SELECT key, document FROM hopback_documents WHERE broker = :broker AND kind = :kind",
@@ -285,7 +267,6 @@ class SqlJournal:
         )
 
     async def unlearn(self, broker: str, kind: str, key: str) -> None:
-        """Delete a document; none there is no error."""
         one = {"broker": broker, "kind": kind, "key": key}
         await self.database.write(
             lambda execute: execute(
@@ -296,7 +277,6 @@ class SqlJournal:
         )
 
     async def store_id(self) -> str:
-        """The id of this store, chosen by the first process that needs it."""
         if not self._store_id:
             new = {"now": self._clock.now(), "document": token_hex(4)}
 
@@ -320,7 +300,7 @@ class SqlJournal:
         return await self.database.read(lambda execute: execute(statement, named))
 
     async def _add(self, table: str, rows: list[dict[str, object]]) -> None:
-        """Insert the rows; each has the same columns."""
+        """Insert rows with the same columns."""
         columns = ", ".join(f'"{column}"' for column in rows[0])
         names = ", ".join(f":{column}" for column in rows[0])
         insert = f"INSERT INTO {table} ({columns}) VALUES ({names})"
@@ -328,7 +308,7 @@ class SqlJournal:
 
 
 def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execute) -> None:
-    """Put jobs of the queue aside whose lease has run out, and write this one down."""
+    """Interrupt jobs of the queue with an expired lease, and insert or update this one."""
     values: dict[str, object] = {
         "id": job.id,
         "broker": job.spec.broker,
@@ -359,7 +339,7 @@ def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execut
 
 
 def _forget_jobs(execute: Execute, *, before: float, limit: int) -> tuple[int, int]:
-    """Delete at most `limit` rows of jobs that were over before then; how many jobs, and rows."""
+    """Delete at most `limit` rows of jobs that ended before that time. Return the jobs and the rows."""
     ids = [
         job
         for (job,) in execute(
@@ -371,7 +351,7 @@ def _forget_jobs(execute: Execute, *, before: float, limit: int) -> tuple[int, i
     if not ids:
         return 0, 0
     names, jobs = placeholders("job", ids)
-    # A job may have more failures than fit: the job itself goes last.
+    # A job may have more failures than `limit`, so the job is deleted last.
     numbers = execute(
         f"SELECT number FROM hopback_job_failures WHERE job_id IN ({names}) LIMIT :limit",
         {**jobs, "limit": limit},
@@ -384,14 +364,14 @@ def _forget_jobs(execute: Execute, *, before: float, limit: int) -> tuple[int, i
 
 
 def _forget_entries(execute: Execute, *, before: float, now: float, limit: int) -> int:
-    """Delete at most `limit` entries from before that moment, the oldest first; how many."""
+    """Delete at most `limit` entries before that time, the oldest first. Return their number."""
     numbers = execute(
         "SELECT number FROM hopback_audit WHERE at < :before ORDER BY number LIMIT :limit",
         {"before": before, "limit": limit},
     )
     if numbers:
-        ((said,),) = execute("SELECT MAX(deleted_before) FROM hopback_audit_retention")
-        if said is None or said < before:
+        ((deleted,),) = execute("SELECT MAX(deleted_before) FROM hopback_audit_retention")
+        if deleted is None or deleted < before:
             execute(
                 "INSERT INTO hopback_audit_retention (at, deleted_before) VALUES (:now, :before)",
                 {"now": now, "before": before},

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from hopback.ops.http.events import StreamedResponse
-from hopback.store.database import open_database, reading
+from hopback.store.database import open_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -65,7 +65,7 @@ async def test_a_page_closed_amid_a_database_call_leaves_no_traceback(
     async def content() -> AsyncIterator[bytes]:
         yield b"first"
         while True:
-            async with reading(engine) as connection:
+            async with engine.connect() as connection:
                 await connection.execute(text("SELECT 1"))
 
     for turns in range(40):
