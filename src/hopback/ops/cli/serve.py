@@ -18,13 +18,12 @@ from hopback.cli.options import HttpAddress, cannot_listen, url_host
 from hopback.clock import SystemClock
 from hopback.ops.cli.journal import journal
 from hopback.ops.cli.where import (
+    apply_settings,
     broker_where_options,
     file_brokers,
-    make_operations,
     open_broker,
     open_operations,
     operation_settings,
-    said_of,
 )
 
 if TYPE_CHECKING:
@@ -146,20 +145,24 @@ async def _open_brokers(
     where: Where, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
 ) -> list[Operations]:
     """Open the brokers of the settings on one journal, or the one of the options. None is asked yet."""
+    from hopback.ops.operations import Operations
+
     editing, lease = settings.deadletters.editing, settings.jobs.lease_seconds
     if not settings.brokers:
         return [await open_operations(where, stack, editing=editing, lease=lease)]
     clock = SystemClock()
     kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
     brokers = [
-        await open_broker(said_of(each, where), stack, clock, name=each.name, ask=False)
+        await open_broker(apply_settings(each, where), stack, clock, name=each.name, ask=False)
         for each in file_brokers(config)
     ]
     shared = operation_settings(editing=editing, lease=lease)
     beside = [each.journal_name for each in brokers]
     return [
         await stack.enter_async_context(
-            make_operations(each, kept, shared, beside, is_first=each is brokers[0])
+            Operations(
+                each, journal=kept, settings=shared, beside=beside, is_first=each is brokers[0]
+            )
         )
         for each in brokers
     ]

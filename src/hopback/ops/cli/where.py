@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.requests import Settings, Who
-    from hopback.ops.jobs.journal import Journal
     from hopback.ops.operations import Operations
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
@@ -62,7 +61,7 @@ _PASSWORD = re.compile(r"(//[^/@:]*):[^/]*@")
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What the user said of where the dead letters are."""
+    """Connection options of commands that operate on dead letters."""
 
     broker: str | None = None
     management: str | None = None
@@ -220,19 +219,21 @@ async def open_operations(
 
     A process that does not renew its leases for `lease` seconds loses its jobs.
     """
+    from hopback.ops.operations import Operations
+
     beside: tuple[str, ...] = ()
     is_first = True
     if where.is_named:
         name = where.broker or ""
         chosen, brokers = named_broker(name, where.config), file_brokers(where.config)
-        where, beside = said_of(chosen, where), journal_names(brokers)
+        where, beside = apply_settings(chosen, where), journal_names(brokers)
         is_first = brokers[0].name == name
     clock = SystemClock()
     kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
     broker = await open_broker(where, stack, clock)
     settings = operation_settings(editing=editing, lease=lease)
     return await stack.enter_async_context(
-        make_operations(broker, kept, settings, beside, is_first=is_first)
+        Operations(broker, journal=kept, settings=settings, beside=beside, is_first=is_first)
     )
 
 
@@ -241,26 +242,6 @@ def operation_settings(*, editing: bool, lease: float = 30.0) -> Settings:
     from hopback.ops.contract.requests import Settings
 
     return Settings(exports=state_folder() / "exports", editing=editing, lease_s=lease)
-
-
-def make_operations(
-    broker: ManagedBroker,
-    kept: Journal,
-    settings: Settings,
-    beside: Iterable[str] = (),
-    *,
-    is_first: bool = True,
-) -> Operations:
-    """Return the operations on a broker, in a journal that it may share with those `beside`."""
-    from hopback.ops.operations import Operations
-
-    return Operations(
-        broker,
-        journal=kept,
-        settings=settings,
-        beside=beside,
-        is_first=is_first,
-    )
 
 
 async def open_broker(
@@ -313,8 +294,8 @@ def journal_names(brokers: Iterable[BrokerSettings]) -> tuple[str, ...]:
     return tuple(ManagedBroker(broker, vhost=vhost).journal_name for broker, vhost in opened)
 
 
-def said_of(named: BrokerSettings, where: Where) -> Where:
-    """What the settings file says of a broker; what the options say goes before it."""
+def apply_settings(named: BrokerSettings, where: Where) -> Where:
+    """Complete the options with the settings of a broker. Options take precedence."""
     return replace(
         where,
         broker=named.url,

@@ -101,7 +101,7 @@ def change_delivery(delivery: Delivery, edit: Edit) -> Received:
 
 
 async def send_copy(
-    live: ManagedBroker,
+    broker: ManagedBroker,
     held: BrowseSession,
     message: str,
     edit: Edit,
@@ -111,19 +111,19 @@ async def send_copy(
 ) -> str:
     """Send an edited copy of a message that a session holds. Return the message id of the copy."""
     dead_letter, delivery = held.dead_letter(message), held.delivery(message)
-    routes = (await live.snapshot()).routes()
+    routes = (await broker.snapshot()).routes()
     aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
     if not isinstance(aim, Aim):
         raise BadRequest("target", aim)
     copy = str(uuid4())
     occasion = RedriveOccasion(now, f"edit-{copy}", person.id, person.name)
     changed = make_copy(delivery, dead_letter, edit, aim, occasion, copy)
-    async with live.query() as connection:
+    async with broker.query() as connection:
         flaw = await target_flaw(connection, aim.redrive)
     if flaw is not None:
         raise UnsafeOperation(f"the copy was not sent: {flaw}")
     # A broker with an alarm does not read from a connection that publishes.
-    publishing = await live.broker.connect("hopback edited copy")
+    publishing = await broker.broker.connect("hopback edited copy")
     try:
         await (await publishing.open_channel()).publish(changed)
     except BrokerError as failed:

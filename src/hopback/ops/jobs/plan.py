@@ -248,13 +248,13 @@ class Planner:
 
     def __init__(
         self,
-        live: ManagedBroker,
+        broker: ManagedBroker,
         sessions: Sessions,
         settings: Settings,
         clock: Clock,
         store_id: Callable[[], Awaitable[str]],
     ) -> None:
-        self._live = live
+        self._broker = broker
         self._store_id = store_id
         self._sessions = sessions
         self._settings = settings
@@ -364,7 +364,7 @@ class Planner:
 
     async def snapshot_for(self, spec: JobSpec) -> BrokerSnapshot:
         """The broker as a job finds it that goes on; UnsafeOperation if nothing can be moved any more."""
-        snapshot = await self._live.snapshot(count=spec.queue)
+        snapshot = await self._broker.snapshot(count=spec.queue)
         await self.check_ways(spec, snapshot)
         return snapshot
 
@@ -385,7 +385,7 @@ class Planner:
             return
         ways = known_ways(spec.request.target, snapshot.one(spec.queue))
         table = snapshot.table()
-        async with self._live.query() as connection:
+        async with self._broker.query() as connection:
             flaws = [await target_flaw(connection, way, table) for way in ways]
         if flaws and all(flaws):
             raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
@@ -398,7 +398,7 @@ class Planner:
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
             raise BadRequest("job", f"one that has ended with failures; {state}")
-        depth, _ = await self._live.depth(job.queue)
+        depth, _ = await self._broker.depth(job.queue)
         digests = tuple(failed.digest for failed in failures)
         request = structs.replace(
             job.spec.request,
@@ -419,11 +419,11 @@ class Planner:
         if not snapshot.consumers:
             return []
         store = await self._store_id()
-        named = [describe_consumer(each, store) for each in await self._live.consumers_of(queue)]
+        named = [describe_consumer(each, store) for each in await self._broker.consumers_of(queue)]
         found = [each for each in named if each]
         if active is None and snapshot.consumers > len(found):
             # A quorum queue counts ended consumers that hold messages. Management does not list them.
-            names = await self._live.connection_names() or ()
+            names = await self._broker.connection_names() or ()
             others = [job for job in jobs_on(queue, names) if job not in "".join(found)]
             if others:
                 return [*found, *(f"job {job} of another store" for job in others)][:_NAMED]
@@ -431,7 +431,9 @@ class Planner:
         held_here = bool(self._sessions.active(queue))
         if active is None and (snapshot.is_classic(queue) or not held_here):
             unnamed = snapshot.consumers - len(found)
-            why = "that management does not name yet" if self._live.management else "without a name"
+            why = (
+                "that management does not name yet" if self._broker.management else "without a name"
+            )
             found += [f"{unnamed} {why}"] if unnamed > 0 else []
         return found[:_NAMED]
 
@@ -448,7 +450,7 @@ class Planner:
         `active` is the job that holds the queue now.
         """
         check_request(request)
-        snapshot = await self._live.snapshot(count=request.queue)
+        snapshot = await self._broker.snapshot(count=request.queue)
         source, cost = snapshot.one(request.queue), snapshot.cost(request.queue, killed=True)
         look = snapshot.cost(request.queue)
         selection, held = await self._select(request, snapshot.ready)
@@ -464,7 +466,7 @@ class Planner:
                 f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the"
                 " handler does not see what they say"
             )
-        async with self._live.query() as connection:
+        async with self._broker.query() as connection:
             ways = await dry_run.ways(connection, snapshot.table())
             reaches = await self._reached_queues(connection, ways, snapshot.table())
         warnings[:0] = [
@@ -530,7 +532,7 @@ class Planner:
                 names |= dict.fromkeys(table.reachable(way.exchange, way.routing_key) or ())
         found = []
         for name in list(names)[:_REACHED]:
-            depth = await self._live.count_now(name)
+            depth = await self._broker.count_now(name)
             if depth is not None:
                 found.append(ReachedQueue(name, depth.consumers, depth.ready))
         return tuple(found)
@@ -580,14 +582,14 @@ class Planner:
 
         Before it returns, as many messages as before are `ready` again.
         """
-        async with aclosing(walk(self._live, queue, count, cost)) as messages:
+        async with aclosing(walk(self._broker, queue, count, cost)) as messages:
             async for delivery in messages:
                 dry_run.see(delivery)
                 yield
                 if on_progress is not None and dry_run.seen % _TELL_EVERY == 0:
                     on_progress(LookProgress(queue, dry_run.seen, count))
         if not cost.is_stream:
-            await self._live.wait_until_ready(queue, ready)
+            await self._broker.wait_until_ready(queue, ready)
 
 
 def _counted_selection(

@@ -13,7 +13,7 @@ from hopback.cli.app import run
 from hopback.cli.exits import Exit
 from hopback.ops.cli.dlq_actions import redrive
 from hopback.ops.cli.journal import state_folder
-from hopback.ops.cli.where import Where, file_brokers, journal_names, resume_command, said_of
+from hopback.ops.cli.where import Where, apply_settings, file_brokers, journal_names, resume_command
 
 
 @pytest.fixture(autouse=True)
@@ -109,14 +109,17 @@ def test_a_broker_is_named_by_the_settings_file(settings: Path) -> None:
     """With everything that the file says of it; what the options say goes before."""
     found = {each.name: each for each in file_brokers(settings)}
     assert list(found) == ["prod", "lab:a", "lab:b/c"]
-    where = said_of(found["lab:b/c"], Where(named=("more",)))
+    where = apply_settings(found["lab:b/c"], Where(named=("more",)))
     assert (where.broker, where.named, where.topologies) == (
         "amqp://lab.test:3/b%2Fc",
         ("failed=orders", "more"),
         ("raffle",),
     )
-    assert said_of(found["prod"], Where()).management == "http://prod.test:2"
-    assert said_of(found["prod"], Where(management="http://x.test")).management == "http://x.test"
+    assert apply_settings(found["prod"], Where()).management == "http://prod.test:2"
+    assert (
+        apply_settings(found["prod"], Where(management="http://x.test")).management
+        == "http://x.test"
+    )
     assert len(set(journal_names(found.values()))) == 3
 
 
