@@ -126,11 +126,11 @@ _COMMANDS = {
     ),
     "pause": LazyCommand(
         "hopback.cli.pause:pause",
-        "Let a running service take no deliveries of a queue.",
+        "Pause consumption of a queue in a running service.",
     ),
     "resume": LazyCommand(
         "hopback.cli.pause:resume",
-        "Let a running service take deliveries of a paused queue again.",
+        "Resume consumption of a paused queue in a running service.",
     ),
     "dlq": LazyCommand(
         "hopback.cli.app:dlq", "Dead letters: look without harm, send back without loss."

@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
-"""Where our own modules are: a line in there is never the one that a user has to correct."""
+"""The folder of our own modules. An error message never names a line in it."""
 
 
 _DECLARES = re.compile(r"\.(?:handler|batch|push|middleware)\b|\bRouter\(")
-"""What a module says that declares something; others are not imported: they may be scripts."""
+"""The text of modules that declare handlers. Other modules are not imported: they may be scripts."""
 
 
 def load_app(target: str) -> App:
-    """The application; the current directory is searched first. CommandFailed says what is missing."""
+    """Import an application. The current directory is searched first."""
     from hopback.runtime.app import App
 
-    module, said = load_module(target)
-    attribute = said or "app"
+    module, attribute = load_module(target)
+    attribute = attribute or "app"
     app = getattr(module, attribute, None)
     if not isinstance(app, App):
-        there = [name for name, value in vars(module).items() if isinstance(value, App)]
+        apps = [name for name, value in vars(module).items() if isinstance(value, App)]
         got = "nothing" if app is None else type(app).__name__
-        known = f"It has: {', '.join(there)}." if there else "It has no application at all."
+        known = f"It has: {', '.join(apps)}." if apps else "It contains no application."
         raise CommandFailed(
             f"expected an App as {attribute!r} in {module.__name__}, got {got}",
             do=f"{known} Say `hopback run {module.__name__}:NAME`.",
@@ -63,7 +63,7 @@ def load_app(target: str) -> App:
 
 
 def load_module(target: str) -> tuple[ModuleType, str]:
-    """The module of `module:attribute`, imported, and the attribute's name, empty if none was said."""
+    """Import the module of MODULE:ATTRIBUTE. Return it with the attribute's name, which may be empty."""
     name, _, attribute = target.partition(":")
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         raise CommandFailed(
@@ -74,7 +74,7 @@ def load_module(target: str) -> tuple[ModuleType, str]:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    ours = name.startswith("hopback.")  # a documented system; what it lacks comes with its extra
+    ours = name.startswith("hopback.")  # a documented system, whose libraries come with an extra
     try:
         with needs("systems", name) if ours else nullcontext():
             return import_module(name), attribute
@@ -93,18 +93,18 @@ def load_module(target: str) -> tuple[ModuleType, str]:
 
 
 def _broken(name: str, error: Exception) -> CommandFailed:
-    """The module is there but cannot be imported: say at which line its author has to look."""
+    """Return the error of a module that cannot be imported, with the line that its author has to correct."""
     frames = traceback.extract_tb(error.__traceback__)
     found = [one for one in frames if "importlib" not in one.filename]
     if not name.startswith("hopback."):
-        # What Hopback refuses, it refuses deep inside; the line to correct is the one that called it.
+        # Hopback raises deep inside. The line to correct is the one that called it.
         found = [one for one in found if not one.filename.startswith(_HOPBACK)]
     where = f"{found[-1].filename}, line {found[-1].lineno}: " if found else ""
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}: "
     if isinstance(error, HopbackError):
-        told = f"{name} cannot be imported: {where}{error}"
-        return CommandFailed(told, do=error.remedy, code=exit_of(error))
+        text = f"{name} cannot be imported: {where}{error}"
+        return CommandFailed(text, do=error.remedy, code=exit_of(error))
     return CommandFailed(
         f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
         do="Correct the module; `python -m` it to see the whole traceback.",
@@ -112,12 +112,12 @@ def _broken(name: str, error: Exception) -> CommandFailed:
 
 
 def discover(package: ModuleType) -> tuple[ModuleType, ...]:
-    """Import the modules below a package that declare handlers; a plain module has none below it."""
+    """Import the modules of a package that declare handlers."""
     return tuple(import_module(name) for name in _declaring(package))
 
 
 def left_out(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
-    """Where routers stand that no application has included: their handlers do not run."""
+    """Return the names of routers that no application includes. Their handlers do not run."""
     from hopback.runtime.app import App, Router
 
     return tuple(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_log(level: str, form: str, **more: Any) -> EventLog:
-    """JSON lines on stderr, short ones on a terminal; Python's own logging joins them."""
+    """Log JSON lines to stderr, or short lines on a terminal. Python's logging goes to the same log."""
     on_terminal = sys.stderr.isatty()
     as_text = form == "text" or (form == "auto" and on_terminal)
     colour = on_terminal and not os.environ.get("NO_COLOR")
@@ -25,6 +25,6 @@ def open_log(level: str, form: str, **more: Any) -> EventLog:
         if as_text
         else JsonLog(clock, level=level, **more)
     )
-    # An application that has configured logging for itself is left alone.
+    # This does nothing if the application has configured logging.
     logging.basicConfig(level=SEVERITY[level], handlers=[LogBridge(log)])
     return log

@@ -16,7 +16,7 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The question that helps after a typing error, with a space behind it; empty if nothing is close."""
+    """Return "Did you mean X? " for the closest known name, or "" if none is close."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), n=1)
@@ -31,7 +31,7 @@ class HttpAddress(click.ParamType[tuple[str, int]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, int]:
-        """Host and port; 0 takes a free port."""
+        """Return host and port. Port 0 means a free port."""
         if isinstance(value, tuple):
             return value
         host, _, port = str(value).rpartition(":")
@@ -41,14 +41,14 @@ class HttpAddress(click.ParamType[tuple[str, int]]):
 
 
 def url_host(host: str, port: int) -> str:
-    """Host and port as they stand in a URL: an IPv6 address in brackets."""
+    """Return host and port for a URL, with brackets around an IPv6 address."""
     return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def header_pairs(said: tuple[str, ...]) -> dict[str, str]:
-    """What repeated options `--header NAME=TEXT` say."""
+def header_pairs(values: tuple[str, ...]) -> dict[str, str]:
+    """Parse the values of `--header NAME=TEXT`."""
     found = {}
-    for text in said:
+    for text in values:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise click.BadParameter(f"expected NAME=TEXT, got {text!r}.", param_hint="--header")
@@ -57,16 +57,16 @@ def header_pairs(said: tuple[str, ...]) -> dict[str, str]:
 
 
 def cannot_listen(address: tuple[str, int], reason: str) -> CommandFailed:
-    """The error of a command that gets no socket for --http."""
+    """Return the error of a command that cannot listen on --http."""
     return CommandFailed(
         f"cannot listen on {url_host(*address)}: {reason}",
-        do="Take another port with --http, or end what listens there.",
+        do="Choose another port with --http, or stop the program that uses it.",
         code=Exit.CONFLICT,
     )
 
 
 def format_option(*choices: str) -> Callable[[_Command], _Command]:
-    """The option -o, --format; the first choice is the default."""
+    """Return the option -o, --format. The first choice is the default."""
     return click.option(
         "-o",
         "--format",
@@ -79,7 +79,6 @@ def format_option(*choices: str) -> Callable[[_Command], _Command]:
 
 
 def log_format_option(command: _Command) -> _Command:
-    """The option --log-format of what runs until it is stopped."""
     return click.option(
         "--log-format",
         type=click.Choice(("auto", "json", "text")),

@@ -11,12 +11,10 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import HttpAddress, url_host
 from hopback.text import one_line as safe
 
-_TIMEOUT_S = 10.0  # the service answers from memory; one that takes longer is not well
+_TIMEOUT_S = 10.0  # seconds; the service answers from memory, so a slower one does not work
 
 
-_MOST_ANSWER_BYTES = (
-    65_536  # its answers have some hundred bytes; what has more is no service of ours
-)
+_MOST_ANSWER_BYTES = 65_536  # answers have some 100 bytes; the rest of a longer one is not read
 
 
 _http = click.option(
@@ -31,16 +29,16 @@ _http = click.option(
 )
 
 
-@click.command(short_help="Let a running service take no deliveries of a queue.")
+@click.command(short_help="Pause consumption of a queue in a running service.")
 @click.argument("queue")
 @_http
 def pause(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
-    """Pause QUEUE: what runs finishes, what waits stays in the queue until `hopback resume`."""
+    """Pause QUEUE: running handlers finish, other messages stay in the queue until `hopback resume`."""
     for address in addresses:
         _tell_service(queue, "pause", address)
 
 
-@click.command(short_help="Let a running service take deliveries of a paused queue again.")
+@click.command(short_help="Resume consumption of a paused queue in a running service.")
 @click.argument("queue")
 @_http
 def resume(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
@@ -65,7 +63,7 @@ def _tell_service(queue: str, verb: str, address: tuple[str, int]) -> None:
     try:
         connection.request("POST", f"/queues/{quote(queue, safe='')}/{verb}")
         response = connection.getresponse()
-        told = json.loads(response.read(_MOST_ANSWER_BYTES) or b"{}")
+        answer = json.loads(response.read(_MOST_ANSWER_BYTES) or b"{}")
     except (OSError, HTTPException, ValueError) as error:
         raise CommandFailed(
             f"no service of this user answers at {url_host(*address)}: {error}",
@@ -75,7 +73,9 @@ def _tell_service(queue: str, verb: str, address: tuple[str, int]) -> None:
         ) from error
     finally:
         connection.close()
-    status, answer = response.status, told if isinstance(told, dict) else {}
+    status = response.status
+    if not isinstance(answer, dict):
+        answer = {}
     if status != 200:
         raise CommandFailed(
             str(answer.get("error", f"HTTP {status}")),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     envvar="HOPBACK_BROKER",
     required=True,
     metavar="URL",
-    help="amqp(s):// address, or `embedded`: a broker as long as it runs; also HOPBACK_BROKER.",
+    help="amqp(s):// address, or `embedded` for a broker inside this process; also HOPBACK_BROKER.",
 )
 @click.option(
     "--management",
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     "--concurrency",
     type=click.IntRange(min=1),
     metavar="N",
-    help="How many handlers of each queue run at once, whatever they say themselves.",
+    help="Number of handlers of each queue that run at once, instead of their own setting.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1, 256),
     default=1,
     metavar="N",
-    help="So many processes, restarted when they die.",
+    help="Number of worker processes. A process that dies is restarted.",
 )
 @click.option("--reload", is_flag=True, help="Restart when .py files change; for development.")
 @click.option(
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     type=click.Choice(("declare", "check", "external")),
     default="declare",
     show_default=True,
-    help="Create what is missing, only make sure that it is there, or do not look.",
+    help="Create missing objects, only check that all exist, or do neither.",
 )
 @click.option(
     "--accept", multiple=True, metavar="RULE", help="Start despite this error; repeatable."
@@ -87,23 +87,23 @@ if TYPE_CHECKING:
     type=click.Choice(("debug", "info", "warning", "error")),
     default="info",
     show_default=True,
-    help="The least that is logged; each handled message is `debug`.",
+    help="Minimum log level. Each handled message is logged at `debug`.",
 )
 @log_format_option
 @click.option("--otel", is_flag=True, help="A span for each run of a handler (OpenTelemetry).")
 @click.option("--child", "number", type=int, default=0, hidden=True)
 @click.option("--parent", type=int, default=None, hidden=True)
 def run(**options: Any) -> int:
-    """Run the handlers of APP in MODULE, found from the current directory, until it is stopped.
+    """Run the handlers of APP in MODULE until stopped. MODULE is searched in the current directory first.
 
-    The first SIGINT or SIGTERM finishes what runs; a second one stops at once. Leaves with 0, or
-    with 3 if a handler was interrupted or a message could not be settled, 130 if it was forced.
+    The first SIGINT or SIGTERM lets running handlers finish. A second one stops at once. The exit code is 0,
+    or 3 if a handler was interrupted or a message could not be settled, or 130 after a second signal.
     """
     settings = RunSettings(**options)
     if settings.processes > 1 or settings.reload:
         if settings.embedded:
             raise click.UsageError(
-                f"--broker {EMBEDDED} lives in one process: use neither --processes nor --reload with it."
+                f"--broker {EMBEDDED} runs in one process: do not use --processes or --reload with it."
             )
         supervisor, forced = asyncio.run(_supervise(settings))
         reports = supervisor.reports
@@ -119,7 +119,7 @@ def _run_one(settings: RunSettings) -> int:
 
     app = load_app(settings.target)
     if not (app.handlers or app.has_lifespan):
-        # With nothing to do it would say that it is ready, and then nothing forever.
+        # A service without handlers would be ready and do nothing.
         module = settings.target.partition(":")[0]
         raise CommandFailed(
             f"app {app.name!r} of {settings.target} has no handlers",
@@ -127,7 +127,7 @@ def _run_one(settings: RunSettings) -> int:
             f" other modules, import these in {module}: a module that nobody imports declares nothing.",
             code=Exit.USAGE,
         )
-    # Only sockets gain from the quicker loop.
+    # uvloop speeds up sockets only.
     factory = None if settings.embedded else quick_loop()
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
@@ -155,21 +155,21 @@ def _run_one(settings: RunSettings) -> int:
 
 
 def _leave_threads(code: int) -> None:
-    """End the process if sync handlers have not returned: Python would wait for their threads."""
+    """Exit now if sync handlers have not returned. Python would wait for their threads."""
     from hopback.runtime.slow_runs import threads_in_use
 
     if threads_in_use():
         click.echo(
             f"{threads_in_use()} handlers in threads did not return; they end here.", err=True
         )
-        atexit._run_exitfuncs()  # noqa: SLF001 - what others registered, such as a last export of spans
+        atexit._run_exitfuncs()  # noqa: SLF001 - for example the last export of spans
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
 def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
-    """What was done and what was left: everything left is still the broker's."""
+    """Print the settled deliveries and those that the broker delivers again."""
     click.echo(f"Stopped. {handled} deliveries settled.")
     for one in left:
         parts = [

@@ -52,7 +52,7 @@ _LOG = logging.getLogger("hopback.run")
 
 
 def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
-    # What a topology can lose is said once, not once for each process.
+    # Only the first process logs the hazards of the topology.
     silent = frozenset({"topology.warning"}) if settings.number else frozenset()
     process = None if settings.parent is None else settings.number
     return open_log(
@@ -61,14 +61,15 @@ def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
 
 
 async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
-    """Run the application until a signal ends it: its report, and whether it was forced."""
+    """Run the application until a signal. Return its report, and whether a second signal came."""
     bus = Bus(log_of(settings, app.codes))
     metrics = _metrics(settings)
     if metrics is not None:
         bus.subscribe(metrics)
     connection = survivor = None
     if settings.parent is not None:
-        # The parent outlives us: it is told what we handle alone, and told us of what others died.
+        # The parent survives this process. It keeps the suspected message that runs alone here, and passes on
+        # the messages that killed earlier processes.
         connection = parent = ParentConnection(settings.parent)
         survivor = Survivor(lambda token: parent.say(alone=token), deaths_in(os.environ))
     tracing: dict[str, Any] = {}
@@ -109,7 +110,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
 
 
 async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> RabbitMQ:
-    """The broker that was named; `embedded` is one that lives as long as we do, on a socket."""
+    """Return the broker of --broker. `embedded` starts one that ends with this process."""
     if not settings.embedded:
         return rabbitmq(settings.broker)
     from hopback.broker.server import BrokerServer, ServerSettings
@@ -117,21 +118,21 @@ async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> Rab
     server = BrokerServer(ServerSettings(http_port=None))
     try:
         await server.start()
-    except OSError:  # something listens there already, perhaps a RabbitMQ
+    except OSError:  # the port is in use, perhaps by RabbitMQ
         server = BrokerServer(ServerSettings(port=0, http_port=None))
         await server.start()
     stack.push_async_callback(server.stop)
     url = server.url.replace("amqp://", "amqp://guest:guest@") + "/"
     queue = next(iter(app.handlers), "QUEUE")
-    there = "" if url == LOCAL_BROKER else f" --broker {url}"
+    option = "" if url == LOCAL_BROKER else f" --broker {url}"
     click.echo(f"The broker of this process, in memory: {url}")
-    click.echo(safe(f"Publish from another terminal: hopback publish {queue} '{{}}'{there}"))
+    click.echo(safe(f"Publish from another terminal: hopback publish {queue} '{{}}'{option}"))
     sys.stdout.flush()
     return rabbitmq(url)
 
 
 def _metrics(settings: RunSettings) -> Metrics | None:
-    """Counted only where they can be read, and where the extra is installed."""
+    """Return metrics if --http serves them and the extra is installed."""
     if settings.http is None:
         return None
     try:
@@ -149,7 +150,7 @@ async def _watchers(
     know_timeout: Callable[[str, float], object],
     stack: AsyncExitStack,
 ) -> list[Callable[[Connection], Awaitable[None]]]:
-    """What looks at the queues beside the consumers."""
+    """Return the watchers of queues and policies."""
     topology = app.topology
     watched = watched_queues(topology, settings.queues or app.handlers)
     found: list[Callable[[Connection], Awaitable[None]]] = []
@@ -177,7 +178,7 @@ async def _attend(
     metrics: Metrics | None,
     stack: AsyncExitStack,
 ) -> None:
-    """Start what lives beside the service: its health and its HTTP endpoint."""
+    """Start the health checks and the HTTP endpoint of the service."""
     watchdog = stack.enter_context(Watchdog())
     health = Health(service, time=asyncio.get_running_loop().time)
     await stack.enter_async_context(_beside(health.run()))
@@ -195,7 +196,7 @@ async def _attend(
 
 
 async def _listen_to_commands(control: ControlEndpoint, port: int, stack: AsyncExitStack) -> None:
-    """Open the socket of `hopback pause`. A service that cannot have one runs without it."""
+    """Open the socket of `hopback pause`. If that fails, log it and run without the socket."""
     endpoint = Endpoint(control.command)
     try:
         path = control_socket(port)
@@ -208,7 +209,7 @@ async def _listen_to_commands(control: ControlEndpoint, port: int, stack: AsyncE
 
 
 async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:
-    """Tell the parent that we are ready; end when it is gone."""
+    """Report to the parent that the service is ready. Stop when the parent has ended."""
     async with _beside(parent.broken()) as broken:
         ready, _ = await first_of(service.ready.wait(), broken)
         if ready is not None and not ready.exception():
@@ -228,7 +229,7 @@ def _rendering(service: Service, metrics: Metrics) -> Callable[[], tuple[str, by
 
 @asynccontextmanager
 async def _beside(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
-    """Run it meanwhile."""
+    """Run a task until the block ends."""
     task = asyncio.create_task(work)
     try:
         yield task

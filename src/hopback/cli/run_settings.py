@@ -11,7 +11,7 @@ from hopback.cli.broker_options import EMBEDDED
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Everything that the options say."""
+    """The options of `hopback run`."""
 
     target: str
     broker: str
@@ -28,17 +28,17 @@ class RunSettings:
     log_format: str
     otel: bool
     number: int = 0
-    """Which of several processes this is."""
+    """The index of this process among the worker processes."""
     parent: int | None = None
-    """The descriptor of the connection to the parent, in a child."""
+    """In a worker process: the descriptor of the connection to its parent."""
 
     @property
     def embedded(self) -> bool:
-        """Whether the broker lives in the process."""
+        """Whether the broker runs inside this process."""
         return self.broker == EMBEDDED
 
     def command(self, number: int, descriptor: int) -> list[str]:
-        """The command of a child; what may hold a password goes by the environment."""
+        """Return the command of a worker process. Addresses with passwords go by `environment`."""
         words = [sys.executable, "-m", "hopback", "run", self.target]
         words += ["--child", str(number), "--parent", str(descriptor)]
         words += [f"--queue={queue}" for queue in self.queues]
@@ -47,7 +47,7 @@ class RunSettings:
             words.append(f"--concurrency={self.concurrency}")
         if self.http is not None:
             host, port = self.http
-            # Each process has a port of its own, one after the other.
+            # The processes use consecutive ports.
             words.append(f"--http={host}:{port + number if port else 0}")
         if self.otel:
             words.append("--otel")

@@ -14,7 +14,7 @@ _LOG = logging.getLogger("hopback.run")
 
 
 class Stopper:
-    """Stops something when a signal comes; the second time it forces."""
+    """Calls `stop` for each signal and counts the signals."""
 
     def __init__(self, stop: Callable[[], object]) -> None:
         self._stop = stop
@@ -22,7 +22,7 @@ class Stopper:
 
     @property
     def forced(self) -> bool:
-        """Whether the end was asked for twice."""
+        """Whether a second signal came."""
         return self.asked > 1
 
     def __call__(self) -> None:
@@ -33,7 +33,7 @@ class Stopper:
 
 
 def listen_to_signals(stopper: Stopper) -> None:
-    """SIGINT and SIGTERM stop, from now on."""
+    """Call the stopper for SIGINT and SIGTERM."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopper)

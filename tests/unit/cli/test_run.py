@@ -181,8 +181,8 @@ def _option(command: list[str], name: str) -> str:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--processes", "2", "--broker", "embedded"], "lives in one process"),
-        (["--reload", "--broker", "embedded"], "lives in one process"),
+        (["--processes", "2", "--broker", "embedded"], "runs in one process"),
+        (["--reload", "--broker", "embedded"], "runs in one process"),
         (["--processes", "0", "--broker", "embedded"], "--processes"),
         (["--concurrency", "0", "--broker", "embedded"], "--concurrency"),
         (["--http", "http", "--broker", "embedded"], "expected PORT or HOST:PORT"),

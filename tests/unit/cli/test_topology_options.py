@@ -1,4 +1,4 @@
-"""What a command works on: a system, or a file."""
+"""The topology that a command works on: a system, a file or an application."""
 
 from __future__ import annotations
 
