@@ -18,6 +18,14 @@ TAKING   The first `count` messages are delivered, chosen messages are sent and 
 SEEKING  Messages behind the first `count` messages are searched.
 STOPPED  The job was interrupted, and unselected messages equal chosen ones.
 
+Events
+------
+DELIVERED  Count the message. In SEEKING a fresh message ends the search.
+KEPT       The message stays in the queue.
+SEEK       All messages of the searched part were delivered: search further messages.
+
+The cursor ignores the other events, because digests identify its messages at any position.
+
 Invariants
 ----------
 1. Only messages with a chosen digest are sent, and at most as many as were chosen.
@@ -31,7 +39,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.ops.jobs.cursor import CursorEvent, CursorState, Machine
+from hopback.ops.jobs.cursor import STAYS, CursorEvent, CursorState, Machine
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.jobs.quorum_cursor import UNKNOWN_END
 from hopback.ops.messages.digest import content_digest
@@ -43,14 +51,14 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.cursor import Table
 
 _EVENTS = {
-    CursorEvent.DELIVERED: ("_receive", frozenset[CursorState]()),
-    CursorEvent.EMPTY: ("_end", frozenset[CursorState]()),
-    CursorEvent.KEPT: ("_keep", frozenset[CursorState]()),
-    CursorEvent.ACKED: ("_ignore", frozenset[CursorState]()),
-    CursorEvent.SENDING: ("_ignore", frozenset[CursorState]()),
-    CursorEvent.DRAINED: ("_ignore", frozenset[CursorState]()),
-    CursorEvent.SETTLED: ("_ignore", frozenset[CursorState]()),
-    CursorEvent.SHARED: ("_ignore", frozenset[CursorState]()),
+    CursorEvent.DELIVERED: ("_receive", STAYS),
+    CursorEvent.EMPTY: ("_ignore", STAYS),
+    CursorEvent.KEPT: ("_keep", STAYS),
+    CursorEvent.ACKED: ("_ignore", STAYS),
+    CursorEvent.SENDING: ("_ignore", STAYS),
+    CursorEvent.DRAINED: ("_ignore", STAYS),
+    CursorEvent.SETTLED: ("_ignore", STAYS),
+    CursorEvent.SHARED: ("_ignore", STAYS),
     CursorEvent.SEEK: ("_seek", frozenset({CursorState.SEEKING})),
 }
 
@@ -156,9 +164,6 @@ class ChosenCursor(Machine):
         self._seen_before = self._seen
         self._sought += count
         self.state = CursorState.SEEKING
-
-    def _end(self, _value: object) -> None:
-        pass
 
     def _keep(self, tag: int) -> None:
         self._taken.pop(tag, None)

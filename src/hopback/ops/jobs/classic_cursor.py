@@ -30,6 +30,17 @@ PAUSED   Messages are sent and acked. The queue delivers no messages, because eq
 LAST     The last message of the selection is being sent.
 STOPPED  The length of the head is unknown.
 
+Events
+------
+DELIVERED  Count the message.
+EMPTY      The messages that are still missing have left the queue.
+KEPT       The message stays in the queue and belongs to the head.
+ACKED      The message was moved. Its mark is among the last acks of the window.
+PAUSE, CONTINUE      Begin and end of PAUSED.
+LAST_ALONE, DRAINED  Begin and end of LAST.
+SETTLED    The broker has read every ack: with equal messages, the window contains only held ones.
+SHARED     Another consumer takes messages: this job is never resumed.
+
 Invariants
 ----------
 1. Messages are sent only after a checkpoint that contains their marks was saved.
@@ -46,7 +57,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState
+from hopback.ops.jobs.cursor import STAYS, CountingCursor, CursorEvent, CursorState
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.jobs.quorum_cursor import TAKEN_BY_OTHERS, UNKNOWN_END
 
@@ -59,15 +70,15 @@ if TYPE_CHECKING:
 
 
 _EVENTS = {
-    CursorEvent.DELIVERED: ("_take", frozenset[CursorState]()),
-    CursorEvent.EMPTY: ("_end", frozenset[CursorState]()),
-    CursorEvent.KEPT: ("_keep", frozenset[CursorState]()),
-    CursorEvent.ACKED: ("_ack", frozenset[CursorState]()),
-    CursorEvent.SENDING: ("_send", frozenset[CursorState]()),
+    CursorEvent.DELIVERED: ("_take", STAYS),
+    CursorEvent.EMPTY: ("_end", STAYS),
+    CursorEvent.KEPT: ("_keep", STAYS),
+    CursorEvent.ACKED: ("_ack", STAYS),
+    CursorEvent.SENDING: ("_send", STAYS),
     CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
     CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
-    CursorEvent.SETTLED: ("_settle", frozenset[CursorState]()),
-    CursorEvent.SHARED: ("_share", frozenset[CursorState]()),
+    CursorEvent.SETTLED: ("_settle", STAYS),
+    CursorEvent.SHARED: ("_share", STAYS),
     CursorEvent.PAUSE: ("_pause", frozenset({CursorState.PAUSED})),
 }
 

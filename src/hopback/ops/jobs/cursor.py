@@ -79,6 +79,9 @@ class CursorEvent(Enum):
 Table: TypeAlias = "Mapping[CursorState, Mapping[CursorEvent, tuple[str, frozenset[CursorState]]]]"
 """For each state the events it accepts, the method that handles the event, and the states that may follow."""
 
+STAYS: frozenset[CursorState] = frozenset()
+"""The event does not change the state."""
+
 
 class Machine:
     """A state machine that is driven by its table."""

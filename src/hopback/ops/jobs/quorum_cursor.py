@@ -45,6 +45,18 @@ TAKING   Messages are delivered, sent and acked.
 LAST     The last message of the selection is being sent.
 STOPPED  The end of the selection is unknown.
 
+Events
+------
+DELIVERED  FINDING: hold the message, and begin TAKING with the first fresh one. Otherwise: count it.
+EMPTY      FINDING: every redelivered message is held. Otherwise: the missing messages have left the queue.
+TOO_MANY   The driver cannot hold all redelivered messages: they are not in place.
+KEPT       The message stays in the queue and belongs to the head.
+ACKED      The message was moved. Its mark stays in the window until SETTLED.
+SENDING    Messages will be sent: the acks of the window are no longer known to be applied.
+SETTLED    The queue has applied every ack: the window contains only held messages.
+LAST_ALONE, DRAINED  Begin and end of LAST.
+SHARED     Another consumer takes messages: this job is never resumed.
+
 Invariants
 ----------
 1. Messages are sent only after a checkpoint that contains their marks was saved.
@@ -63,7 +75,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.browse.prefetch import FIRST_PREFETCH
-from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState, mark_of
+from hopback.ops.jobs.cursor import STAYS, CountingCursor, CursorEvent, CursorState, mark_of
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.messages.digest import content_digest
 
@@ -74,40 +86,31 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.cursor import Table
 
 
-_FOUND = frozenset({CursorState.FINDING, CursorState.TAKING, CursorState.STOPPED})
+_FOUND = frozenset({CursorState.TAKING, CursorState.STOPPED})
+
+_EVENTS = {
+    CursorEvent.DELIVERED: ("_take", STAYS),
+    CursorEvent.EMPTY: ("_end", STAYS),
+    CursorEvent.KEPT: ("_keep", STAYS),
+    CursorEvent.ACKED: ("_ack", STAYS),
+    CursorEvent.SENDING: ("_send", STAYS),
+    CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
+    CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
+    CursorEvent.SETTLED: ("_settle", STAYS),
+    CursorEvent.SHARED: ("_share", STAYS),
+}
 
 TABLE: Table = {
     CursorState.FINDING: {
         CursorEvent.DELIVERED: ("_find", _FOUND),
         CursorEvent.EMPTY: ("_find_end", _FOUND),
         CursorEvent.TOO_MANY: ("_give_up_finding", _FOUND),
-        CursorEvent.SHARED: ("_share", frozenset()),
+        CursorEvent.SHARED: ("_share", STAYS),
     },
-    CursorState.TAKING: {
-        CursorEvent.DELIVERED: ("_take", frozenset()),
-        CursorEvent.EMPTY: ("_end", frozenset()),
-        CursorEvent.KEPT: ("_keep", frozenset()),
-        CursorEvent.ACKED: ("_ack", frozenset()),
-        CursorEvent.SENDING: ("_send", frozenset()),
-        CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
-        CursorEvent.DRAINED: ("_end_last", frozenset()),
-        CursorEvent.SETTLED: ("_settle", frozenset()),
-        CursorEvent.SHARED: ("_share", frozenset()),
-    },
-    CursorState.LAST: {
-        CursorEvent.DELIVERED: ("_take", frozenset()),
-        CursorEvent.EMPTY: ("_end", frozenset()),
-        CursorEvent.KEPT: ("_keep", frozenset()),
-        CursorEvent.ACKED: ("_ack", frozenset()),
-        CursorEvent.SENDING: ("_send", frozenset()),
-        CursorEvent.LAST_ALONE: ("_begin_last", frozenset()),
-        CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
-        CursorEvent.SETTLED: ("_settle", frozenset()),
-        CursorEvent.SHARED: ("_share", frozenset()),
-    },
+    CursorState.TAKING: _EVENTS,
+    CursorState.LAST: _EVENTS,
     CursorState.STOPPED: {},
 }
-
 
 UNKNOWN_END = (
     "the job was interrupted, and it is unknown where the selection ends: messages of {queue!r} are equal, or"
