@@ -1,24 +1,20 @@
-"""Who asks, in the API and on the page: me, keys, the audit, signing in; also probes and metrics."""
+"""The caller, the API keys and the audit, in the API and on the page."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 from msgspec import Meta, Struct, field
-from starlette.responses import PlainTextResponse, Response
 
-from hopback import __version__
-from hopback.errors import HopbackError
 from hopback.ops.contract import endpoints
 from hopback.ops.contract.queue_rules import EVERY_QUEUE, NO_QUEUE
 from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.contract.roles import EVERYTHING, Role
 from hopback.ops.contract.values import AuditList, Moment
-from hopback.ops.http.api import ApiAnswer, ApiTable, Call
+from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.keys import ApiKey, new_key
-from hopback.ops.http.problems import Refused, trouble_title
+from hopback.ops.http.problems import Refused
 from hopback.ops.http.session_cookies import set_cookie
 from hopback.ops.page.pages import (
     NOTICE_READ,
@@ -28,22 +24,21 @@ from hopback.ops.page.pages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from starlette.responses import Response
 
     from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.http.services import Services
     from hopback.ops.page.pages import Visit
 
 _Name = Annotated[str, Meta(max_length=255)]
-_DAY_S = 86_400.0  # seconds
+_DAY_S = 86_400.0  # seconds of a day
 
 
 ACCESS = ApiTable()
-"""The rows of this part, each above what answers it."""
+"""The endpoints of callers, keys and audit."""
 
 
 class GrantAnswer(Struct, frozen=True, rename="camel"):
-    """A role, and the queues it holds for."""
+    """A role and its queues."""
 
     role: Role
     queues: list[str]
@@ -61,7 +56,7 @@ class MeAnswer(Struct, frozen=True, rename="camel"):
 
 
 class NewKey(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A key to be made."""
+    """A new key."""
 
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     role: Role
@@ -84,26 +79,17 @@ class KeyAnswer(Struct, frozen=True, rename="camel"):
 
 
 class MadeKey(Struct, frozen=True, rename="camel"):
-    """A new key with its secret, which is shown this once."""
+    """A new key with its secret, which is shown only once."""
 
     key: KeyAnswer
     secret: str
 
 
 class KeyList(Struct, frozen=True, rename="camel"):
-    """The keys."""
+    """The API keys, without their secrets."""
 
     items: list[KeyAnswer]
     total: int
-
-
-class ReadyAnswer(Struct, frozen=True, rename="camel"):
-    """Whether the service can do its work; strangers get no address and no error text."""
-
-    ready: bool
-    version: str
-    broker: str
-    reason: str
 
 
 @ACCESS.row("GET", "/admin/me", None, NO_QUEUE, answer=MeAnswer)
@@ -170,98 +156,12 @@ async def _list_audit(call: Call[AuditQuery, None]) -> AuditList:
     return AuditList(entries, more)
 
 
-@ACCESS.row("GET", "/healthz", None, NO_QUEUE, media=("text/plain",), public=True)
-async def _healthz(_call: Call[Empty, None]) -> Response:
-    """Whether the service is alive."""
-    return PlainTextResponse("ok\n")
-
-
-@ACCESS.row(
-    "GET",
-    "/readyz",
-    None,
-    NO_QUEUE,
-    answer=ReadyAnswer,
-    public=True,
-    further=((503, ReadyAnswer),),
-)
-async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
-    """Whether the broker answers, too."""
-    services = call.services
-    error = (await services.recent.sweep.get_or_last()).error
-    known = None
-    with suppress(Refused):  # a probe with a wrong key is still a probe
-        known = await services.shared.gate.identify(call.request)
-    reason = ""
-    if error is not None:
-        title = trouble_title(error)
-        reason = title[0].lower() + title[1:]
-    if known is not None and isinstance(error, HopbackError):
-        reason = str(error)
-    broker = "" if known is None else services.broker.address
-    answer = ReadyAnswer(error is None, __version__, broker, reason)
-    return ApiAnswer(answer, status=200 if error is None else 503)
-
-
-@ACCESS.row("GET", "/metrics", Role.VIEWER, EVERY_QUEUE, media=("text/plain",))
-async def _metrics(call: Call[Empty, None]) -> Response:
-    """Depths and sessions for Prometheus."""
-    return Response(
-        await metrics_text(call.services), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
-
-
-async def metrics_text(services: Services) -> str:
-    """Depths and jobs of one broker for Prometheus, from the cached sweep."""
-    await services.recent.sweep.get_or_last()
-    return metrics_of([services])
-
-
-def metrics_of(brokers: Sequence[Services], *, labelled: bool = False) -> str:
-    """The metrics of these brokers as they were last read; `labelled` says of each whose it is."""
-    up, dead_letters, sessions = [], [], []
-    for each in brokers:
-        name = f'broker="{_escaped(each.name)}"' if labelled else ""
-        alone, beside = (f"{{{name}}}", f"{name},") if name else ("", "")
-        swept = each.recent.sweep.known
-        up.append(
-            f"hopback_admin_broker_up{alone} {int(swept is not None and swept.error is None)}"
-        )
-        dead_letters += [
-            f'hopback_dead_letters{{{beside}queue="{_escaped(one.queue)}"}} {one.depth.total}'
-            for one in (() if swept is None else swept.queues)
-            if one.depth.total is not None
-        ]
-        sessions.append(f"hopback_admin_sessions{alone} {len(each.operations.sessions())}")
-    lines = [
-        "# HELP hopback_admin_broker_up Whether the broker answered the last sweep.",
-        "# TYPE hopback_admin_broker_up gauge",
-        *up,
-        "# HELP hopback_dead_letters Messages in each dead-letter queue.",
-        "# TYPE hopback_dead_letters gauge",
-        *dead_letters,
-        "# HELP hopback_admin_sessions Open browse sessions.",
-        "# TYPE hopback_admin_sessions gauge",
-        *sessions,
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _itself(entry: object) -> object:
-    """An entry of the contract is its own answer."""
-    return entry
-
-
-_OLDER = 100  # entries of the audit on one page
-_NOTICE_S = 30 * 86_400  # a month: long enough not to nag, short enough to be said again
+_OLDER = 100  # audit entries on one page. A link leads to older ones.
+_NOTICE_S = 30 * 86_400  # seconds until a notice that was read is shown again: a month
 
 
 ACCESS_PAGES = Pages()
-"""The rows of this part."""
+"""The pages of callers, keys and audit."""
 
 
 @ACCESS_PAGES.post("/notice/read", None, NO_QUEUE)

@@ -36,6 +36,7 @@ from hopback.ops.http.events import EventStreams
 from hopback.ops.http.heavy_requests import HeavyRequests
 from hopback.ops.http.keys import KeyRing
 from hopback.ops.http.overview import BETWEEN_SWEEPS_S, RecentAnswers
+from hopback.ops.http.probes import PROBES
 from hopback.ops.http.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
 from hopback.ops.http.services import NOBODY, Denials, Services, SharedServices, write_denial
 from hopback.ops.http.session_cookies import SessionCookies
@@ -64,9 +65,9 @@ if TYPE_CHECKING:
     from hopback.ops.operations import Operations
     from hopback.sql.database import SqlDatabase
 
-ENDPOINTS = ApiTable([*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS]).complete(
-    SHARED
-)
+ENDPOINTS = ApiTable(
+    [*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS, *PROBES]
+).complete(SHARED)
 """The API of one broker."""
 PAGES = (
     WORK_PAGES,

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Moment, QueueSummary
-from hopback.ops.http.access import metrics_of
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.overview import read_all
+from hopback.ops.http.probes import metrics_of
 from hopback.ops.http.services import Services, placed
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a team writes down, in the API and on the page: notes on groups, saved filters, what was done."""
+"""Notes, saved filters and the history of groups, in the API and on the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopback.ops.page.pages import Visit
 
 NOTES = ApiTable()
-"""The rows of this part, each above what answers it."""
+"""The endpoints of notes."""
 
 
 @NOTES.answer(endpoints.REMOVE_NOTE)
@@ -33,18 +33,15 @@ async def _remove_note(call: Call[Empty, None]) -> None:
 
 
 async def may_remove(notes: GroupNotes, principal: Principal, queue: str, note: str) -> None:
-    """Refuse somebody who would take away what another wrote."""
+    """Refuse to remove the note of another user, except for admins."""
     found = next((one for one in await notes.of(queue) if one.id == note), None)
     own = found is None or found.by_id == principal.id
     if not own and not principal.allows(Role.ADMIN, queue):
-        raise forbidden("This note is somebody else's: expected its writer, or an admin.")
+        raise forbidden("Only its author and admins may remove this note.")
 
-
-#
-# Its notes and what was done to it. Its address can be shared.
 
 NOTE_PAGES = Pages()
-"""The rows of this part."""
+"""The pages of groups."""
 
 
 def _here(visit: Visit) -> str:

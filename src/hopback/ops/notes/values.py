@@ -1,7 +1,7 @@
-"""What a team writes down about its dead letters: notes on a group, filters with a name, and what was done.
+"""Notes on groups of dead letters, saved filters, and the history of a group.
 
-A group is the messages of one queue with the same fingerprint. Notes and filters are kept in the journal, for
-everybody who may see the queue.
+A group has the messages of one queue with the same fingerprint. The journal stores notes and filters for all
+users who may see the queue.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from hopback.ops.contract.values import AuditEntry
     from hopback.ops.jobs.journal import Journal
 
-_MOST_NOTES = 200  # of one queue: more than a page shows, and than anybody reads
-_MOST_FILTERS = 100  # of one queue
-_LOOKED_THROUGH = 500  # entries of the audit of a queue in which a group's history is looked for
+_MOST_NOTES = 200  # notes of one queue, so that a page can show them. Further notes are refused.
+_MOST_FILTERS = (
+    100  # saved filters of one queue, as many as a menu can show. Further ones are refused.
+)
+_LOOKED_THROUGH = (
+    500  # newest audit entries of a queue that are searched for a group. Older ones are ignored.
+)
 _GROUP = re.compile(r"\bgroup:\"?([0-9a-zA-Z]{4,64})")
 _NOTES, _FILTERS = "group-note", "saved-filter"
 
@@ -39,7 +43,7 @@ _Filter = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class GroupNote(Struct, frozen=True, rename="camel"):
-    """What somebody wrote about a group: `known, fixed in 2.3`."""
+    """A note on a group, for example "known, fixed in 2.3"."""
 
     id: str
     queue: str
@@ -57,7 +61,7 @@ class NoteList(Struct, frozen=True, rename="camel"):
 
 
 class SavedFilter(Struct, frozen=True, rename="camel"):
-    """A filter with a name, for everybody who looks at the queue."""
+    """A filter with a name, for all users of the queue."""
 
     name: str
     queue: str
@@ -73,14 +77,14 @@ class FilterList(Struct, frozen=True, rename="camel"):
 
 
 class NewNote(Struct, frozen=True, forbid_unknown_fields=True):
-    """A note to be written."""
+    """A new note."""
 
     group: _Group
     text: _Text
 
 
 class NewFilter(Struct, frozen=True, forbid_unknown_fields=True):
-    """A filter to be saved; one of the same name is replaced."""
+    """A new filter. It replaces a filter of the same name."""
 
     name: _Name
     filter: _Filter
@@ -104,7 +108,7 @@ class GroupNotes(Protocol):
     async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
         """List the saved filters of a queue, by name."""
 
-    async def save_filter(self, queue: str, said: NewFilter) -> SavedFilter:
+    async def save_filter(self, queue: str, new: NewFilter) -> SavedFilter:
         """Save a filter under a name. It replaces a filter of the same name."""
 
     async def remove_filter(self, queue: str, name: str) -> None:
@@ -112,7 +116,7 @@ class GroupNotes(Protocol):
 
 
 class JournalNotes:
-    """Notes in a journal, in the name of somebody. `write` puts a line into the audit, `read` reads it."""
+    """The notes of a broker in a journal, for one user. `write` and `read` access the audit."""
 
     def __init__(
         self,
@@ -131,18 +135,17 @@ class JournalNotes:
         self._read = read
 
     async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
-        """Notes on a group, or on every group of a queue, the newest first."""
         kept = await self._journal.remembered(self._broker, _NOTES)
         notes = (from_json(GroupNote, text) for text in kept.values())
         found = [one for one in notes if one.queue == queue and one.group.startswith(group)]
         return tuple(sorted(found, key=lambda one: one.at, reverse=True))
 
     async def add(self, queue: str, note: NewNote) -> GroupNote:
-        """Write a note; BadRequest where there are too many."""
+        """Add a note. Raises BadRequest if there are too many."""
         if not note.text.strip():
             raise BadRequest("text", "a note of 1 to 2,000 characters")
         if len(await self.of(queue)) >= _MOST_NOTES:
-            raise BadRequest("text", f"at most {_MOST_NOTES} notes on one queue; remove some")
+            raise BadRequest("text", f"at most {_MOST_NOTES} notes on one queue: remove some")
         now = self._clock.now()
         made = GroupNote(
             f"n-{secrets.token_hex(6)}",
@@ -160,7 +163,7 @@ class JournalNotes:
         return made
 
     async def remove(self, queue: str, note: str) -> None:
-        """Take a note away; NoSuch if there is none."""
+        """Remove a note. Raises NoSuch if there is none."""
         found = next((one for one in await self.of(queue) if one.id == note), None)
         if found is None:
             raise NoSuch("note", note)
@@ -169,13 +172,13 @@ class JournalNotes:
         await self._write("note.remove", queue=queue, details=details)
 
     async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
-        """What was done to a group, or to a queue, as far back as the last 500 entries about the queue."""
+        """List the actions on a group or a queue among the newest 500 entries of the queue."""
         entries = await self._read(AuditQuery(queue=queue, limit=_LOOKED_THROUGH))
         if not group:
             return entries
         found = []
         for entry in entries:
-            # It names the group, or a filter that selects it.
+            # The entry contains the group, or a filter that selects it.
             names = _GROUP.findall(str(entry.details.get("filter", "")))
             is_named = str(entry.details.get("group", "")).startswith(group)
             if is_named or any(group.startswith(one) or one.startswith(group) for one in names):
@@ -183,28 +186,27 @@ class JournalNotes:
         return tuple(found)
 
     async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
-        """The saved filters of a queue, by name."""
         kept = await self._journal.remembered(self._broker, _FILTERS)
         found = (from_json(SavedFilter, text) for text in kept.values())
         return tuple(sorted((one for one in found if one.queue == queue), key=lambda one: one.name))
 
-    async def save_filter(self, queue: str, said: NewFilter) -> SavedFilter:
-        """Save a filter under a name; BadFilter if it cannot be read."""
-        parse_filter(said.filter)
+    async def save_filter(self, queue: str, new: NewFilter) -> SavedFilter:
+        """Save a filter. Raises BadFilter if it is wrong."""
+        parse_filter(new.filter)
         names = {one.name for one in await self.filters(queue)}
-        if said.name not in names and len(names) >= _MOST_FILTERS:
-            raise BadRequest("name", f"at most {_MOST_FILTERS} filters of one queue; remove some")
+        if new.name not in names and len(names) >= _MOST_FILTERS:
+            raise BadRequest("name", f"at most {_MOST_FILTERS} filters of one queue: remove some")
         now = self._clock.now()
         by = self._who.name or self._who.id
-        made = SavedFilter(said.name, queue, said.filter, by, Moment(now))
-        document = {f"{queue}\n{said.name}": encode(made).decode()}
+        made = SavedFilter(new.name, queue, new.filter, by, Moment(now))
+        document = {f"{queue}\n{new.name}": encode(made).decode()}
         await self._journal.remember(self._broker, _FILTERS, document, now)
-        details = {"name": said.name, "filter": said.filter}
+        details = {"name": new.name, "filter": new.filter}
         await self._write("filter.save", queue=queue, details=details)
         return made
 
     async def remove_filter(self, queue: str, name: str) -> None:
-        """Take a saved filter away; NoSuch if there is none."""
+        """Remove a saved filter. Raises NoSuch if there is none."""
         if name not in {one.name for one in await self.filters(queue)}:
             raise NoSuch("saved filter", name)
         await self._journal.unlearn(self._broker, _FILTERS, f"{queue}\n{name}")
