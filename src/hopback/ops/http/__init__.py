@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hopback.ops.http.app import (
         LOOPBACK as LOOPBACK,
         create_app as create_app,
-        host_of as host_of,
     )
     from hopback.ops.http.auth import (
         forbidden as forbidden,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     )
     from hopback.ops.contract.roles import Role as Role
     from hopback.ops.http.server import refuse_public as refuse_public, serve as serve
+    from hopback.ops.http.shell import host_of as host_of
     from hopback.ops.http.settings import (
         AdminSettings as AdminSettings,
         read_settings as read_settings,
@@ -50,10 +50,11 @@ with needs("ops", "hopback.ops.http"):
 __getattr__, __dir__ = front_door(
     __name__,
     {
-        "hopback.ops.http.app": "LOOPBACK create_app host_of",
+        "hopback.ops.http.app": "LOOPBACK create_app",
         "hopback.ops.http.auth": "forbidden is_same_origin unauthorized",
         "hopback.ops.http.problems": "Refused problem_body refusal_of",
         "hopback.ops.contract.roles": "Role",
+        "hopback.ops.http.shell": "host_of",
         "hopback.ops.http.server": "refuse_public serve",
         "hopback.ops.http.settings": "AdminSettings read_settings",
         "hopback.ops.http.tokens": "BadToken JwtSettings TokenReader token_reader",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import re
-import secrets
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -15,38 +12,36 @@ from urllib.parse import unquote
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
 from hopback.broker.named_brokers import broker_path
-from hopback.errors import HopbackError
 from hopback.ops.alerts.http import ALERT_PAGES, ALERTS
 from hopback.ops.alerts.watch import Alerting, AlertSource
 from hopback.ops.contract.endpoints import SHARED
 from hopback.ops.http.access import ACCESS, ACCESS_PAGES
 from hopback.ops.http.api import ApiTable, api_routes, openapi_document, sent_path
-from hopback.ops.http.archives import ARCHIVE_PAGES, ARCHIVES, IMPORT_PATH
+from hopback.ops.http.archives import ARCHIVE_PAGES, ARCHIVES
 from hopback.ops.http.auth import Gate, LoginLink, new_secret
 from hopback.ops.http.brokers import BROKERS
 from hopback.ops.http.dead_letters import DEADLETTERS
+from hopback.ops.http.denials import Denials, write_denial
 from hopback.ops.http.events import EventStreams
 from hopback.ops.http.heavy_requests import HeavyRequests
 from hopback.ops.http.keys import KeyRing
-from hopback.ops.http.overview import BETWEEN_SWEEPS_S, RecentAnswers
+from hopback.ops.http.lifespan import lifespan_of
+from hopback.ops.http.overview import RecentAnswers
 from hopback.ops.http.probes import PROBES
-from hopback.ops.http.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
-from hopback.ops.http.services import NOBODY, Denials, Services, SharedServices, write_denial
+from hopback.ops.http.problems import Refused, problem_response, unexpected
+from hopback.ops.http.services import NOBODY, Services, SharedServices
 from hopback.ops.http.session_cookies import SessionCookies
 from hopback.ops.http.settings import AdminSettings
+from hopback.ops.http.shell import Shell
 from hopback.ops.http.sign_in import sign_in_routes
 from hopback.ops.http.tokens import token_reader
 from hopback.ops.http.topology import TOPOLOGY, TOPOLOGY_PAGES
 from hopback.ops.http.turns import TurnKeeper
-from hopback.ops.jobs.journal import Retention, forget_old
-from hopback.ops.messages.archive import delete_exports
 from hopback.ops.notes.http import NOTE_PAGES, NOTES
 from hopback.ops.page.dead_letters import DEADLETTER_PAGES
 from hopback.ops.page.errors import ERROR_PAGES
@@ -55,13 +50,13 @@ from hopback.ops.page.pages import WORK_PAGES, problem_page
 from hopback.ops.page.rendering import STATIC, renderer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from jinja2 import Environment
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from hopback.clock import Clock
-    from hopback.ops.http.settings import RequestLimits
     from hopback.ops.operations import Operations
     from hopback.sql.database import SqlDatabase
 
@@ -83,17 +78,6 @@ PAGES = (
 """The pages of one broker, in the order in which their paths are matched."""
 
 _LOG = logging.getLogger("hopback.ops.http")
-
-_COUNTS_EVERY_S = 10.0  # a window of refusals is a minute: its count is at most so much late
-
-_TAKE_OVER_EVERY_S = 5.0  # little beside the lease that has to run out before
-
-_WARM_S = 5.0
-"""Longest wait of the start for the first answers, in seconds. 2,000 queues take about 1 s. A broker that is
-away delays the start by this time at most."""
-
-_DAY_S = 86_400.0  # seconds
-_RETENTION_EVERY_S = 3600.0  # what is kept for days may go an hour late
 
 _BAD_PATH = Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.")
 
@@ -143,7 +127,7 @@ def create_app(
             # The shell writes the cause to the log.
             Exception: _refusing(services, templates, unexpected()),
         },
-        lifespan=_lifespan(services, templates),
+        lifespan=lifespan_of(services, templates),
     )
     hosts = None if gate.asks_who else LOOPBACK
     return Shell(inner, limits=settings.limits, hosts=hosts)
@@ -282,257 +266,6 @@ def _refusing(services: Services, templates: Environment, refused: Refused) -> A
         return problem_response(refused, path, request.state.correlation)
 
     return answer
-
-
-def _lifespan(services: Services, templates: Environment) -> Any:
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        """Keep the sweep and the counts of refusals going while the service runs."""
-        between_s = BETWEEN_SWEEPS_S / len(services.shared.brokers)
-        tasks = [
-            asyncio.create_task(
-                each.recent.sweep.run(between_s * number), name=f"sweep {each.name}"
-            )
-            for number, each in enumerate(services.shared.brokers)
-        ]
-        tasks += [
-            asyncio.create_task(_write_counts(services), name="counts of refusals"),
-            asyncio.create_task(_keep_retention(services), name="retention"),
-        ]
-        if services.shared.settings.jobs.take_over:
-            tasks.append(asyncio.create_task(_take_over(services), name="take over jobs"))
-        minutes = services.shared.settings.deadletters.survey_minutes
-        tasks += [
-            asyncio.create_task(
-                each.operations.surveys.keep(minutes * 60.0 if minutes else None),
-                name=f"surveys {each.name}",
-            )
-            for each in services.shared.brokers
-        ]
-        if services.shared.alerting.has_rules:
-            tasks.append(asyncio.create_task(services.shared.alerting.run(), name="alerts"))
-        warming = asyncio.create_task(_warm(services, templates), name="first answers")
-        tasks.append(warming)
-        await asyncio.wait({warming}, timeout=_WARM_S)
-        try:
-            yield
-        finally:
-            for each in services.shared.brokers:
-                for waiting in tuple(each.working.values()):
-                    await waiting.end()
-            surveys = [task for each in services.shared.brokers for task in each.recent.surveying]
-            for task in (*tasks, *surveys):
-                task.cancel()
-            await asyncio.gather(*tasks, *surveys, return_exceptions=True)
-            for each in services.shared.brokers:
-                await each.denials.flush(everything=True)
-
-    return lifespan
-
-
-async def _warm(services: Services, templates: Environment) -> None:
-    """Compute the first answers, so that the first visitors do not wait for them."""
-    await asyncio.gather(
-        asyncio.to_thread(_compile_pages, templates),
-        *(each.recent.compute() for each in services.shared.brokers),
-    )
-
-
-def _compile_pages(templates: Environment) -> None:
-    for name in templates.list_templates(extensions=["html"]):
-        templates.get_template(name)
-
-
-async def _write_counts(services: Services) -> None:
-    while True:
-        await asyncio.sleep(_COUNTS_EVERY_S)
-        for each in services.shared.brokers:
-            await each.denials.flush()
-
-
-async def _take_over(services: Services) -> None:
-    """Go on with jobs whose processes are gone, of every broker that answers."""
-    while True:
-        await asyncio.sleep(_TAKE_OVER_EVERY_S)
-        for each in services.shared.brokers:
-            try:
-                for job in await each.operations.take_over():
-                    _LOG.warning(
-                        "job %s of %s goes on here: its process is gone", job.id, job.queue
-                    )
-            except HopbackError as error:  # a broker or database that is away is asked again
-                _LOG.info("jobs of %s could not be looked after: %s", each.broker.address, error)
-
-
-async def _keep_retention(services: Services) -> None:
-    """Delete what is older than it is kept: now, and again in a while."""
-    said = services.shared.settings.retention
-    retention = Retention(said.audit_days, said.job_days)
-    operations = services.operations
-    while True:
-        try:
-            await forget_old(operations.journal, services.clock, retention)
-            if said.export_days and operations.settings.exports is not None:
-                before = services.clock.now() - said.export_days * _DAY_S
-                gone = await asyncio.to_thread(delete_exports, operations.settings.exports, before)
-                if gone:
-                    await operations.note("exports.retention", details={"files": gone})
-        except Exception as error:  # a database that is away today is tried again
-            _LOG.warning("old jobs and audit could not be deleted", exc_info=error)
-        await asyncio.sleep(_RETENTION_EVERY_S)
-
-
-_CORRELATION = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
-    " connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
-)
-"""Nothing inline, nothing from elsewhere."""
-
-_HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-}
-
-
-_HSTS = "max-age=31536000"
-"""Browsers that were here by HTTPS use no other scheme for this host for a year."""
-
-
-class Shell:
-    """The outermost layer of the application."""
-
-    def __init__(
-        self, app: ASGIApp, *, limits: RequestLimits, hosts: frozenset[str] | None
-    ) -> None:
-        self._app = app
-        self._limits = limits
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever happens."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        correlation = _correlation(headers)
-        others = [each for each in scope["headers"] if each[0] != b"x-correlation-id"]
-        scope = {**scope, "headers": [*others, (b"x-correlation-id", correlation.encode())]}
-        scope["state"] = {**scope.get("state", {}), "correlation": correlation}
-        sending = _Sending(send, correlation, scope)
-        try:
-            imports = IMPORT_PATH.fullmatch(sent_path(scope)) is not None
-            most = self._limits.import_bytes if imports else self._limits.request_bytes
-            seconds = self._limits.import_seconds if imports else self._limits.request_seconds
-            self._check(headers, most)
-            await self._app(scope, _bounded(receive, most, seconds), sending)
-        except Exception as error:  # the last resort: what nobody caught is answered and logged
-            refused = refusal_of(error, Request(scope))
-            if refused is None:
-                _LOG.error("request %s failed", correlation, exc_info=error)
-            if not sending.started:
-                answer = problem_response(refused or unexpected(), scope["path"], correlation)
-                await answer(scope, receive, sending)
-            elif not sending.ended:
-                raise  # a cut answer must not look like a whole one: the server closes the connection
-
-    def _check(self, headers: Headers, most: int) -> None:
-        if self._hosts is not None and host_of(headers) not in self._hosts:
-            raise Refused(
-                421,
-                "foreign-host",
-                "This service serves this machine only, under localhost or 127.0.0.1.",
-            )
-        if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy that goes by the other one would take the rest of the body for a request.
-            raise Refused(
-                400,
-                "bad-request",
-                "Expected either Content-Length or Transfer-Encoding, got both.",
-                headers={"Connection": "close"},
-            )
-        length = headers.get("content-length", "0")
-        if not re.fullmatch(r"[0-9]{1,18}", length):
-            raise Refused(400, "bad-request", "Content-Length: expected a number.")
-        if int(length) > most:
-            raise too_large(most)
-
-
-class _Sending:
-    """Adds what every answer carries."""
-
-    def __init__(self, send: Send, correlation: str, scope: Scope) -> None:
-        self._send = send
-        self._scope = scope
-        self._correlation = correlation
-        self.started = False
-        self.ended = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.started = True
-            if message["status"] >= 400:
-                log_refusal(self._scope, message["status"])
-            headers = MutableHeaders(scope=message)
-            headers["X-Correlation-ID"] = self._correlation
-            for name, value in _HEADERS.items():
-                headers.setdefault(name, value)
-            if self._scope["scheme"] == "https":
-                headers["Strict-Transport-Security"] = _HSTS
-            headers.setdefault("Cache-Control", "no-store")
-        elif message["type"] == "http.response.body":
-            self.ended = not message.get("more_body", False)
-        await self._send(message)
-
-
-def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
-    """The request, refused when more comes than was announced or is allowed, or too slowly."""
-    read, whole = 0, False
-    deadline: float | None = None
-
-    async def bounded() -> Message:
-        nonlocal read, whole, deadline
-        if whole:  # now it is only waited for the caller to hang up, which may take long
-            return await receive()
-        deadline = deadline or asyncio.get_running_loop().time() + seconds
-        try:
-            async with asyncio.timeout_at(deadline):
-                message = await receive()
-        except TimeoutError:
-            raise Refused(
-                408, "too-slow", f"The body did not come within {seconds:g} s.",
-                headers={"Connection": "close"},
-            ) from None  # fmt: skip
-        whole = not message.get("more_body", False)
-        read += len(message.get("body", b""))
-        if read > most:
-            raise too_large(most)
-        return message
-
-    return bounded
-
-
-def too_large(most: int) -> Refused:
-    """The answer to a request that is larger than is allowed."""
-    return Refused(413, "too-large", f"The request is larger than {most} bytes.")
-
-
-def _correlation(headers: Headers) -> str:
-    """The caller's id if it is harmless, else a new one."""
-    given = headers.get("x-correlation-id", "")
-    return given if _CORRELATION.fullmatch(given) else secrets.token_hex(16)
-
-
-def host_of(headers: Headers) -> str:
-    """The host that was asked for, without its port."""
-    host = headers.get("host", "")
-    return host.rpartition(":")[0] if re.search(r":\d+$", host) else host
 
 
 class _Files(StaticFiles):

@@ -18,12 +18,11 @@ from hopback.ops.contract.values import (
     QueueSummary,
     SessionView,
 )
+from hopback.ops.http.denials import Denial
 from hopback.ops.http.problems import Refused, refusal_of
 from hopback.ops.http.turns import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from starlette.requests import Request
 
     from hopback.clock import Clock
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import SessionRequest
     from hopback.ops.contract.values import OnProgress
     from hopback.ops.http.auth import Gate
+    from hopback.ops.http.denials import Denials
     from hopback.ops.http.events import EventStreams
     from hopback.ops.http.heavy_requests import HeavyRequests
     from hopback.ops.http.keys import ApiKey
@@ -226,96 +226,6 @@ def placed(value: ValueT, prefix: str) -> ValueT:
     return value
 
 
-async def write_denial(operations: Operations, denial: Denial) -> None:
-    """A refused change as a row of the audit; what cannot be written is not worth failing for."""
-    try:
-        await operations.note(
-            "access.denied",
-            by=Who(denial.caller, denial.name),
-            queue=denial.queue,
-            result="refused",
-            details={"address": denial.address, **denial.details},
-        )
-    except Exception as error:  # whatever keeps the audit from being written
-        _LOG.warning("a refusal could not be written to the audit", exc_info=error)
-
-
 def who(principal: Principal) -> Who:
     """The principal as the operations know people."""
     return Who(principal.id, principal.name)
-
-
-_WINDOW_S = 60.0  # short enough that an attack is seen while it goes on
-_ROWS_OF_A_STRANGER = 1  # anybody can be a stranger, as often as they like
-_ROWS_OF_A_CALLER = 20  # somebody known who tries several things is worth reading in full
-_MOST_WINDOWS = 100  # at most 200 rows a minute, from however many addresses
-_ELSEWHERE = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Denial:
-    """One refused change: who was refused from which address, of which queue, and the rest."""
-
-    caller: str
-    """The id of somebody known; empty for a stranger."""
-    name: str
-    address: str
-    queue: str
-    details: Mapping[str, object]
-
-
-@dataclass(slots=True)
-class _DenialWindow:
-    """What one caller, or one address of strangers, was refused since it began."""
-
-    begun: float
-    first: Denial
-    rows: int = 0
-    counted: int = 0
-
-
-class Denials:
-    """Decides which refusals are rows; `write` puts one into the audit."""
-
-    def __init__(self, clock: Clock, write: Callable[[Denial], Awaitable[None]]) -> None:
-        self._clock = clock
-        self._write = write
-        self._windows: dict[str, _DenialWindow] = {}
-
-    async def add(self, denial: Denial) -> None:
-        """Write it down, or count it."""
-        await self.flush()
-        known = bool(denial.caller)
-        key = denial.caller or f"address {denial.address}"
-        if key not in self._windows and len(self._windows) >= _MOST_WINDOWS:
-            key = _ELSEWHERE
-        window = self._windows.setdefault(key, _DenialWindow(self._clock.now(), denial))
-        if window.rows < (_ROWS_OF_A_CALLER if known and key else _ROWS_OF_A_STRANGER):
-            window.rows += 1
-            await self._write(denial)
-        else:
-            window.counted += 1
-
-    async def flush(self, *, everything: bool = False) -> None:
-        """Write the counts of the windows that are over, or of all when the service ends."""
-        now = self._clock.now()
-        over = [
-            key
-            for key, window in self._windows.items()
-            if everything or not 0 <= now - window.begun < _WINDOW_S
-        ]
-        for key in over:
-            window = self._windows.pop(key)
-            if window.counted:
-                first = window.first
-                details = {"times": window.counted, "seconds": round(now - window.begun)}
-                several = key == _ELSEWHERE
-                await self._write(
-                    Denial(
-                        first.caller if not several else "",
-                        first.name if not several else "nobody",
-                        first.address if not several else "several addresses",
-                        "",
-                        {**details, "code": "repeated"},
-                    )
-                )

@@ -1,0 +1,132 @@
+"""The background work of the service, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from hopback.errors import HopbackError
+from hopback.ops.http.overview import BETWEEN_SWEEPS_S
+from hopback.ops.jobs.journal import Retention, forget_old
+from hopback.ops.messages.archive import delete_exports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jinja2 import Environment
+    from starlette.applications import Starlette
+
+    from hopback.ops.http.services import Services
+
+_LOG = logging.getLogger("hopback.ops.http")
+
+_COUNTS_EVERY_S = 10.0  # a window of refusals is a minute: its count is at most so much late
+
+_TAKE_OVER_EVERY_S = 5.0  # little beside the lease that has to run out before
+
+_WARM_S = 5.0
+"""Longest wait of the start for the first answers, in seconds. 2,000 queues take about 1 s. A broker that is
+away delays the start by this time at most."""
+
+_DAY_S = 86_400.0  # seconds
+_RETENTION_EVERY_S = 3600.0  # what is kept for days may go an hour late
+
+
+def lifespan_of(services: Services, templates: Environment) -> Any:
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        """Keep the sweep and the counts of refusals going while the service runs."""
+        between_s = BETWEEN_SWEEPS_S / len(services.shared.brokers)
+        tasks = [
+            asyncio.create_task(
+                each.recent.sweep.run(between_s * number), name=f"sweep {each.name}"
+            )
+            for number, each in enumerate(services.shared.brokers)
+        ]
+        tasks += [
+            asyncio.create_task(_write_counts(services), name="counts of refusals"),
+            asyncio.create_task(_keep_retention(services), name="retention"),
+        ]
+        if services.shared.settings.jobs.take_over:
+            tasks.append(asyncio.create_task(_take_over(services), name="take over jobs"))
+        minutes = services.shared.settings.deadletters.survey_minutes
+        tasks += [
+            asyncio.create_task(
+                each.operations.surveys.keep(minutes * 60.0 if minutes else None),
+                name=f"surveys {each.name}",
+            )
+            for each in services.shared.brokers
+        ]
+        if services.shared.alerting.has_rules:
+            tasks.append(asyncio.create_task(services.shared.alerting.run(), name="alerts"))
+        warming = asyncio.create_task(_warm(services, templates), name="first answers")
+        tasks.append(warming)
+        await asyncio.wait({warming}, timeout=_WARM_S)
+        try:
+            yield
+        finally:
+            for each in services.shared.brokers:
+                for waiting in tuple(each.working.values()):
+                    await waiting.end()
+            surveys = [task for each in services.shared.brokers for task in each.recent.surveying]
+            for task in (*tasks, *surveys):
+                task.cancel()
+            await asyncio.gather(*tasks, *surveys, return_exceptions=True)
+            for each in services.shared.brokers:
+                await each.denials.flush(everything=True)
+
+    return lifespan
+
+
+async def _warm(services: Services, templates: Environment) -> None:
+    """Compute the first answers, so that the first visitors do not wait for them."""
+    await asyncio.gather(
+        asyncio.to_thread(_compile_pages, templates),
+        *(each.recent.compute() for each in services.shared.brokers),
+    )
+
+
+def _compile_pages(templates: Environment) -> None:
+    for name in templates.list_templates(extensions=["html"]):
+        templates.get_template(name)
+
+
+async def _write_counts(services: Services) -> None:
+    while True:
+        await asyncio.sleep(_COUNTS_EVERY_S)
+        for each in services.shared.brokers:
+            await each.denials.flush()
+
+
+async def _take_over(services: Services) -> None:
+    """Go on with jobs whose processes are gone, of every broker that answers."""
+    while True:
+        await asyncio.sleep(_TAKE_OVER_EVERY_S)
+        for each in services.shared.brokers:
+            try:
+                for job in await each.operations.take_over():
+                    _LOG.warning(
+                        "job %s of %s goes on here: its process is gone", job.id, job.queue
+                    )
+            except HopbackError as error:  # a broker or database that is away is asked again
+                _LOG.info("jobs of %s could not be looked after: %s", each.broker.address, error)
+
+
+async def _keep_retention(services: Services) -> None:
+    """Delete what is older than it is kept: now, and again in a while."""
+    said = services.shared.settings.retention
+    retention = Retention(said.audit_days, said.job_days)
+    operations = services.operations
+    while True:
+        try:
+            await forget_old(operations.journal, services.clock, retention)
+            if said.export_days and operations.settings.exports is not None:
+                before = services.clock.now() - said.export_days * _DAY_S
+                gone = await asyncio.to_thread(delete_exports, operations.settings.exports, before)
+                if gone:
+                    await operations.note("exports.retention", details={"files": gone})
+        except Exception as error:  # a database that is away today is tried again
+            _LOG.warning("old jobs and audit could not be deleted", exc_info=error)
+        await asyncio.sleep(_RETENTION_EVERY_S)
