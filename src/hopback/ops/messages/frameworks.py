@@ -24,6 +24,7 @@ _TEXT_BYTES = 1024  # of an error message, as in our own records. The rest is cu
 _LONGEST = 64 * 1024  # characters of a header that are read. Longer stacks repeat themselves.
 _MOST_WRAPPED = 10  # nested exceptions that are followed. Longer chains are errors or attacks.
 _STACK_BYTES = 16 * 1024  # bytes of a stack that is shown. The rest is cut off.
+_MANY_RETRIES = 1_000_000  # a larger number is not a count of retries and is ignored
 _SYMFONY = "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\"
 
 
@@ -61,7 +62,7 @@ def _mass_transit(headers: Headers) -> ForeignFailure | None:
         ),
         # The last segment of an address: rabbitmq://host/vhost/queue?durable=true
         _text(headers, "MT-Fault-InputAddress").partition("?")[0].rstrip("/").rpartition("/")[2],
-        _number(headers, "MT-Fault-RetryCount"),
+        read_retries(headers.get("MT-Fault-RetryCount")),
     )
 
 
@@ -75,20 +76,21 @@ def _nservicebus(headers: Headers) -> ForeignFailure | None:
             kind,
             _text(headers, "NServiceBus.ExceptionInfo.Message"),
             _text(headers, "NServiceBus.ExceptionInfo.StackTrace"),
-            _nservicebus_moment(_text(headers, "NServiceBus.TimeOfFailure")),
+            _moment(_text(headers, "NServiceBus.TimeOfFailure"), "%Y-%m-%d %H:%M:%S:%f Z"),
         ),
         _text(headers, "NServiceBus.FailedQ").split("@")[0],
-        max(_number(headers, "NServiceBus.FLRetries"), _number(headers, "NServiceBus.Retries")),
+        max(
+            read_retries(headers.get(name))
+            for name in ("NServiceBus.FLRetries", "NServiceBus.Retries")
+        ),
     )
 
 
 def _spring(headers: Headers) -> ForeignFailure | None:
     stack = _text(headers, "x-exception-stacktrace")
     message = _text(headers, "x-exception-message")
-    if not stack and (
-        not message or _first_of(headers, _KINDS)
-    ):  # Spring has no header for the type
-        return None
+    if not stack and (not message or _first_of(headers, _KINDS)):
+        return None  # Spring writes no header with the type
     kind = stack.partition("\n")[0].partition(":")[0].strip()
     return ForeignFailure("Spring", _failure(kind, message, stack, 0.0))
 
@@ -97,11 +99,8 @@ def _symfony(headers: Headers) -> ForeignFailure | None:
     error = _stamp(headers, "ErrorDetailsStamp")
     if not error:
         return None
-    kind, message, stack = (
-        _string(error.get("exceptionClass")),
-        _string(error.get("exceptionMessage")),
-        "",
-    )
+    kind, message = _string(error.get("exceptionClass")), _string(error.get("exceptionMessage"))
+    stack = ""
     inner = error.get("flattenException")
     for _ in range(_MOST_WRAPPED):  # the innermost exception that Symfony recorded
         if not isinstance(inner, dict) or not _string(inner.get("class")):
@@ -110,17 +109,11 @@ def _symfony(headers: Headers) -> ForeignFailure | None:
         stack = _string(inner.get("traceAsString") or inner.get("trace_as_string"))
         inner = inner.get("previous")
     again = _stamp(headers, "RedeliveryStamp")
-    retries = again.get("retryCount")
     return ForeignFailure(
         "Symfony",
-        _failure(
-            kind,
-            message,
-            stack,
-            _moment(_string(again.get("redeliveredAt"))),
-        ),
+        _failure(kind, message, stack, _moment(_string(again.get("redeliveredAt")))),
         _string(_stamp(headers, "SentToFailureTransportStamp").get("originalReceiverName")),
-        retries if isinstance(retries, int) and 0 <= retries < 1_000_000 else 0,
+        read_retries(again.get("retryCount")),
     )
 
 
@@ -195,12 +188,13 @@ def _string(value: object) -> str:
     return value[:_LONGEST] if isinstance(value, str) else ""
 
 
-def _number(headers: Headers, name: str) -> int:
-    value = headers.get(name)
+def read_retries(value: object) -> int:
+    """Return a count of retries, 0 if the value is not one. Some frameworks write it as text."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 7:
         return int(value)
-    plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1_000_000
-    return int(value) if plain and isinstance(value, int) else 0
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MANY_RETRIES:
+        return int(value)
+    return 0
 
 
 def _stamp(headers: Headers, name: str) -> dict[str, object]:
@@ -214,19 +208,13 @@ def _stamp(headers: Headers, name: str) -> dict[str, object]:
     return last if isinstance(last, dict) else {}
 
 
-def _moment(text: str) -> float:
+def _moment(text: str, form: str = "") -> float:
     try:
-        moment = datetime.fromisoformat(text)
-        return max(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp(), 0.0)
-    except (ValueError, OverflowError, OSError):
-        return 0.0
-
-
-def _nservicebus_moment(text: str) -> float:
-    """`2023-11-14 22:13:20:123456 Z`."""
-    try:
-        return max(
-            datetime.strptime(text, "%Y-%m-%d %H:%M:%S:%f Z").replace(tzinfo=UTC).timestamp(), 0.0
-        )
+        if form:
+            moment = datetime.strptime(text, form).replace(tzinfo=UTC)
+        else:
+            moment = datetime.fromisoformat(text)
+            moment = moment.replace(tzinfo=moment.tzinfo or UTC)
+        return max(moment.timestamp(), 0.0)
     except (ValueError, OverflowError, OSError):
         return 0.0

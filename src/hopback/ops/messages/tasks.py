@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.headers import clipped, failure_from_traceback
 from hopback.ops.messages.body import kombu_message, parse_content
-from hopback.ops.messages.frameworks import ForeignFailure
+from hopback.ops.messages.frameworks import ForeignFailure, read_retries
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _NAME_BYTES = 255  # bytes of a name or an id, as in an AMQP property. The rest is cut off.
 _ARGUMENTS_BYTES = 1024  # bytes of arguments that are shown. The body contains the rest.
-_MANY_RETRIES = 1_000_000  # a larger number is not a count of retries and is ignored
 _PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle"})
 
 
@@ -54,7 +53,7 @@ def _task_call(headers: Headers, content_type: str | None, parsed: object) -> Ta
                 clipped(parsed["task"], _NAME_BYTES),
                 clipped(_text_of(parsed.get("id")), _NAME_BYTES),
                 clipped(_call(parsed["args"], parsed["kwargs"]), _ARGUMENTS_BYTES),
-                _count(parsed.get("retries")),
+                read_retries(parsed.get("retries")),
             )
     return None
 
@@ -73,13 +72,13 @@ def _celery(headers: Headers, content_type: str | None, name: str, parsed: objec
         clipped(name, _NAME_BYTES),
         clipped(_text_of(headers.get("id")), _NAME_BYTES),
         clipped(arguments.strip(), _ARGUMENTS_BYTES),
-        _count(headers.get("retries")),
+        read_retries(headers.get("retries")),
     )
 
 
 def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
     """Read a body. Its traceback is that of the attempt before the last."""
-    retries, trace = _count(options.get("retries")), _text_of(options.get("traceback"))
+    retries, trace = read_retries(options.get("retries")), _text_of(options.get("traceback"))
     failed = None
     if trace:
         queue = _text_of(body.get("queue_name")).removesuffix(".DQ")
@@ -119,11 +118,6 @@ def _value_text(value: object) -> str:
 
 def _text_of(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _count(value: object) -> int:
-    plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MANY_RETRIES
-    return int(value) if plain and isinstance(value, int) else 0
 
 
 def read_task_call(delivery: Delivery, parsed: object) -> TaskCall | None:
