@@ -46,7 +46,7 @@ class BrokerSnapshot:
     readings: Mapping[str, QueueReading] | None = None
 
     def one(self, name: str) -> DeadLetterQueue:
-        """The dead-letter queue of that name; NoSuch if there is none."""
+        """Return the dead-letter queue of that name. NoSuch if there is none."""
         found = next((each for each in self.dead_letter_queues if each.name == name), None)
         if found is None:
             exists = self.topology.queue(name) is not None
@@ -55,7 +55,7 @@ class BrokerSnapshot:
         return found
 
     def effective(self, name: str) -> Queue | None:
-        """The queue as arguments, policy and operator policy make it; None if it is not known."""
+        """Return the queue with its policies applied. None if the queue is unknown."""
         queue = self.topology.queue(name)
         return None if queue is None else self._with_policies(queue, self.topology.policies)
 
@@ -65,7 +65,7 @@ class BrokerSnapshot:
         return replace(queue, arguments=by_operator)
 
     def cost(self, name: str, *, killed: bool = False) -> Cost:
-        """What one browse session costs each message of a queue, or one that is `killed`, as a job may be."""
+        """Return the cost of one browse session for each message. A `killed` one cannot requeue them."""
         lifting = self.lifting_policy(name)
         why_not = lifting if isinstance(lifting, str) else ""
         return cost_of_looking(
@@ -73,7 +73,7 @@ class BrokerSnapshot:
         )
 
     def lifting_policy(self, name: str) -> Policy | str:
-        """The policy that would lift the limit, or why none can."""
+        """Return the policy that would lift the delivery limit, or the reason why no policy can."""
         queue = self.topology.queue(name)
         if self.live is None:
             return "there is no management address to set a policy with"
@@ -91,12 +91,12 @@ class BrokerSnapshot:
         return policy
 
     def is_classic(self, name: str) -> bool:
-        """Whether it is known to be a classic queue."""
+        """Whether the queue is known to be classic."""
         queue = self.effective(name)
         return queue is not None and queue.type is QueueType.CLASSIC
 
     def design_of(self, queue: str) -> Design | None:
-        """The documented design whose dead letters rest in this queue, if it was declared here."""
+        """Return the declared design whose dead letters this queue contains, if any."""
         for topology in self.declared:
             if any(plan.parking.queue == queue for plan in topology.plans):
                 return DESIGNS.get(topology.name)
@@ -113,20 +113,20 @@ class BrokerSnapshot:
         return replace(self.live, plans=tuple(plans), unconsumed=unconsumed)
 
     def table(self) -> RoutingTable | None:
-        """The routes, where they were read from the broker; declared ones may not be all."""
+        """Return the routes of the broker. None without management: declared routes may be incomplete."""
         if self.live is None:
             return None
         return _table(self.live, self.version)
 
     def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
-        """The queues a publish reaches; KeyError for a missing exchange."""
+        """Return the queues that a publish reaches. KeyError for a missing exchange."""
         topology = self.live or self.topology
         names = (queue.name for queue in topology.queues)
         exchanges = (*PREDECLARED, *topology.exchanges)
         return RoutingTable(exchanges, names, topology.bindings).route(exchange, routing_key)
 
     def routes(self) -> RoutingTable:
-        """The routes that are known at all, read from the broker or declared."""
+        """Return all known routes, read from the broker or declared."""
         return _table(self.topology, self.version)
 
 

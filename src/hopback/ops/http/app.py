@@ -1,4 +1,4 @@
-"""The admin application: API and page over the operations, and what stands around every answer."""
+"""The admin application: its routes, its services and its gate."""
 
 from __future__ import annotations
 

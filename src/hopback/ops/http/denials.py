@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-_WINDOW_S = 60.0  # short enough that an attack is seen while it goes on
-_ROWS_OF_A_STRANGER = 1  # anybody can be a stranger, as often as they like
-_ROWS_OF_A_CALLER = 20  # somebody known who tries several things is worth reading in full
-_MOST_WINDOWS = 100  # at most 200 rows a minute, from however many addresses
+_WINDOW_S = 60.0  # seconds of one count: an attack shows in the audit while it lasts
+_ROWS_OF_A_STRANGER = 1  # rows per window without authentication, which anyone can cause
+_ROWS_OF_A_CALLER = 20  # rows per window of an authenticated caller
+_MOST_WINDOWS = 100  # callers and addresses counted apart: at most 200 rows a minute
 _ELSEWHERE = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """One refused change: who was refused from which address, of which queue, and the rest."""
+    """One refused change."""
 
     caller: str
-    """The id of somebody known; empty for a stranger."""
+    """The id of the caller, empty if it is not authenticated."""
     name: str
     address: str
     queue: str
@@ -37,7 +37,7 @@ class Denial:
 
 @dataclass(slots=True)
 class _DenialWindow:
-    """What one caller, or one address of strangers, was refused since it began."""
+    """The refusals of one caller, or of one address without authentication, since `begun`."""
 
     begun: float
     first: Denial
@@ -46,7 +46,7 @@ class _DenialWindow:
 
 
 class Denials:
-    """Decides which refusals are rows; `write` puts one into the audit."""
+    """Decides which refusals become rows of the audit. `write` adds one."""
 
     def __init__(self, clock: Clock, write: Callable[[Denial], Awaitable[None]]) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class Denials:
         self._windows: dict[str, _DenialWindow] = {}
 
     async def add(self, denial: Denial) -> None:
-        """Write it down, or count it."""
+        """Write the refusal to the audit, or count it."""
         await self.flush()
         known = bool(denial.caller)
         key = denial.caller or f"address {denial.address}"
@@ -68,7 +68,7 @@ class Denials:
             window.counted += 1
 
     async def flush(self, *, everything: bool = False) -> None:
-        """Write the counts of the windows that are over, or of all when the service ends."""
+        """Write the counts of the windows that are over, or of all windows when the service ends."""
         now = self._clock.now()
         over = [
             key
@@ -93,7 +93,7 @@ class Denials:
 
 
 async def write_denial(operations: Operations, denial: Denial) -> None:
-    """A refused change as a row of the audit; what cannot be written is not worth failing for."""
+    """Write a refused change to the audit. A failure is only logged."""
     try:
         await operations.note(
             "access.denied",

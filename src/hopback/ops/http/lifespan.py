@@ -22,22 +22,24 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-_COUNTS_EVERY_S = 10.0  # a window of refusals is a minute: its count is at most so much late
+_COUNTS_EVERY_S = (
+    10.0  # seconds between two writes of refusal counts, which are late by that at most
+)
 
-_TAKE_OVER_EVERY_S = 5.0  # little beside the lease that has to run out before
+_TAKE_OVER_EVERY_S = 5.0  # seconds between two looks for jobs whose processes are gone
 
 _WARM_S = 5.0
 """Longest wait of the start for the first answers, in seconds. 2,000 queues take about 1 s. A broker that is
 away delays the start by this time at most."""
 
 _DAY_S = 86_400.0  # seconds
-_RETENTION_EVERY_S = 3600.0  # what is kept for days may go an hour late
+_RETENTION_EVERY_S = 3600.0  # seconds between two deletions of old jobs, audit entries and exports
 
 
 def lifespan_of(services: Services, templates: Environment) -> Any:
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        """Keep the sweep and the counts of refusals going while the service runs."""
+        """Run the background work of all brokers while the service runs."""
         between_s = BETWEEN_SWEEPS_S / len(services.shared.brokers)
         tasks = [
             asyncio.create_task(
@@ -101,7 +103,7 @@ async def _write_counts(services: Services) -> None:
 
 
 async def _take_over(services: Services) -> None:
-    """Go on with jobs whose processes are gone, of every broker that answers."""
+    """Continue jobs whose processes are gone, of every broker that answers."""
     while True:
         await asyncio.sleep(_TAKE_OVER_EVERY_S)
         for each in services.shared.brokers:
@@ -110,12 +112,12 @@ async def _take_over(services: Services) -> None:
                     _LOG.warning(
                         "job %s of %s goes on here: its process is gone", job.id, job.queue
                     )
-            except HopbackError as error:  # a broker or database that is away is asked again
+            except HopbackError as error:  # the next round asks again
                 _LOG.info("jobs of %s could not be looked after: %s", each.broker.address, error)
 
 
 async def _keep_retention(services: Services) -> None:
-    """Delete what is older than it is kept: now, and again in a while."""
+    """Delete old jobs, audit entries and exports, now and every hour."""
     said = services.shared.settings.retention
     retention = Retention(said.audit_days, said.job_days)
     operations = services.operations
@@ -127,6 +129,6 @@ async def _keep_retention(services: Services) -> None:
                 gone = await asyncio.to_thread(delete_exports, operations.settings.exports, before)
                 if gone:
                     await operations.note("exports.retention", details={"files": gone})
-        except Exception as error:  # a database that is away today is tried again
+        except Exception as error:  # the next round tries again
             _LOG.warning("old jobs and audit could not be deleted", exc_info=error)
         await asyncio.sleep(_RETENTION_EVERY_S)

@@ -1,4 +1,4 @@
-"""Dead-letter queues at a glance: depths from one sweep a second, and what was last seen inside."""
+"""Recent answers about one broker: depths, trends, errors, candidates, the drawing of its topology."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from hopback.ops.contract.values import Job, QueueSummary, SessionView
     from hopback.ops.operations import Operations
 
-_FRESH_S = 1.0  # one sweep a second, however many ask
+_FRESH_S = 1.0  # seconds for which requests share a sweep
 # A trend of five minutes, with a sample at each tick in which RabbitMQ counts its queues anew.
 _BETWEEN_SAMPLES_S = 5.0
 _SAMPLES = 60
 BETWEEN_SWEEPS_S = 5.0
-"""How often a broker is read when nobody asks (seconds): as often as a sample is kept."""
-_MOMENT_S = 0.1  # seconds that a page waits for an expensive answer before it shows the last one
-_LONGEST_WAIT_S = 2.0  # for a broker that was never read: a list over many must not wait for one
+"""Seconds between two sweeps without requests: the interval of samples."""
+_MOMENT_S = 0.1  # seconds that a page waits for a newer sweep before it shows the last one
+_LONGEST_WAIT_S = 2.0  # seconds that a list of all brokers waits for one that was never read
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What the last sweep found, when, and why there is no newer one, if there is none."""
+    """The dead-letter queues at the time `at`. `error` is the reason why there is no newer sweep."""
 
     queues: tuple[QueueSummary, ...]
     at: float
     error: Exception | None = None
 
     def age(self, now: float) -> float:
-        """How old it is, in seconds."""
+        """Return the age in seconds."""
         return max(now - self.at, 0.0)
 
 
@@ -61,17 +61,17 @@ class Sweep:
         self._trends: dict[str, deque[tuple[float, int]]] = {}
         self._content: object = None
         self.changed_at: float = float("-inf")
-        """When a sweep last found something else than the one before it."""
+        """When the content of a sweep last changed."""
 
     async def get(self) -> Swept:
-        """The queues as of less than a second ago; raises what the broker said if it is away."""
+        """Return the queues, at most a second old. Raise the error of a broker that is away."""
         swept = await self.get_or_last()
         if swept.error is not None:
             raise swept.error
         return swept
 
     async def get_or_last(self) -> Swept:
-        """The same; while the broker is away, the last that was read, with the error."""
+        """Return the same, or the last sweep with the error while the broker is away."""
         now, last = self._clock.now(), self._last
         if self._error is not None:
             is_due = now - self._failed_at >= _FRESH_S
@@ -80,7 +80,7 @@ class Sweep:
         if is_due:
             if self._running is None:
                 self._running = asyncio.create_task(self._refresh(), name="sweep")
-            # A large broker takes seconds: what is known is shown with its age.
+            # A large broker takes seconds: the last sweep is shown with its age.
             known_s = None if last is None else _MOMENT_S
             await asyncio.wait({self._running}, timeout=known_s)
         if self._last is None:
@@ -90,43 +90,43 @@ class Sweep:
 
     @property
     def known(self) -> Swept | None:
-        """What was read, without asking; None before the first sweep has ended."""
+        """The last sweep, without a new one. None before the first sweep has ended."""
         if self._last is None and self._error is None:
             return None
         return self.last
 
     def forget(self) -> None:
-        """The next one that asks gets a new sweep: what is a dead-letter queue has changed."""
+        """Sweep anew at the next request: the set of dead-letter queues has changed."""
         self._last = None
 
     @property
     def last(self) -> Swept:
-        """What is known without asking: a page that only wants to know is not kept waiting."""
+        """The last sweep, empty before the first one. It does not wait."""
         if self._last is None:
             return Swept((), self._clock.now(), self._error)
         return Swept(self._last.queues, self._last.at, self._error)
 
     def trend(self, queue: str) -> tuple[tuple[float, int], ...]:
-        """Depths of the last minutes, the oldest first."""
+        """Return the depths of the last minutes, the oldest first."""
         return tuple(self._trends.get(queue, ()))
 
     async def run(self, delay: float = 0.0) -> None:
-        """Sweep from time to time even if nobody asks, so that trends have a past; the second time later.
+        """Sweep every few seconds without requests, so that trends have samples.
 
-        `delay` keeps the sweeps of many brokers from falling into the same moment.
+        `delay` distributes the sweeps of many brokers, in seconds before the second sweep.
         """
         with suppress(Exception):
             await self.get()
         await asyncio.sleep(delay)
         while True:
-            with suppress(Exception):  # the next one that asks is told
+            with suppress(Exception):  # reported to the next requests
                 await self.get()
             await asyncio.sleep(BETWEEN_SWEEPS_S)
 
     async def _refresh(self) -> None:
         try:
             found = await self._read()
-        except Exception as error:  # kept, and told to those who ask
+        except Exception as error:  # reported to the next requests
             self._error, self._failed_at = error, self._clock.now()
         else:
             self._error = None
@@ -159,9 +159,9 @@ class Sweep:
 
 
 async def read_all(sweeps: Sequence[Sweep]) -> list[Swept | None]:
-    """What is known of each broker; None for one that has not answered yet, for which nobody waits long.
+    """Return the last sweep of each broker. None for a broker that has not answered yet.
 
-    What was read once is read again beside, every few seconds: a list over many brokers asks none of them.
+    Brokers are swept in the background every few seconds. This only waits for those without a sweep.
     """
     unread = [each for each in sweeps if each.known is None]
     if unread:
@@ -172,18 +172,18 @@ async def read_all(sweeps: Sequence[Sweep]) -> list[Swept | None]:
     return [each.known for each in sweeps]
 
 
-_SPEED_S = 10.0  # long enough to be steady, short enough to follow a new rate
-_FOLLOWED = 100  # jobs; more than pages stand open
+_SPEED_S = 10.0  # seconds of progress that a speed is computed from
+_FOLLOWED = 100  # jobs with a speed: more than pages are open at a time
 
 
 class JobSpeeds:
-    """How fast the jobs go whose pages stand open, by what these were shown within the last seconds."""
+    """The speeds of jobs whose pages are open, from the progress that they showed in the last seconds."""
 
     def __init__(self) -> None:
         self._shown: OrderedDict[str, deque[tuple[float, int]]] = OrderedDict()
 
     def of(self, job: Job, now: float) -> float | None:
-        """Messages a second; None before that can be said, and where nothing moves."""
+        """Return messages per second. None if the speed is unknown or 0."""
         if job.state is not JobState.RUNNING:
             self._shown.pop(job.id, None)
             return None
@@ -198,12 +198,12 @@ class JobSpeeds:
         return (after - before) / (now - began) if after > before and now > began else None
 
 
-_MOST = 1000  # queues; a name and a few numbers each
+_MOST = 1000  # queues with an insight: a name and a few numbers each
 
 
 @dataclass(frozen=True, slots=True)
 class Insight:
-    """The most frequent failure among the messages that were held, and when that was."""
+    """The most frequent error of a browse session."""
 
     error: str
     count: int
@@ -213,7 +213,7 @@ class Insight:
 
 
 class Insights:
-    """The last insight of each queue."""
+    """The last insight into each queue."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Insight] = OrderedDict()
@@ -224,7 +224,7 @@ class Insights:
         return self._known
 
     async def remember(self, operations: Operations, view: SessionView) -> None:
-        """Keep what a session shows of its queue."""
+        """Record the most frequent error of a session."""
         groups = (await operations.groups(view.id, GroupBy.FINGERPRINT)).items
         if not groups:
             self._known.pop(view.queue, None)

@@ -96,15 +96,15 @@ class Services:
 
     @property
     def spans_brokers(self) -> bool:
-        """Whether it answers under the paths without a name, and there are several brokers."""
+        """Whether this answers under the paths without a name, for several brokers."""
         return not self.prefix and len(self.shared.brokers) > 1
 
     def placed(self, value: ValueT) -> ValueT:
-        """An answer of the operations with its paths below the prefix."""
+        """Return an answer of the operations with its paths below the prefix."""
         return placed(value, self.prefix) if self.prefix else value
 
     def placed_refusal(self, error: Exception, request: Request) -> Refused | None:
-        """The answer to an error that is known, with its paths below the prefix."""
+        """Return the refusal for a known error, with its paths below the prefix."""
         refused = refusal_of(error, request)
         job = None if refused is None else refused.more.get("job")
         if refused is None or not self.prefix or not isinstance(job, str):
@@ -116,15 +116,15 @@ class Services:
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """The keys that hold for this broker."""
+        """The API keys for this broker."""
         return self.shared.gate.keys.of(self.name, is_first=self.is_first)
 
     def grant(self, role: Role, queues: tuple[str, ...]) -> Grant:
-        """A grant for this broker; one for the first names none, as those that have always been."""
+        """Return a grant for this broker. A grant for the first broker does not name it."""
         return Grant(role, queues, "" if self.is_first else self.name)
 
     async def remove_key(self, key_id: str) -> ApiKey:
-        """Let a key of this broker open no more; Refused if it has none of that id."""
+        """Revoke a key of this broker. Refused if it has no key of that id."""
         await self.shared.gate.keys.refresh(self.clock.now())
         known = any(key.id == key_id for key in self.keys)
         found = await self.shared.gate.keys.remove(key_id) if known else None
@@ -133,25 +133,25 @@ class Services:
         return found
 
     def has(self, broker: str) -> bool:
-        """Whether what names that broker is about this one; what names none is about the first."""
+        """Whether the name is that of this broker. An empty name is that of the first one."""
         return broker == self.name or (self.is_first and not broker)
 
     def manages(self, principal: Principal) -> bool:
-        """Whether they look after the service itself, which an admin of the first broker does."""
+        """Whether the caller administers the service itself: an admin of the first broker does."""
         return self.is_first and principal.allows_everywhere(Role.ADMIN)
 
     def asking(self, principal: Principal) -> Principal:
-        """Somebody who is known, with the grants that hold for this broker."""
+        """Return the caller with the grants for this broker."""
         return principal.at(self.name, is_first=self.is_first)
 
     def acting_as(self, principal: Principal) -> Operations:
-        """The operations, with everything done in the name of this caller."""
+        """Return the operations on behalf of this caller."""
         return self.operations.acting_as(who(principal))
 
     def check_room(self, principal: Principal) -> None:
-        """Refuse a browse session beyond what one caller, or all together, may hold."""
+        """Refuse a browse session beyond the limits of one caller or of all callers together."""
         limits = self.shared.settings.limits
-        # They fill the memory of one process, whichever brokers they are of.
+        # The sessions of all brokers share the memory of one process.
         open_now = [view for each in self.shared.brokers for view in each.operations.sessions()]
         own = [view for view in open_now if view.by_id == principal.id]
         if len(own) >= limits.sessions_per_caller:
@@ -183,7 +183,7 @@ class Services:
         asked: SessionRequest,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """A browse session for a caller; cancelled, it gives back what it held, for nobody knows its id."""
+        """Open a browse session for a caller. A cancelled request releases it: the caller has no id."""
         self.check_room(principal)
         operations = self.acting_as(principal)
         view = await operations.open_session(
@@ -199,7 +199,7 @@ class Services:
     async def denied(
         self, principal: Principal, request: Request, refused: Refused, queue: str
     ) -> None:
-        """Write a refused change down, or count it; what is refused for its number is neither."""
+        """Record a refused change in the audit. Refusals with status 429 are not."""
         if refused.status == 429:
             return
         details = {
@@ -213,7 +213,7 @@ class Services:
 
 
 def placed(value: ValueT, prefix: str) -> ValueT:
-    """A value of the contract, with the paths in it below this prefix."""
+    """Return a value of the contract with its paths below this prefix."""
     match value:
         case Job() | SessionView():
             return structs.replace(value, url=prefix + value.url)
@@ -227,5 +227,5 @@ def placed(value: ValueT, prefix: str) -> ValueT:
 
 
 def who(principal: Principal) -> Who:
-    """The principal as the operations know people."""
+    """Return the caller as operations record it."""
     return Who(principal.id, principal.name)

@@ -28,7 +28,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
     " connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
-"""Nothing inline, nothing from elsewhere."""
+"""No inline scripts or styles, no content of other hosts."""
 
 _HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -42,7 +42,7 @@ _HEADERS = {
 
 
 _HSTS = "max-age=31536000"
-"""Browsers that were here by HTTPS use no other scheme for this host for a year."""
+"""Browsers that used HTTPS use no other scheme for this host for a year."""
 
 
 class Shell:
@@ -56,7 +56,7 @@ class Shell:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever happens."""
+        """Answer one request, also if the application fails."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +72,7 @@ class Shell:
             seconds = self._limits.import_seconds if imports else self._limits.request_seconds
             self._check(headers, most)
             await self._app(scope, _bounded(receive, most, seconds), sending)
-        except Exception as error:  # the last resort: what nobody caught is answered and logged
+        except Exception as error:  # an unexpected error is answered and logged
             refused = refusal_of(error, Request(scope))
             if refused is None:
                 _LOG.error("request %s failed", correlation, exc_info=error)
@@ -90,7 +90,7 @@ class Shell:
                 "This service serves this machine only, under localhost or 127.0.0.1.",
             )
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy that goes by the other one would take the rest of the body for a request.
+            # A proxy that reads the other header would take the rest of the body for a request.
             raise Refused(
                 400,
                 "bad-request",
@@ -105,7 +105,7 @@ class Shell:
 
 
 class _Sending:
-    """Adds what every answer carries."""
+    """Adds the headers of every answer."""
 
     def __init__(self, send: Send, correlation: str, scope: Scope) -> None:
         self._send = send
@@ -132,13 +132,13 @@ class _Sending:
 
 
 def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
-    """The request, refused when more comes than was announced or is allowed, or too slowly."""
+    """Limit the size and the duration of a request body."""
     read, whole = 0, False
     deadline: float | None = None
 
     async def bounded() -> Message:
         nonlocal read, whole, deadline
-        if whole:  # now it is only waited for the caller to hang up, which may take long
+        if whole:  # the next message is the end of the connection, which has no limit
             return await receive()
         deadline = deadline or asyncio.get_running_loop().time() + seconds
         try:
@@ -159,17 +159,17 @@ def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
 
 
 def too_large(most: int) -> Refused:
-    """The answer to a request that is larger than is allowed."""
+    """Return the refusal of a request that is too large."""
     return Refused(413, "too-large", f"The request is larger than {most} bytes.")
 
 
 def _correlation(headers: Headers) -> str:
-    """The caller's id if it is harmless, else a new one."""
+    """Return the caller's correlation id if it is well-formed, else a new one."""
     given = headers.get("x-correlation-id", "")
     return given if _CORRELATION.fullmatch(given) else secrets.token_hex(16)
 
 
 def host_of(headers: Headers) -> str:
-    """The host that was asked for, without its port."""
+    """Return the requested host without its port."""
     host = headers.get("host", "")
     return host.rpartition(":")[0] if re.search(r":\d+$", host) else host
