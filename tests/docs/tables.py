@@ -65,7 +65,7 @@ def _endpoints() -> str:
     rows = [
         (
             f"`{row.method} {row.path}`",
-            "anybody" if row.public else "anyone known" if row.role is None else row.role.value,
+            "public" if row.public else "any" if row.role is None else row.role.value,
             row.summary,
         )
         for row in (*ENDPOINTS, *BROKERS)

@@ -94,7 +94,7 @@ class KeyList(Struct, frozen=True, rename="camel"):
 
 @ACCESS.row("GET", "/admin/me", None, NO_QUEUE, answer=MeAnswer)
 async def _show_me(call: Call[Empty, None]) -> MeAnswer:
-    """Who the caller is here."""
+    """Return the identity and grants of the caller."""
     me = call.principal
     grants = [GrantAnswer(grant.role, list(grant.queues)) for grant in me.grants]
     return MeAnswer(me.id, me.name, me.kind, me.role, grants, Moment.known(me.until))
@@ -115,7 +115,7 @@ def key_answer(key: ApiKey) -> KeyAnswer:
 
 @ACCESS.row("GET", "/admin/keys", Role.ADMIN, EVERY_QUEUE, answer=KeyList)
 async def _list_keys(call: Call[Empty, None]) -> KeyList:
-    """The API keys, without their secrets."""
+    """List the API keys, without their secrets."""
     ring = call.services.shared.gate.keys
     await ring.refresh(call.services.clock.now())
     items = [key_answer(key) for key in call.services.keys]
@@ -124,7 +124,7 @@ async def _list_keys(call: Call[Empty, None]) -> KeyList:
 
 @ACCESS.row("POST", "/admin/keys", Role.ADMIN, EVERY_QUEUE, body=NewKey, answer=MadeKey, status=201)
 async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
-    """A new API key; its secret is shown this once."""
+    """Create an API key. Its secret is shown only once."""
     body, services = call.body, call.services
     now = services.clock.now()
     secret, key = new_key(
@@ -142,7 +142,7 @@ async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
 
 @ACCESS.row("DELETE", "/admin/keys/{key}", Role.ADMIN, EVERY_QUEUE, status=204)
 async def _delete_key(call: Call[Empty, None]) -> None:
-    """Let a key open no more."""
+    """Revoke a key."""
     key = await call.services.remove_key(call.path["key"])
     details = {"key": key.id, "name": key.name}
     await call.operations.note("key.delete", details=details)

@@ -75,7 +75,7 @@ async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
     "GET", "/admin/dlq/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE, media=(NDJSON,), errors=(404,)
 )
 async def _export_of_job(call: Call[Empty, None]) -> Response:
-    """The file to which a discard wrote its messages before it removed them."""
+    """Download the file with the messages that a discard removed."""
     job = await call.operations.job(call.path["job"])
     return await _send_file(call.operations, job)
 

@@ -99,7 +99,7 @@ def _answer(services: Services, principal: Principal, swept: Swept | None) -> Br
 
 @BROKERS.row("GET", "/admin/brokers", None, VISIBLE_QUEUES, answer=BrokerList)
 async def _list_brokers(call: Call[Empty, None]) -> BrokerList:
-    """The brokers that the caller may see, and whether they answer."""
+    """List the brokers that the caller may see, and whether they answer."""
     items = [_answer(*each) for each in await _visible_brokers(call)]
     return BrokerList(items, len(items))
 
@@ -108,7 +108,7 @@ async def _list_brokers(call: Call[Empty, None]) -> BrokerList:
     "GET", "/admin/brokers/queues", None, VISIBLE_QUEUES, query=FindQuery, answer=AllQueues
 )
 async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
-    """The dead-letter queues of all brokers, as they were read some seconds ago."""
+    """List the dead-letter queues of all brokers, read some seconds ago."""
     seen, wanted = await _visible_brokers(call), call.query.find.lower()
     found = [
         BrokerQueue(services.name, one)
@@ -128,7 +128,7 @@ async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
 
 @BROKERS.row("GET", "/admin/brokers/metrics", None, VISIBLE_QUEUES, media=("text/plain",))
 async def _all_metrics(call: Call[Empty, None]) -> Response:
-    """The metrics of every broker for all of whose queues the caller is a viewer, by the label `broker`."""
+    """Return the metrics of all brokers of which the caller may view all queues, labelled `broker`."""
     allowed = [
         services
         for services, principal, _ in await _visible_brokers(call)

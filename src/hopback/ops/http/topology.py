@@ -157,7 +157,7 @@ class PlannedAnswer(Struct, frozen=True, rename="camel"):
     media=("application/json", "text/vnd.mermaid", _DEFINITIONS, _ASYNCAPI),
 )
 async def _show_topology(call: Call[TopologyQuery, None]) -> object:
-    """What stands on the broker, as JSON, Mermaid, definitions or AsyncAPI."""
+    """Return the topology of the broker as JSON, Mermaid, definitions or AsyncAPI."""
     snapshot = await call.services.broker.recent_snapshot()
     topology = snapshot.shown_topology
     match call.query.format:
@@ -189,7 +189,7 @@ def finding_answer(finding: Finding) -> FindingAnswer:
 
 @TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, BROKER_MAP, answer=CheckAnswer)
 async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
-    """The hazards of what stands on the broker."""
+    """List the hazards in the topology of the broker."""
     drawing = await call.services.recent.drawings.get()
     snapshot, items = drawing.snapshot, [finding_answer(each) for each in drawing.findings]
     return CheckAnswer(str(snapshot.version), Moment(snapshot.at), items, len(items))
@@ -205,7 +205,7 @@ async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
     errors=(404,),
 )
 async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
-    """Publish this routing key: who gets it?"""
+    """List the queues that receive a message with this routing key."""
     asked, snapshot = call.query, await call.services.broker.recent_snapshot()
     try:
         queues = snapshot.routed(asked.exchange, asked.routing_key)
@@ -223,7 +223,7 @@ async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
     answer=PlannedAnswer,
 )
 async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
-    """What would have to change for the broker to be as desired; changes nothing."""
+    """Compare a topology with the broker and list the changes needed. Nothing is changed."""
     desired = from_document(call.body.topology, where="topology")
     broker = call.services.broker
     async with broker.query() as connection:
