@@ -96,33 +96,29 @@ _COMMANDS = {
         "hopback.cli.topology:systems", "List the documented designs, or describe one."
     ),
     "demo": LazyCommand(
-        "hopback.systems.demo.command:demo", "Run the documented systems with a little traffic."
+        "hopback.systems.demo.command:demo", "Run the documented systems with sample traffic."
     ),
     "topology": LazyCommand(
         "hopback.cli.app:topology",
-        "Show, check, export and draw a topology; compare it with a broker.",
+        "Show, check, export, draw and apply topologies.",
     ),
     "simulate": LazyCommand(
         "hopback.cli.simulate:simulate",
-        "Play a message's life in virtual time, without RabbitMQ.",
+        "Simulate a failing message in virtual time.",
     ),
     "rehearse": LazyCommand(
         "hopback.cli.rehearse:rehearse",
-        "Rehearse an outage: depths, dead letters, recovery, in virtual time.",
+        "Predict depths, dead letters and recovery of an outage.",
     ),
-    "doctor": LazyCommand(
-        "hopback.cli.live_broker:doctor", "Look at a live broker and say what is wrong."
-    ),
-    "adopt": LazyCommand(
-        "hopback.ops.cli.adopt:adopt", "Take over a live queue: as it is, beside it, or migrated."
-    ),
+    "doctor": LazyCommand("hopback.cli.live_broker:doctor", "Report problems of a live broker."),
+    "adopt": LazyCommand("hopback.ops.cli.adopt:adopt", "Add a failure plan to an existing queue."),
     "broker": LazyCommand(
         "hopback.cli.broker:broker",
-        "Serve AMQP on this machine, without RabbitMQ: development and tests.",
+        "Run an in-memory AMQP broker for development and tests.",
     ),
     "run": LazyCommand("hopback.cli.run:run", "Run an application's handlers."),
     "publish": LazyCommand(
-        "hopback.cli.publish:publish", "Publish a message, and have it confirmed."
+        "hopback.cli.publish:publish", "Publish a message and wait for the broker's confirm."
     ),
     "pause": LazyCommand(
         "hopback.cli.pause:pause",
@@ -130,25 +126,21 @@ _COMMANDS = {
     ),
     "resume": LazyCommand(
         "hopback.cli.pause:resume",
-        "Resume consumption of a paused queue in a running service.",
+        "Resume consumption of a paused queue.",
     ),
-    "dlq": LazyCommand(
-        "hopback.cli.app:dlq", "Dead letters: look without harm, send back without loss."
-    ),
+    "dlq": LazyCommand("hopback.cli.app:dlq", "Inspect, re-drive and discard dead letters."),
     "jobs": LazyCommand(
         "hopback.ops.cli.jobs:jobs",
-        "Re-drives and discards: follow, pause, cancel, resume them.",
+        "List and control re-drives and discards.",
     ),
     "alerts": LazyCommand(
         "hopback.ops.alerts.command:alerts",
         "List alerts of `hopback serve` and test their targets.",
     ),
     "audit": LazyCommand("hopback.ops.cli.audit:audit", "Show the audit of dead letters."),
-    "serve": LazyCommand(
-        "hopback.ops.cli.serve:serve", "Serve dead letters and jobs by HTTP and on a page."
-    ),
+    "serve": LazyCommand("hopback.ops.cli.serve:serve", "Serve the admin page and the HTTP API."),
     "celery": LazyCommand(
-        "hopback.cli.celery:celery", "Check an application of Celery for what it can lose."
+        "hopback.cli.celery:celery", "Check a Celery application for message loss."
     ),
     "store": LazyCommand(
         "hopback.cli.store:store",
@@ -162,29 +154,27 @@ _COMMANDS = {
 )
 @click.version_option(__version__, prog_name="hopback", message="%(prog)s %(version)s")
 def root() -> None:
-    """Dependable RabbitMQ consumers: retries, dead letters and topologies you can trust."""
+    """Dependable RabbitMQ consumers: retries, dead letters and topologies."""
 
 
 _TOPOLOGY = {
     "show": LazyCommand("hopback.cli.topology:show", "Show exchanges, queues and plans."),
     "check": LazyCommand("hopback.cli.topology:check", "Report hazards, each with its fix."),
     "export": LazyCommand(
-        "hopback.cli.topology:export", "Write definitions for RabbitMQ, or another form."
+        "hopback.cli.topology:export", "Export RabbitMQ definitions or another format."
     ),
-    "diagram": LazyCommand("hopback.cli.topology:diagram", "Draw it as Mermaid."),
-    "plan": LazyCommand(
-        "hopback.cli.live_broker:plan", "Compare with a live broker; change nothing."
-    ),
+    "diagram": LazyCommand("hopback.cli.topology:diagram", "Draw a Mermaid diagram."),
+    "plan": LazyCommand("hopback.cli.live_broker:plan", "Compare with a live broker."),
     "apply": LazyCommand(
-        "hopback.cli.live_broker:apply", "Create on a live broker what is missing."
+        "hopback.cli.live_broker:apply", "Create missing objects on a live broker."
     ),
     "migrate": LazyCommand(
         "hopback.cli.live_broker:migrate",
-        "Replace queues of another form, keeping their messages.",
+        "Recreate queues that differ, keeping their messages.",
     ),
     "revert": LazyCommand(
         "hopback.cli.live_broker:revert",
-        "Take back the delivery limits that apply has lifted.",
+        "Restore the delivery limits that apply has lifted.",
     ),
 }
 
@@ -192,49 +182,47 @@ _TOPOLOGY = {
 @click.group(
     cls=LazyGroup,
     table=_TOPOLOGY,
-    short_help="Show, check, export and draw a topology; compare it with a broker.",
+    short_help="Show, check, export, draw and apply topologies.",
 )
 def topology() -> None:
-    """Topologies: a documented SYSTEM (`hopback systems`), a FILE, or what an application declares.
+    """Show, check, export, draw and apply topologies.
 
-    A .toml file is Hopback's own form, a .json file RabbitMQ's definitions, MODULE:APP an `App`.
+    A topology is a documented SYSTEM (`hopback systems`), a .toml FILE in Hopback's format, a .json FILE
+    with RabbitMQ definitions, or the `App` of MODULE:APP.
     """
 
 
 _DLQ = {
     "ls": LazyCommand("hopback.ops.cli.dlq:ls", "List dead-letter queues with their depths."),
     "show": LazyCommand(
-        "hopback.ops.cli.dlq:show", "Show a queue: type, cost of looking, targets."
+        "hopback.ops.cli.dlq:show", "Show type, browsing cost and targets of a queue."
     ),
     "groups": LazyCommand(
-        "hopback.ops.cli.dlq:groups", "Count messages by what they have in common."
+        "hopback.ops.cli.dlq:groups", "Count messages by error or another property."
     ),
     "peek": LazyCommand("hopback.ops.cli.dlq:peek", "List the messages at the head."),
-    "get": LazyCommand("hopback.ops.cli.dlq:get", "Show one message with everything about it."),
+    "get": LazyCommand("hopback.ops.cli.dlq:get", "Show one message in full."),
     "errors": LazyCommand("hopback.ops.cli.dlq:errors", "List the errors of all queues."),
-    "search": LazyCommand(
-        "hopback.ops.cli.dlq:search", "Find messages by what they hold, in one queue or in all."
-    ),
+    "search": LazyCommand("hopback.ops.cli.dlq:search", "Search messages in one or all queues."),
     "export": LazyCommand(
-        "hopback.ops.cli.dlq_archives:export", "Write messages to a file; nothing is removed."
+        "hopback.ops.cli.dlq_archives:export", "Export messages to a file. No message is removed."
     ),
     "import": LazyCommand(
-        "hopback.ops.cli.dlq_archives:import_", "Publish exported messages again, each confirmed."
+        "hopback.ops.cli.dlq_archives:import_", "Publish exported messages again."
     ),
     "redrive": LazyCommand(
-        "hopback.ops.cli.dlq_actions:redrive", "Send messages back to where they failed, safely."
+        "hopback.ops.cli.dlq_actions:redrive",
+        "Send messages back to the queue in which they failed.",
     ),
     "discard": LazyCommand(
         "hopback.ops.cli.dlq_actions:discard",
-        "Remove messages for good, after writing them to a file.",
+        "Write messages to a file and remove them.",
     ),
-    "edit": LazyCommand(
-        "hopback.ops.cli.dlq_actions:edit", "Send a changed copy of one message back."
-    ),
+    "edit": LazyCommand("hopback.ops.cli.dlq_actions:edit", "Send a changed copy of one message."),
     "restore-limit": LazyCommand(
-        "hopback.ops.cli.dlq_actions:restore_limit", "Take back a delivery limit that was lifted."
+        "hopback.ops.cli.dlq_actions:restore_limit", "Restore a lifted delivery limit."
     ),
-    "watch": LazyCommand("hopback.ops.cli.dlq:watch", "Follow the depths until stopped."),
+    "watch": LazyCommand("hopback.ops.cli.dlq:watch", "Print depths periodically."),
     "notes": LazyCommand(
         "hopback.ops.notes.command:notes", "List, add or remove notes on groups of a queue."
     ),
@@ -260,12 +248,12 @@ _DLQ = {
 @click.group(
     cls=LazyGroup,
     table=_DLQ,
-    short_help="Dead letters: look without harm, send back without loss.",
+    short_help="Inspect, re-drive and discard dead letters.",
 )
 def dlq() -> None:
-    """Dead letters: look without harm, send back without loss.
+    """Inspect, re-drive and discard the dead letters of any RabbitMQ.
 
-    Works on any RabbitMQ, directly (--broker) or through a server (--server).
+    Connects to the broker (--broker) or to a server (--server).
     """
 
 

@@ -57,39 +57,39 @@ class _VersionType(click.ParamType[BrokerVersion]):
             self.fail(f"{error}.", param, ctx)
 
 
-@click.command(short_help="Serve AMQP on this machine, without RabbitMQ: development and tests.")
+@click.command(short_help="Run an in-memory AMQP broker for development and tests.")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Where to listen; no TLS, so stay here."
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on. There is no TLS."
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     default=5672,
     show_default=True,
-    help="For AMQP; 0 takes a free one.",
+    help="AMQP port. 0 chooses a free one.",
 )
 @click.option(
     "--http",
     type=click.IntRange(0, 65_535),
     default=15672,
     show_default=True,
-    help="For the management API and the clock; 0 takes a free one.",
+    help="Port of the management API and the clock. 0 chooses a free one.",
 )
-@click.option("--no-http", is_flag=True, help="No management API, and no clock to turn.")
+@click.option("--no-http", is_flag=True, help="Disable the management API and the clock control.")
 @click.option(
     "--profile",
     type=_VersionType(),
     default="4.0",
     show_default=True,
     metavar="V",
-    help="The RabbitMQ version whose behaviour it shows.",
+    help="RabbitMQ version to emulate.",
 )
 @click.option(
     "--clock",
     type=click.Choice(("system", "virtual", "auto")),
     default="system",
     show_default=True,
-    help="The machine's; one that POST /clock/advance turns; one that jumps when all is quiet.",
+    help="System time, time controlled by POST /clock/advance, or time that skips idle periods.",
 )
 @click.option(
     "--user",
@@ -98,14 +98,15 @@ class _VersionType(click.ParamType[BrokerVersion]):
     multiple=True,
     envvar="HOPBACK_BROKER_USERS",
     metavar="NAME:PASSWORD",
-    help="Who may log in, instead of guest; repeatable. Also HOPBACK_BROKER_USERS, with spaces.",
+    help="User to create instead of guest. Repeatable. Also HOPBACK_BROKER_USERS,"
+    " separated by spaces.",
 )
 @click.option(
     "--vhost",
     "vhosts",
     multiple=True,
     metavar="NAME",
-    help="A virtual host beside /; repeatable.",
+    help="Additional virtual host. Repeatable.",
 )
 @click.option(
     "--permission",
@@ -113,14 +114,14 @@ class _VersionType(click.ParamType[BrokerVersion]):
     nargs=5,
     multiple=True,
     metavar="USER VHOST CONFIGURE WRITE READ",
-    help="What a user may do: three patterns, for this user instead of everything; repeatable.",
+    help="Restrict a user by three patterns. Repeatable.",
 )
 @click.option(
     "--tags",
     nargs=2,
     multiple=True,
     metavar="USER TAG,TAG",
-    help="For the management API; by default administrator, none for users with --permission.",
+    help="Tags of a user. Default: administrator, or none for users with --permission.",
 )
 @click.option(
     "--definitions",
@@ -134,13 +135,13 @@ class _VersionType(click.ParamType[BrokerVersion]):
     default=1024,
     show_default=True,
     metavar="MIB",
-    help="What messages may take before publishers are blocked.",
+    help="Memory of messages above which publishers are blocked.",
 )
 @click.option(
     "--max-message",
     type=click.IntRange(min=1),
     metavar="MIB",
-    help="The largest body; by default that of the version shown.",
+    help="Maximum body size. Default: that of the emulated version.",
 )
 @click.option(
     "--connections",
@@ -148,20 +149,19 @@ class _VersionType(click.ParamType[BrokerVersion]):
     default=4096,
     show_default=True,
     metavar="N",
-    help="How many clients may be connected at once.",
+    help="Maximum number of connections.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
     default="warning",
     show_default=True,
-    help="The least that is logged.",
+    help="Minimum log level.",
 )
 def broker(**options: Any) -> int:
-    """Serve AMQP 0-9-1 on this machine until it is stopped, with RabbitMQ's retry and dead-letter
-    behaviour. Everything is in memory and gone at the end.
+    """Run an AMQP 0-9-1 broker in memory, with RabbitMQ's retry and dead-letter behaviour.
 
-    For development, tests and demos on one machine: it is no cluster and keeps nothing.
+    For development, tests and demos on one machine. It is not a cluster and stores nothing on disk.
     """
     # Not the log of `hopback run`: that would load the whole runtime first.
     level = options["log_level"].upper()

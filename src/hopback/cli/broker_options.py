@@ -56,13 +56,13 @@ config_option = click.option(
     envvar="HOPBACK_CONFIG",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="TOML file whose [[brokers]] can be named with --broker; also HOPBACK_CONFIG.",
+    help="TOML file that defines [[brokers]] for --broker. Also HOPBACK_CONFIG.",
 )
 management_option = click.option(
     "--management",
     envvar="HOPBACK_MANAGEMENT",
     metavar="URL",
-    help="http(s):// address of the management API; by default the broker's host.",
+    help="http(s):// address of the management API. Default: the broker's host.",
 )
 amqp_only_option = click.option(
     "--amqp-only",

@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-@click.group(short_help="Check an application of Celery for what it can lose.")
+@click.group(short_help="Check a Celery application for message loss.")
 def celery() -> None:
-    """Applications of Celery, as they are: what they can lose, and what to set instead."""
+    """Check a Celery application for message loss."""
 
 
-@celery.command(short_help="Report what its settings can lose, each with its fix.")
+@celery.command(short_help="Report settings that can lose messages, with fixes.")
 @click.argument("application", metavar="MODULE:APP")
 @format_option("table", "json")
 @click.option(
     "--detailed-exit-code",
     is_flag=True,
-    help="Leave with 10 for any finding, errors or not.",
+    help="Exit with status 10 on any finding.",
 )
 def check(application: str, form: str, detailed_exit_code: bool) -> int:
-    """Report what the settings, tasks and queues of MODULE:APP can lose; nothing is connected to.
+    """Report settings, tasks and queues of MODULE:APP that can lose messages. Does not connect to a
+    broker.
 
-    Leaves with 1 if there is an error among the findings, with 0 otherwise.
+    Exits with status 1 if a finding is an error, otherwise 0.
     """
     from hopback.topology.hazards.rule import Severity
 

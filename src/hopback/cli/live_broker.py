@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 
-@click.command(short_help="Compare with a live broker; change nothing.")
+@click.command(short_help="Compare with a live broker.")
 @topology_source
 @broker_options
 @format_option("table", "json")
 @click.option(
-    "--detailed-exit-code", is_flag=True, help="Leave with 10 if there is anything to do."
+    "--detailed-exit-code", is_flag=True, help="Exit with status 10 if changes are pending."
 )
 def plan(
     source: TopologySource,
@@ -39,7 +39,9 @@ def plan(
     form: str,
     detailed_exit_code: bool,
 ) -> int:
-    """Compare a SYSTEM, FILE or application with a live broker and say what `apply` would do."""
+    """Compare a SYSTEM, FILE or application with a live broker and list the changes that `apply` would
+    make.
+    """
     from hopback.broker.apply import live_plan
 
     desired = source.topology()
@@ -56,25 +58,23 @@ def plan(
     return Exit.FOUND if detailed_exit_code and not planned.settled else Exit.OK
 
 
-@click.command(short_help="Create on a live broker what is missing.")
+@click.command(short_help="Create missing objects on a live broker.")
 @topology_source
 @broker_options
 @format_option("table", "json")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop, as `plan` does.")
 @click.option(
     "--replace",
     multiple=True,
     metavar="NAME",
-    help="Replace this queue (classic, empty and unused only) or policy; repeatable.",
+    help="Replace this queue (only if classic, empty and unused) or policy. Repeatable.",
 )
-@click.option(
-    "--skip-conflicts", is_flag=True, help="Create the rest although something is in conflict."
-)
+@click.option("--skip-conflicts", is_flag=True, help="Create the other objects despite conflicts.")
 @click.option(
     "--lift-main-limits",
     is_flag=True,
-    help="Also set the offered policies that lift the delivery limits of main queues.",
+    help="Also set the proposed policies that lift the delivery limits of main queues.",
 )
 def apply(
     source: TopologySource,
@@ -86,10 +86,10 @@ def apply(
     skip_conflicts: bool,
     lift_main_limits: bool,
 ) -> int:
-    """Create on a live broker what a SYSTEM, FILE or application has and the broker lacks.
+    """Create the missing objects of a SYSTEM, FILE or application on a live broker.
 
-    Shows the plan first and asks. Nothing is deleted or replaced unless named with --replace. Safe
-    to repeat; after an interruption simply run it again.
+    Shows the plan and asks for confirmation. Objects are deleted or replaced only if named with
+    --replace. The command can be repeated, for example after an interruption.
     """
     desired = source.topology()
     choices = _ApplyChoices(
@@ -143,24 +143,23 @@ async def _apply(access: Access, desired: Topology, choices: _ApplyChoices) -> i
     return Exit.PARTIAL if left else Exit.OK
 
 
-@click.command(short_help="Take back the delivery limits that apply has lifted.")
+@click.command(short_help="Restore the delivery limits that apply has lifted.")
 @broker_options
 @format_option("table", "json")
 @click.option(
-    "--queue", "queues", multiple=True, metavar="NAME", help="Only of this queue; repeatable."
+    "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue. Repeatable."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 def revert(
     access: Access,
     form: str,
     queues: tuple[str, ...],
     yes: bool,
 ) -> int:
-    """Delete the policies by which `apply` lifted delivery limits.
+    """Delete the policies with which `apply` lifted delivery limits.
 
-    What was in force before is in force again. On RabbitMQ 4.0 and later looking at a dead-letter
-    queue then counts against its limit. Refused while the queue has messages that came back so often
-    that the limit would remove them.
+    The previous limits apply again. On RabbitMQ 4.0 and later, browsing a dead-letter queue then counts
+    against its limit. Refused while the limit would remove messages of the queue.
     """
     if not yes:
         ask("Put the former delivery limits back in force?")
@@ -263,11 +262,11 @@ def _plan_data(planned: ApplyPlan) -> dict[str, object]:
     }
 
 
-@click.command(short_help="Replace queues of another form, keeping their messages.")
+@click.command(short_help="Recreate queues that differ, keeping their messages.")
 @topology_source
 @broker_options
 @format_option("table", "json")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 def migrate(
     source: TopologySource,
@@ -276,10 +275,10 @@ def migrate(
     yes: bool,
     dry_run: bool,
 ) -> int:
-    """Bring the queues of a live broker to the form that a SYSTEM, FILE or application declares.
+    """Recreate queues of a live broker that differ from a SYSTEM, FILE or application.
 
-    Each queue that differs is replaced through a shadow queue; its messages, bindings and counted
-    attempts are kept. Stop the consumers first. After an interruption run it again.
+    Each queue is replaced through a shadow queue. Messages, bindings and counted attempts are kept. Stop
+    the consumers first. After an interruption, run the command again.
     """
     desired = source.topology()
     return asyncio.run(_migrate(access, desired, form=form, yes=yes, dry_run=dry_run))
@@ -338,14 +337,14 @@ def _print_migration(planned: Migration) -> None:
         click.echo(safe(f"in the way: {obstacle}"))
 
 
-@click.command(short_help="Look at a live broker and say what is wrong.")
+@click.command(short_help="Report problems of a live broker.")
 @broker_options
 @format_option("table", "json")
-@click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if anything was found.")
+@click.option("--detailed-exit-code", is_flag=True, help="Exit with status 10 on any finding.")
 def doctor(access: Access, form: str, detailed_exit_code: bool) -> int:
-    """Look at a live broker: version, alarms, feature flags, and the hazards of its topology.
+    """Check version, alarms, feature flags and topology of a live broker. Changes nothing.
 
-    Leaves with 1 if something asks for action, with 0 otherwise. Changes nothing.
+    Exits with status 1 if a finding requires action, otherwise 0.
     """
     from hopback.broker.doctor import examine
 

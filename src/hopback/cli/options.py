@@ -74,7 +74,7 @@ def format_option(*choices: str) -> Callable[[_Command], _Command]:
         type=click.Choice(choices),
         default=choices[0],
         show_default=True,
-        help="What to print.",
+        help="Output format.",
     )
 
 
@@ -84,5 +84,5 @@ def log_format_option(command: _Command) -> _Command:
         type=click.Choice(("auto", "json", "text")),
         default="auto",
         show_default=True,
-        help="JSON lines, or short ones for people; by default those on a terminal.",
+        help="Log format: JSON, or text by default on a terminal.",
     )(command)

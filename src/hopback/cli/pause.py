@@ -25,7 +25,7 @@ _http = click.option(
     multiple=True,
     required=True,
     metavar="[HOST:]PORT",
-    help="Where `hopback run --http` listens; repeatable, for several processes.",
+    help="Address of `hopback run --http`. Repeatable for several processes.",
 )
 
 
@@ -33,16 +33,16 @@ _http = click.option(
 @click.argument("queue")
 @_http
 def pause(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
-    """Pause QUEUE: running handlers finish, other messages stay in the queue until `hopback resume`."""
+    """Pause consumption of QUEUE until `hopback resume`. Running handlers finish."""
     for address in addresses:
         _tell_service(queue, "pause", address)
 
 
-@click.command(short_help="Resume consumption of a paused queue in a running service.")
+@click.command(short_help="Resume consumption of a paused queue.")
 @click.argument("queue")
 @_http
 def resume(queue: str, addresses: tuple[tuple[str, int], ...]) -> None:
-    """Resume QUEUE after `hopback pause`."""
+    """Resume consumption of QUEUE after `hopback pause`."""
     for address in addresses:
         _tell_service(queue, "resume", address)
 

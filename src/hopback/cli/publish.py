@@ -25,7 +25,7 @@ _LONGEST_LINE = 128 * 1024 * 1024
 """The largest body that RabbitMQ takes by default up to 3.12; a line without end must not fill the memory."""
 
 
-@click.command(short_help="Publish a message, and have it confirmed.")
+@click.command(short_help="Publish a message and wait for the broker's confirm.")
 @click.argument("target", metavar="(QUEUE | EXCHANGE KEY)", nargs=-1, required=True)
 @click.argument("payload", metavar="(JSON | -)")
 @click.option(
@@ -34,19 +34,19 @@ _LONGEST_LINE = 128 * 1024 * 1024
     default=LOCAL_BROKER,
     show_default=True,
     metavar="URL",
-    help="amqp(s):// address; also HOPBACK_BROKER, which keeps it out of process lists.",
+    help="amqp(s):// address. HOPBACK_BROKER keeps it out of process lists.",
 )
-@click.option("--message-id", metavar="ID", help="By default each message has one of its own.")
-@click.option("--type", "message_type", metavar="NAME", help="The message's type.")
-@click.option("--correlation-id", metavar="ID", help="What the message belongs to.")
+@click.option("--message-id", metavar="ID", help="Message id. Default: a new one per message.")
+@click.option("--type", "message_type", metavar="NAME", help="Message type.")
+@click.option("--correlation-id", metavar="ID", help="Correlation id.")
 @click.option(
     "--header",
     "headers",
     multiple=True,
     metavar="NAME=TEXT",
-    help="A header of the message; repeatable.",
+    help="Header to set. Repeatable.",
 )
-@click.option("--raw", is_flag=True, help="The body is the text as it is, not JSON.")
+@click.option("--raw", is_flag=True, help="Send the text unchanged instead of JSON.")
 def publish(
     target: tuple[str, ...],
     payload: str,
@@ -57,11 +57,11 @@ def publish(
     headers: tuple[str, ...],
     raw: bool,
 ) -> int:
-    """Publish JSON to QUEUE, or to EXCHANGE with the routing key KEY; `-` takes a message from each
-    line of stdin.
+    """Publish JSON to QUEUE, or to EXCHANGE with the routing key KEY. `-` reads one message per line from
+    stdin.
 
-    Each message is persistent and mandatory, and the broker has confirmed it when the command ends:
-    one that no queue wants is an error (1). At an error, what was confirmed before is said.
+    Messages are persistent, mandatory and confirmed by the broker. An unroutable message is an error
+    (status 1). The command prints how many messages were confirmed before.
     """
     from hopback.runtime.context import compose
 

@@ -122,69 +122,83 @@ def _parse_outage(text: str) -> Outage:
     return Outage(parse_seconds(start) if start else _OUTAGE_START_S, parse_seconds(length))
 
 
-@click.command(short_help="Rehearse an outage: depths, dead letters, recovery, in virtual time.")
+@click.command(short_help="Predict depths, dead letters and recovery of an outage.")
 @topology_source
-@click.option("--scenario", "file", metavar="TOML", help="Several queues, rates, outages: a file.")
-@click.option("--queue", metavar="Q", help="The queue; needed where there are several.")
+@click.option(
+    "--scenario", "file", metavar="TOML", help="Scenario file with queues, rates and outages."
+)
+@click.option("--queue", metavar="Q", help="The queue. Required if there are several.")
 @click.option(
     "--rate", callback=_parse_with(lambda text: _LIVE if text == _LIVE else parse_rate(text)),
-    metavar="R", help="500/s, 30k/min, 2M/h; `live`: as the statistics of --broker have it.",
+    metavar="R", help="500/s, 30k/min, 2M/h, or `live` to read it from --broker.",
 )  # fmt: skip
 @click.option(
     "--outage", "outages", multiple=True, callback=_parse_with(_parse_outage), metavar="D[@START]",
-    help="All runs fail for so long, from 5m on or from START; repeatable.",
+    help="Duration of an outage in which all runs fail, from START (5m). Repeatable.",
 )  # fmt: skip
-@click.option("--fail", callback=_parse_with(parse_share), metavar="P", help="Runs that fail: 5%.")
+@click.option(
+    "--fail",
+    callback=_parse_with(parse_share),
+    metavar="P",
+    help="Share of runs that fail, such as 5%.",
+)
 @click.option(
     "--poison",
     callback=_parse_with(parse_share),
     metavar="P",
-    help="Messages that always fail: 1%.",
+    help="Share of messages that always fail, such as 1%.",
 )
 @click.option(
     "--handler", callback=_parse_with(parse_spread), metavar="D[±D]",
-    help="How long a run takes: 40ms±20ms.",
+    help="Duration of a run, such as 40ms±20ms.",
 )  # fmt: skip
 @click.option(
     "--consumers", callback=_parse_with(parse_consumers), metavar="P×C",
-    help="Processes × handlers at once in each: 4×10 (or 4x10).",
+    help="Processes × concurrency of each, such as 4×10 or 4x10.",
 )  # fmt: skip
-@click.option("--breaker", is_flag=True, help="With a breaker of the usual settings.")
+@click.option("--breaker", is_flag=True, help="Add a breaker with default settings.")
 @click.option(
     "--arrivals", type=click.Choice([str(kind) for kind in ArrivalKind]),
-    help="How messages come: evenly by default.",
+    help="Distribution of arrivals. Default: constant.",
 )  # fmt: skip
 @click.option(
     "--burst-every", callback=_parse_with(parse_seconds), metavar="D",
-    help="With --arrivals bursts: the time between two; 1m by default.",
+    help="Time between bursts for --arrivals bursts. Default: 1m.",
 )  # fmt: skip
-@click.option("--profile", metavar="CSV", help="Recorded rates: rows of seconds,rate.")
+@click.option("--profile", metavar="CSV", help="Recorded rates, in rows of seconds,rate.")
 @click.option(
-    "--size", callback=_parse_with(parse_size), metavar="B", help="Bytes of a message: 1KiB."
+    "--size", callback=_parse_with(parse_size), metavar="B", help="Message size, such as 1KiB."
 )
 @click.option(
-    "--for", "length", callback=_parse_with(parse_seconds), metavar="D", help="How long: 2h."
+    "--for",
+    "length",
+    callback=_parse_with(parse_seconds),
+    metavar="D",
+    help="Duration of the rehearsal, such as 2h.",
 )
-@click.option("--seed", type=int, metavar="N", help="The same seed, the same result; 0 by default.")
+@click.option("--seed", type=int, metavar="N", help="Seed of the random numbers. Default: 0.")
 @click.option(
     "--engine", type=click.Choice([str(kind) for kind in EngineKind]), default="fluid",
-    show_default=True, help="Flows in milliseconds, or message by message.",
+    show_default=True, help="Fluid model, or exact simulation of each message.",
 )  # fmt: skip
 @click.option(
     "--advise", "goals", multiple=True, metavar="GOAL",
-    help="`no dead letters up to 1h outage`, `recovered within 15m`, `at most 50 retries/s`; repeatable.",
+    help="Find the cheapest plan for a goal: `no dead letters up to 1h outage`, `recovered"
+    " within 15m`, `at most 50 retries/s`. Repeatable.",
 )  # fmt: skip
-@broker_version_option("Rehearse on this RabbitMQ, for example 3.10; by default 4.0.")
+@broker_version_option("RabbitMQ version to rehearse, for example 3.10. Default: 4.0.")
 @click.option(
     "--broker", envvar="HOPBACK_BROKER", metavar="URL",
-    help="With --rate live: amqp(s):// address; also HOPBACK_BROKER.",
+    help="amqp(s):// address for --rate live. Also HOPBACK_BROKER.",
 )  # fmt: skip
 @click.option(
     "--management", envvar="HOPBACK_MANAGEMENT", metavar="URL",
-    help="With --rate live: address of the management API; by default the broker's host.",
+    help="Management API for --rate live. Default: the broker's host.",
 )  # fmt: skip
 @format_option("text", "json", "csv", "svg", "html")
-@click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 for any error or warning.")
+@click.option(
+    "--detailed-exit-code", is_flag=True, help="Exit with status 10 on any error or warning."
+)
 def rehearse(
     source: TopologySource,
     engine: str,
@@ -193,10 +207,10 @@ def rehearse(
     detailed_exit_code: bool,
     **said: Any,
 ) -> int:
-    """Rehearse an outage: how deep queues get, what is parked, when all is well again.
+    """Predict queue depths, dead letters and recovery time of an outage.
 
-    The topology is that of an application (MODULE:APP), whose handlers also say how many of them run at
-    once, of a FILE or of a SYSTEM. `-o html` and `-o svg` draw it, for a file: > outage.html.
+    The topology is a SYSTEM, a FILE or an application (MODULE:APP). An application also provides the
+    concurrency of its handlers. `-o html` and `-o svg` draw charts: redirect them to a file.
     """
     app = source.app()
     topology = source.topology() if app is None else app.topology

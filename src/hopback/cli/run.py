@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     envvar="HOPBACK_BROKER",
     required=True,
     metavar="URL",
-    help="amqp(s):// address, or `embedded` for a broker inside this process; also HOPBACK_BROKER.",
+    help="amqp(s):// address, or `embedded` for a broker in this process. Also HOPBACK_BROKER.",
 )
 @click.option(
     "--management",
     envvar="HOPBACK_MANAGEMENT",
     metavar="URL",
-    help="http(s):// address of the management API, for the metric of dead letters held back and for"
-    " warnings about policies that change waits.",
+    help="http(s):// address of the management API. Enables the metric of dead letters"
+    " held back and warnings about policies that change waits.",
 )
-@click.option("--queue", "queues", multiple=True, metavar="Q", help="Only this queue; repeatable.")
+@click.option("--queue", "queues", multiple=True, metavar="Q", help="Only this queue. Repeatable.")
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of handlers of each queue that run at once, instead of their own setting.",
+    help="Concurrent runs per queue. Overrides the handlers' setting.",
 )
 @click.option(
     "--processes",
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
     metavar="N",
     help="Number of worker processes. A process that dies is restarted.",
 )
-@click.option("--reload", is_flag=True, help="Restart when .py files change; for development.")
+@click.option("--reload", is_flag=True, help="Restart when .py files change. For development.")
 @click.option(
     "--ownership",
     type=click.Choice(("declare", "check", "external")),
     default="declare",
     show_default=True,
-    help="Create missing objects, only check that all exist, or do neither.",
+    help="Declare missing objects, only check them, or do neither.",
 )
 @click.option(
-    "--accept", multiple=True, metavar="RULE", help="Start despite this error; repeatable."
+    "--accept", multiple=True, metavar="RULE", help="Start despite errors of this rule. Repeatable."
 )
 @click.option(
     "--grace",
@@ -74,13 +74,13 @@ if TYPE_CHECKING:
     default=30.0,
     show_default=True,
     metavar="S",
-    help="Seconds that running handlers may take at shutdown.",
+    help="Seconds that running handlers have to finish at shutdown.",
 )
 @click.option(
     "--http",
     type=HttpAddress(),
     metavar="[HOST:]PORT",
-    help="Answer /healthz, /readyz and /metrics here, and take pause commands. The host is 127.0.0.1.",
+    help="Serve /healthz, /readyz, /metrics and pause commands. The default host is 127.0.0.1.",
 )
 @click.option(
     "--log-level",
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     help="Minimum log level. Each handled message is logged at `debug`.",
 )
 @log_format_option
-@click.option("--otel", is_flag=True, help="A span for each run of a handler (OpenTelemetry).")
+@click.option("--otel", is_flag=True, help="Record an OpenTelemetry span per handler run.")
 @click.option("--child", "number", type=int, default=0, hidden=True)
 @click.option("--parent", type=int, default=None, hidden=True)
 def run(**options: Any) -> int:

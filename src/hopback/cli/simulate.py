@@ -26,7 +26,7 @@ def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:
         raise click.BadParameter(f"{error}.", ctx, option) from error
 
 
-@click.command(short_help="Play a message's life in virtual time, without RabbitMQ.")
+@click.command(short_help="Simulate a failing message in virtual time.")
 @topology_source
 @click.option("--queue", required=True, metavar="Q", help="The queue whose handler fails.")
 @click.option(
@@ -35,14 +35,14 @@ def _script(ctx: click.Context, option: click.Parameter, value: str) -> Script:
     required=True,
     callback=_script,
     metavar="HOW",
-    help="N: the first N runs fail; always; or one character per run:"
-    " . succeeds, x or r fails, p parks, s snoozes for 1 s.",
+    help="Number of failing runs, `always`, or one character per run: . succeeds, x or r"
+    " fails, p parks, s snoozes for 1 s.",
 )
 @click.option(
-    "--routing-key", metavar="K", help="What to publish with; by default one that fits a binding."
+    "--routing-key", metavar="K", help="Routing key. Default: one that matches a binding."
 )
-@click.option("--exchange", metavar="X", help="Where to publish; by default one that leads to Q.")
-@broker_version_option("Simulate this RabbitMQ, for example 3.10; by default 4.0.")
+@click.option("--exchange", metavar="X", help="Exchange. Default: one that routes to Q.")
+@broker_version_option("RabbitMQ version to simulate, for example 3.10. Default: 4.0.")
 @format_option("text", "json", "mermaid")
 def simulate(
     source: TopologySource,
@@ -53,10 +53,10 @@ def simulate(
     version: BrokerVersion | None,
     form: str,
 ) -> None:
-    """Publish one message to the embedded broker and tell what becomes of it.
+    """Publish one message to the embedded broker and show its way.
 
-    The handler of queue Q fails as --fail says; all other consumers succeed. Time is virtual:
-    half an hour of waiting takes milliseconds.
+    The handler of queue Q fails as --fail specifies, all other consumers succeed. Time is virtual: half
+    an hour of waiting takes milliseconds.
     """
     from hopback.testing.simulate import DEFAULT_VERSION
     from hopback.testing.simulate import simulate as play

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
-_VERSION = "For definitions: what this RabbitMQ would refuse is left out, and said."
+_VERSION = "RabbitMQ version of the definitions. Unsupported objects are omitted and reported."
 
 
 @click.command(short_help="Show exchanges, queues and plans.")
@@ -50,14 +50,14 @@ def show(
     _print_form(topology, form, version, vhost, source)
 
 
-@click.command(short_help="Write definitions for RabbitMQ, or another form.")
+@click.command(short_help="Export RabbitMQ definitions or another format.")
 @topology_source
 @broker_version_option(_VERSION)
 @vhost_option
 @click.option(
     "--with-secrets",
     is_flag=True,
-    help="Keep users with their password hashes, and parameters with credentials.",
+    help="Include users with password hashes, and parameters with credentials.",
 )
 @format_option("definitions", "toml", "json", "mermaid", "asyncapi", "table")
 def export(
@@ -67,14 +67,14 @@ def export(
     with_secrets: bool,
     form: str,
 ) -> None:
-    """Write a SYSTEM, FILE or application in another form; by default definitions for RabbitMQ."""
+    """Export a SYSTEM, FILE or application, by default as RabbitMQ definitions."""
     topology = source.topology()
     if not with_secrets:
         topology = _discreet(topology, form, "`--with-secrets` keeps")
     _print_form(topology, form, version, vhost, source)
 
 
-@click.command(short_help="Draw it as Mermaid.")
+@click.command(short_help="Draw a Mermaid diagram.")
 @topology_source
 @click.option(
     "--diagram",
@@ -82,9 +82,9 @@ def export(
     type=click.Choice(("flow", "sequence", "states")),
     default="flow",
     show_default=True,
-    help="Where messages go, how one message travels, or the states it goes through.",
+    help="Routes of messages, path of one message, or its states.",
 )
-@click.option("--queue", help="For sequence and states: the queue whose message is followed.")
+@click.option("--queue", help="Queue of the message, for sequence and states.")
 @format_option("mermaid")
 def diagram(
     source: TopologySource,
@@ -160,13 +160,13 @@ def _draw(topology: Topology, kind: str, queue: str | None) -> str:
 
 @click.command(short_help="Report hazards, each with its fix.")
 @topology_source
-@broker_version_option("Judge for this RabbitMQ, for example 3.10 or 4.0; without it, for all.")
+@broker_version_option("RabbitMQ version to check for, for example 3.10 or 4.0. Default: all.")
 @vhost_option
 @format_option("table", "json")
 @click.option(
     "--detailed-exit-code",
     is_flag=True,
-    help="Leave with 10 for any finding, errors or not.",
+    help="Exit with status 10 on any finding.",
 )
 def check(
     source: TopologySource,
@@ -175,10 +175,10 @@ def check(
     form: str,
     detailed_exit_code: bool,
 ) -> int:
-    """Report the hazards of a SYSTEM, FILE or application: place, explanation and fix.
+    """Report the hazards of a SYSTEM, FILE or application with place, explanation and fix.
 
-    Definitions that a broker exported are judged for its version unless --broker-version is given.
-    Leaves with 1 if there is an error among them, with 0 otherwise.
+    Definitions exported by a broker are checked for its version unless --broker-version is given. Exits
+    with status 1 if a finding is an error, otherwise 0.
     """
     from hopback.topology.check import check as find_hazards
     from hopback.topology.hazards.rule import Severity

@@ -126,12 +126,12 @@ def topology_source(command: _Command) -> _Command:
             multiple=True,
             callback=_pairs,
             metavar="KEY=VALUE",
-            help="A parameter of the system; repeatable. `hopback systems NAME` lists them.",
+            help="Parameter of the system. Repeatable. `hopback systems NAME` lists them.",
         ),
         click.option(
             "--hardened",
             is_flag=True,
-            help="The form of the system that loses nothing, under the same names.",
+            help="Use the form of the system that loses no messages, with the same names.",
         ),
         click.argument("name", metavar="(SYSTEM | FILE | MODULE:APP)", shell_complete=_complete),
     ):
@@ -175,5 +175,5 @@ def vhost_option(command: _Command) -> _Command:
     return click.option(
         "--vhost",
         metavar="V",
-        help="For definitions: the virtual host to read, and to name in what is written.",
+        help="Virtual host to read from definitions and to write into them.",
     )(command)

@@ -29,7 +29,7 @@ _LOOKED_AT = 100  # dead letters: enough to see what they are, and little to hol
 _WAYS = ("as-it-is", "beside", "migrated")
 
 
-@click.command(short_help="Take over a live queue: as it is, beside it, or migrated.")
+@click.command(short_help="Add a failure plan to an existing queue.")
 @click.argument("queue")
 @click.argument("way", type=click.Choice(_WAYS), required=False)
 @broker_options
@@ -38,18 +38,18 @@ _WAYS = ("as-it-is", "beside", "migrated")
     "waits",
     multiple=True,
     metavar="DELAY",
-    help="How long a failed message waits (30s, 5m); repeat it for the second failure, the third, …"
-    " By default as its retry queues have it, else 30s, 5m, 30m.",
+    help="Wait after a failure (30s, 5m). Repeat it for later failures. Default: the waits"
+    " of its retry queues, otherwise 30s, 5m, 30m.",
 )
 @click.option(
     "--attempts",
     type=click.IntRange(1),
     metavar="N",
-    help="How often a handler may run; by default once more than there are waits.",
+    help="Maximum number of handler runs. Default: number of waits plus one.",
 )
-@click.option("--apply", "setting", is_flag=True, help="With `beside`: set the policy now.")
-@click.option("--revert", is_flag=True, help="With `beside`: take the policy back.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--apply", "setting", is_flag=True, help="Set the policy now (with `beside`).")
+@click.option("--revert", is_flag=True, help="Delete the policy (with `beside`).")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @format_option("text", "json")
 def adopt(
     queue: str,
@@ -62,11 +62,11 @@ def adopt(
     yes: bool,
     form: str,
 ) -> int:
-    """Read a live QUEUE and show the ways to take it over with the messages in it.
+    """Show the ways to add a failure plan to an existing QUEUE with its messages.
 
-    With a WAY, write the topology file for it: `as-it-is` declares the queue exactly as the broker has
-    it; `beside` adds a dead-letter path by a policy and touches no queue; `migrated` is the recommended
-    form for `hopback topology migrate`. Nothing is changed, but by `beside` with --apply or --revert.
+    With a WAY, write its topology file. `as-it-is` declares the queue exactly as it exists. `beside` adds
+    dead-lettering by a policy and changes no queue. `migrated` is the recommended form for `hopback
+    topology migrate`. Only `beside` with --apply or --revert changes the broker.
     """
     if (setting or revert) and way != "beside":
         raise click.UsageError(

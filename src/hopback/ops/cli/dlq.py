@@ -57,7 +57,7 @@ lift_option = click.option(
     "--lift-limit",
     "lift",
     is_flag=True,
-    help="If looking could lose messages, lift the queue's delivery limit by a policy first.",
+    help="If browsing could lose messages, lift the queue's delivery limit by a policy first.",
 )
 within_option = click.option(
     "--within",
@@ -65,7 +65,7 @@ within_option = click.option(
     default=SMALL_WINDOW.limit,
     show_default=True,
     metavar="N",
-    help="Look for it among the first N messages.",
+    help="Search only the first N messages.",
 )
 
 
@@ -128,9 +128,11 @@ async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterato
 @click.command(short_help="List dead-letter queues with their depths.")
 @where_options
 @form_option
-@click.option("--detailed-exit-code", is_flag=True, help="Leave with 10 if there is a dead letter.")
+@click.option(
+    "--detailed-exit-code", is_flag=True, help="Exit with status 10 if there is a dead letter."
+)
 def ls(form: str, detailed_exit_code: bool, where: Where) -> int:
-    """List the dead-letter queues with their depths; never looks into one."""
+    """List the dead-letter queues with their depths, without reading messages."""
     found = with_dead_letters(where, lambda dead_letters: list_queues(dead_letters, form))
     return Exit.FOUND if detailed_exit_code and any(one.messages for one in found) else Exit.OK
 
@@ -142,12 +144,12 @@ async def list_queues(dead_letters: DeadLetters, form: str) -> Sequence[QueueSum
     return found
 
 
-@click.command(short_help="Show a queue: type, cost of looking, targets.")
+@click.command(short_help="Show type, browsing cost and targets of a queue.")
 @queue_argument
 @where_options
 @form_option
 def show(queue: str, form: str, where: Where) -> None:
-    """Show what is known of QUEUE without looking into it: depth, type, cost of looking, targets."""
+    """Show depth, type, browsing cost and targets of QUEUE, without reading messages."""
     with_dead_letters(where, lambda dead_letters: show_queue(dead_letters, queue, form))
 
 
@@ -157,7 +159,7 @@ async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
     output(form, found, lambda: print_queue(found))
 
 
-@click.command(short_help="Follow the depths until stopped.")
+@click.command(short_help="Print depths periodically.")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
 @click.option(
     "--interval",
@@ -165,15 +167,15 @@ async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
     default=2.0,
     show_default=True,
     metavar="S",
-    help="Seconds between two looks at the depths.",
+    help="Seconds between two readings.",
 )
-@click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after N looks.")
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="Stop after N readings.")
 @where_options
 @form_option
 def watch(
     queues: tuple[str, ...], interval: float, times: int | None, form: str, where: Where
 ) -> None:
-    """Follow the depths of all dead-letter queues, or of those named, until Ctrl-C."""
+    """Print the depths of all or the named dead-letter queues until Ctrl-C."""
     with_dead_letters(
         where, lambda dead_letters: watch_queues(dead_letters, queues, interval, times, form)
     )
@@ -205,21 +207,21 @@ async def watch_queues(
         await asyncio.sleep(interval)
 
 
-@click.command(short_help="Count messages by what they have in common.")
+@click.command(short_help="Count messages by error or another property.")
 @queue_argument
 @click.option(
     "--by",
     default="fingerprint",
     show_default=True,
     metavar="FIELD",
-    help="What they have in common: fingerprint, reason, origin, type, error, header.NAME or payload.PATH.",
+    help="Property: fingerprint, reason, origin, type, error, header.NAME or payload.PATH.",
 )
 @filter_option
 @click.option(
     "--limit",
     type=click.IntRange(1, MOST_WALKED),
     metavar="N",
-    help="Only the first N; by default all.",
+    help="Only the first N messages. Default: all.",
 )
 @look_options
 @where_options
@@ -234,10 +236,10 @@ def groups(
     form: str,
     where: Where,
 ) -> None:
-    """Count the messages of QUEUE by what they have in common, the largest group first.
+    """Count the messages of QUEUE by a common property, the largest group first.
 
-    Each message is taken once, and all are given back in order. The fingerprint of a failure can be
-    used as a filter: --filter group:3f9a.
+    Each message is read once and requeued in order. A fingerprint can be used as a filter: --filter
+    group:3f9a.
     """
     look = Look(queue, limit, terms, forced, lift)
     with_dead_letters(where, lambda dead_letters: list_groups(dead_letters, look, by, form))
@@ -265,14 +267,14 @@ async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, 
     default=20,
     show_default=True,
     metavar="N",
-    help="Hold so many messages.",
+    help="Number of messages to show.",
 )
 @click.option(
     "--skip",
     type=click.IntRange(0, 5_000_000),
     default=0,
     metavar="N",
-    help="Pass over the first N; the broker holds them, too, for that moment.",
+    help="Skip the first N messages. The broker holds them meanwhile.",
 )
 @look_options
 @where_options
@@ -280,7 +282,7 @@ async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, 
 def peek(
     queue: str, terms: str, limit: int, skip: int, lift: bool, forced: bool, form: str, where: Where
 ) -> None:
-    """List the messages at the head of QUEUE. They are held for a moment and given back in order."""
+    """List the messages at the head of QUEUE. They are held briefly and requeued in order."""
     look = Look(queue, limit, terms, forced, lift, skip)
     with_dead_letters(where, lambda dead_letters: list_messages(dead_letters, look, form))
 
@@ -301,7 +303,7 @@ async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> Non
     output(form, found.dead_letters, in_words)
 
 
-@click.command(short_help="Show one message with everything about it.")
+@click.command(short_help="Show one message in full.")
 @queue_argument
 @click.argument("message", metavar="ID")
 @within_option
@@ -310,9 +312,9 @@ async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> Non
     type=click.Choice(("pretty", "raw", "hex")),
     default="pretty",
     show_default=True,
-    help="How to show the payload.",
+    help="Format of the payload.",
 )
-@click.option("--body", is_flag=True, help="Print nothing but the bytes of the payload.")
+@click.option("--body", is_flag=True, help="Print only the bytes of the payload.")
 @click.option(
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the bytes to this file."
 )
@@ -331,7 +333,7 @@ def get(
     form: str,
     where: Where,
 ) -> None:
-    """Show one message of QUEUE. ID is what `peek` shows, a place in the queue, or a message id."""
+    """Show one message of QUEUE. ID is the id from `peek`, a position in the queue, or a message id."""
     look = Look(queue, within, "", forced, lift)
     form = "bytes" if body else form
     with_dead_letters(
@@ -426,17 +428,15 @@ def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> Dea
 
 
 @click.command(short_help="List the errors of all queues.")
-@click.option(
-    "--survey", is_flag=True, help="Look through all queues first, where that harms nothing."
-)
+@click.option("--survey", is_flag=True, help="Survey all queues first, where browsing is free.")
 @where_options
 @form_option
 def errors(survey: bool, form: str, where: Where) -> None:
-    """List the errors of all dead-letter queues, the most frequent first, by the last survey of each.
+    """List the errors of all dead-letter queues from their last survey, the most frequent first.
 
-    A survey takes every message once and gives all back in order. It leaves out queues that looking would
-    harm, that have consumers, or that a job works on. Of streams, and of the files that discards wrote, it
-    reads what is new, which takes nothing from anybody.
+    A survey reads every message once and requeues all in order. It skips queues with consumers or an
+    active job, and queues where browsing could lose messages. From streams and files of discards it reads
+    only new messages.
     """
     with_dead_letters(where, lambda dead_letters: list_errors(dead_letters, form, survey=survey))
 
@@ -484,7 +484,7 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
             click.echo(safe(f"Read without cost: {one.queue}, which is a stream"))
 
 
-@click.command(short_help="Find messages by what they hold, in one queue or in all.")
+@click.command(short_help="Search messages in one or all queues.")
 @click.argument("terms", nargs=-1, required=True, metavar="WORD...")
 @click.option(
     "--queue",
@@ -492,7 +492,7 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
     multiple=True,
     metavar="QUEUE",
     shell_complete=complete_queue,
-    help="Only in this queue; may be repeated. By default in all that can be looked into without harm.",
+    help="Only this queue. Repeatable. Default: all queues where browsing is free.",
 )
 @click.option(
     "--limit",
@@ -500,9 +500,9 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
     default=100,
     show_default=True,
     metavar="N",
-    help="Show so many; all that match are counted.",
+    help="Maximum number of matches to show. All are counted.",
 )
-@click.option("--force", "forced", is_flag=True, help="Look even if that could lose messages.")
+@click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
 @where_options
 @form_option
 def search(
@@ -513,10 +513,10 @@ def search(
     form: str,
     where: Where,
 ) -> int:
-    """Find the messages that have every WORD, in body, headers or key; a WORD may be a filter term, too.
+    """Find messages that contain every WORD in body, headers or key. A WORD may also be a filter term.
 
-    Whole queues are read, also packed bodies (gzip, zstd); nothing is changed, and all is given back in
-    order. Ctrl-C cancels. Leaves with 5 if nothing matches.
+    Reads whole queues, including compressed bodies (gzip, zstd), and requeues all messages in order.
+    Ctrl-C cancels. Exits with status 5 if no message matches.
     """
     # What a shell has unquoted is one text: it is quoted again unless it is a term.
     text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)

@@ -75,10 +75,10 @@ def target_options(command: _Command) -> _Command:
         click.option(
             "--reset/--keep-attempts",
             default=None,
-            help="Whether attempts begin again at 1; by default they do, unless a design says otherwise.",
+            help="Restart attempts at 1, or keep them. Default: restart, unless the design keeps them.",
         ),
         click.option(
-            "--routing-key", default="", metavar="KEY", help="The key for --to exchange:NAME."
+            "--routing-key", default="", metavar="KEY", help="Routing key for --to exchange:NAME."
         ),
         click.option(
             "--to",
@@ -138,17 +138,17 @@ def _action_options(command: _Command) -> _Command:
             "--detailed-exit-code",
             "detailed",
             is_flag=True,
-            help="With --dry-run: leave with 10 if there is something to do.",
+            help="With --dry-run, exit with status 10 if messages are selected.",
         ),
         click.option("--dry-run", is_flag=True, help="Show the plan and stop."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--yes", is_flag=True, help="Skip the confirmation."),
         lift_option,
     ):
         found = option(found)
     return found
 
 
-@click.command(short_help="Send messages back to where they failed, safely.")
+@click.command(short_help="Send messages back to the queue in which they failed.")
 @queue_argument
 @job_options(RedriveRequest, "change")
 @_action_options
@@ -164,10 +164,11 @@ def redrive(
     choices: ActionChoices,
     where: Where,
 ) -> int:
-    """Send the messages of QUEUE back, by default to the queue that failed, or where its design says.
+    """Send messages of QUEUE back, by default to the target of the design or to the failed queue.
 
-    Shows the plan and asks. Each message is published, mandatory and confirmed, before it leaves the
-    queue. The first Ctrl-C finishes what is in flight and prints how to go on; a second one leaves.
+    Shows the plan and asks for confirmation. Each message is published, mandatory and confirmed, before
+    it is removed. The first Ctrl-C finishes the messages in flight and prints the command to resume, a
+    second one exits.
     """
     patch: tuple[PatchOperation, ...] = ()
     if change is not None:
@@ -186,7 +187,7 @@ def redrive(
     return _act(request, where, choices)
 
 
-@click.command(short_help="Remove messages for good, after writing them to a file.")
+@click.command(short_help="Write messages to a file and remove them.")
 @queue_argument
 @job_options(DiscardRequest)
 @_action_options
@@ -194,14 +195,14 @@ def redrive(
     "--export-to",
     default="",
     metavar="FILE",
-    help="Write the messages here first (.zst compresses). By default a file of the user.",
+    help="File for the messages (.zst compresses). Default: a file in the user's state folder.",
 )
 @where_options
 @form_option
 def discard(
     queue: str, options: dict[str, Any], export_to: str, choices: ActionChoices, where: Where
 ) -> int:
-    """Remove messages of QUEUE for good. Each is written to a file before it goes.
+    """Remove messages of QUEUE permanently. Each is first written to a file.
 
     Shows the plan and asks for the queue's name. `hopback dlq import` publishes the file again.
     """
@@ -333,7 +334,7 @@ async def carry_out(
     return await see_through(dead_letters, job, form, how_to_resume(job.id))
 
 
-@click.command(short_help="Send a changed copy of one message back.")
+@click.command(short_help="Send a changed copy of one message.")
 @queue_argument
 @click.argument("message", metavar="ID")
 @within_option
@@ -341,21 +342,21 @@ async def carry_out(
     "--body",
     type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
     metavar="FILE",
-    help="The new payload; `-` is stdin.",
+    help="File with the new payload. `-` is stdin.",
 )
-@click.option("--content-type", metavar="TYPE", help="The new content type.")
+@click.option("--content-type", metavar="TYPE", help="New content type.")
 @click.option(
     "--header",
     "headers",
     multiple=True,
     metavar="NAME=TEXT",
-    help="Set this header; repeatable. Hopback's own and the broker's cannot be changed.",
+    help="Header to set. Repeatable. Headers of Hopback and the broker cannot be changed.",
 )
-@click.option("--without", multiple=True, metavar="NAME", help="Leave this header out; repeatable.")
+@click.option("--without", multiple=True, metavar="NAME", help="Header to remove. Repeatable.")
 @target_options
 @named_option(RedriveRequest, "reason")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show what would be sent and stop.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@click.option("--dry-run", is_flag=True, help="Show the copy and stop.")
 @look_options
 @where_options
 @form_option
@@ -376,11 +377,11 @@ def edit(
     form: str,
     where: Where,
 ) -> int:
-    """Send a copy of one message of QUEUE back, with another payload or other headers.
+    """Send a copy of one message of QUEUE with another payload or other headers.
 
-    ID is what `peek` shows, a place in the queue, or a message id. Shows what is changed and asks.
-    The copy has a message id of its own, and the original's in a header; the original stays in QUEUE
-    until it is discarded.
+    ID is the id from `peek`, a position in the queue, or a message id. Shows the changes and asks for
+    confirmation. The copy has a new message id, and a header with the original's. The original stays in
+    QUEUE until it is discarded.
     """
     change = Edit(
         None if body is None else _payload(body),
@@ -470,16 +471,15 @@ async def send_edited(
     return EditedCopy(sent)
 
 
-@click.command(name="restore-limit", short_help="Take back a delivery limit that was lifted.")
+@click.command(name="restore-limit", short_help="Restore a lifted delivery limit.")
 @queue_argument
 @named_option(RedriveRequest, "reason")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @where_options
 def restore_limit(queue: str, reason: str, yes: bool, where: Where) -> None:
-    """Delete the policy by which --lift-limit lifted the delivery limit of QUEUE.
+    """Delete the policy with which --lift-limit lifted the delivery limit of QUEUE.
 
-    What was in force before is in force again. Refused while the queue has messages that came back so
-    often that the limit would remove them.
+    The previous limit applies again. Refused while it would remove messages of the queue.
     """
     if not yes:
         ask(f"Put the former delivery limit of {queue} back in force?")

@@ -40,17 +40,20 @@ if TYPE_CHECKING:
 _AT_ONCE = 1 << 20  # bytes for one write: few calls, and little to lose when it fails
 
 
-@click.command(short_help="Write messages to a file; nothing is removed.")
+@click.command(short_help="Export messages to a file. No message is removed.")
 @queue_argument
 @click.option(
     "--to",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file, which must not exist; .zst compresses. By default stdout.",
+    help="New file (.zst compresses). Default: stdout.",
 )
 @filter_option
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N; by default all."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Only the first N messages. Default: all.",
 )
 @look_options
 @where_options
@@ -63,7 +66,7 @@ def export(
     forced: bool,
     where: Where,
 ) -> None:
-    """Write the messages of QUEUE as lines of JSON, bytes and types exact; nothing is removed."""
+    """Export the messages of QUEUE as lines of JSON, with exact bytes and types. No message is removed."""
     look = Look(queue, limit, terms, forced, lift)
     count = with_dead_letters(where, lambda dead_letters: export_messages(dead_letters, look, path))
     to = "" if path is None else f" to {path}"
@@ -120,24 +123,22 @@ def _unwritable(path: Path, error: OSError) -> CommandFailed:
     )
 
 
-@click.command(name="import", short_help="Publish exported messages again, each confirmed.")
+@click.command(name="import", short_help="Publish exported messages again.")
 @click.argument(
     "path", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path)
 )
-@click.option(
-    "--to", "queue", metavar="QUEUE", help="Into this queue instead of the one they were in."
-)
+@click.option("--to", "queue", metavar="QUEUE", help="Target queue instead of the original ones.")
 @rate_option
 @click.option(
     "--skip",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Leave out the first N lines.",
+    help="Skip the first N lines.",
 )
-@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Read the file, say what is in it and stop.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason for the audit.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@click.option("--dry-run", is_flag=True, help="Check the file, show its contents and stop.")
 @where_options
 @form_option
 def import_(
@@ -151,9 +152,10 @@ def import_(
     form: str,
     where: Where,
 ) -> int:
-    """Publish the messages of FILE, written by `export` or `discard`, into the queues they were in.
+    """Publish the messages of FILE, written by `export` or `discard`, into their original queues.
 
-    The file is read whole before anything is sent; `-` is stdin. A line that cannot be read is named.
+    The whole file is checked before the first message is sent. `-` is stdin. An error names the invalid
+    line.
     """
     with _file(path) as file:
         found = asyncio.run(_contents(file, queue, skip))

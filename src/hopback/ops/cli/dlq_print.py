@@ -71,7 +71,7 @@ def form_option(command: _Command) -> _Command:
         envvar="HOPBACK_FORMAT",
         default=lambda: "table" if on_terminal() else "ndjson",
         show_default="table on a terminal, else ndjson",
-        help="What to print; also HOPBACK_FORMAT.",
+        help="Output format. Also HOPBACK_FORMAT.",
     )(command)
 
 

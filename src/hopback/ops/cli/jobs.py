@@ -39,31 +39,35 @@ if TYPE_CHECKING:
 _job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
 
 
-@click.group(short_help="Re-drives and discards: follow, pause, cancel, resume them.")
+@click.group(short_help="List and control re-drives and discards.")
 def jobs() -> None:
-    """Re-drives and discards: those that run, here or in another process, and those that ended.
+    """List and control re-drives and discards.
 
-    They are kept in the store (--store), where every process that names the same one finds them.
+    Jobs are kept in the store (--store), which several processes can share.
     """
 
 
 @jobs.command(short_help="List jobs, the newest first.")
 @click.option(
-    "--queue", default="", metavar="Q", help="Only of this queue.", shell_complete=complete_queue
+    "--queue",
+    default="",
+    metavar="Q",
+    help="Only jobs of this queue.",
+    shell_complete=complete_queue,
 )
-@click.option("--active", is_flag=True, help="Only those that run or are paused.")
+@click.option("--active", is_flag=True, help="Only running and paused jobs.")
 @click.option(
     "--limit",
     type=click.IntRange(1, 500),
     default=20,
     show_default=True,
     metavar="N",
-    help="At most so many.",
+    help="Maximum number of entries.",
 )
 @where_options
 @form_option
 def ls(queue: str, active: bool, limit: int, form: str, where: Where) -> None:
-    """List jobs, the newest first; of all brokers unless one is named."""
+    """List jobs of one or all brokers, the newest first."""
     found = with_dead_letters(
         where, lambda dead_letters: dead_letters.jobs(queue=queue, active=active, limit=limit)
     )
@@ -75,7 +79,7 @@ def ls(queue: str, active: bool, limit: int, form: str, where: Where) -> None:
 @where_options
 @form_option
 def show(job: str, form: str, where: Where) -> None:
-    """Show what JOB does, for whom and why, and how far it is."""
+    """Show the owner, reason, state and counts of JOB."""
     found = with_dead_letters(where, lambda dead_letters: dead_letters.job(job))
     output(form, found, lambda: print_job(found))
 
@@ -85,7 +89,7 @@ def show(job: str, form: str, where: Where) -> None:
 @where_options
 @form_option
 def watch(job: str, form: str, where: Where) -> int:
-    """Follow JOB until it runs no more; leaves with the code that says how it ended.
+    """Follow JOB until it ends, and exit with its status.
 
     Ctrl-C ends the watching, not the job.
     """
@@ -103,22 +107,22 @@ async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
     return code
 
 
-@jobs.command(short_help="Let a job finish what is in flight, then wait.")
+@jobs.command(short_help="Pause a job after the messages in flight.")
 @_job_argument
 @where_options
 @form_option
 def pause(job: str, form: str, where: Where) -> None:
-    """Let JOB finish what is in flight, then wait, in whatever process it runs."""
+    """Pause JOB after the messages in flight, in whichever process it runs."""
     found = with_dead_letters(where, lambda dead_letters: dead_letters.pause(job))
     output(form, found, lambda: _say(found, "is told to pause"))
 
 
-@jobs.command(short_help="Let a paused, interrupted or failed job go on.")
+@jobs.command(short_help="Resume a paused, interrupted or failed job.")
 @_job_argument
 @where_options
 @form_option
 def resume(job: str, form: str, where: Where) -> int:
-    """Let JOB go on: a paused one in the process where it runs, any other in this one."""
+    """Resume JOB. A paused job resumes in its process, any other in this one."""
     again = resume_command(job)
     return with_dead_letters(where, lambda dead_letters: resume_job(dead_letters, job, form, again))
 
@@ -140,12 +144,12 @@ async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str)
     return await see_through(dead_letters, resumed, form, again)
 
 
-@jobs.command(short_help="Let a job finish what is in flight and give the rest back.")
+@jobs.command(short_help="Cancel a job after the messages in flight.")
 @_job_argument
 @where_options
 @form_option
 def cancel(job: str, form: str, where: Where) -> None:
-    """Let JOB finish what is in flight and give the rest back, in whatever process it runs."""
+    """Cancel JOB after the messages in flight, in whichever process it runs. The others are requeued."""
     found = with_dead_letters(where, lambda dead_letters: dead_letters.cancel(job))
     output(form, found, lambda: _say(found, "is told to end"))
 
@@ -156,13 +160,13 @@ def _say(job: Job, request: str) -> None:
     click.echo(safe(f"{job.id} ({job.kind} from {job.queue}) {happens}."))
 
 
-@jobs.command(short_help="Let a job go faster or slower.")
+@jobs.command(short_help="Change the rate of a job.")
 @_job_argument
 @click.argument("rate", metavar="(R | none)")
 @where_options
 @form_option
 def rate(job: str, rate: str, form: str, where: Where) -> None:
-    """Let JOB send at most R messages per second from now on, or as many as it can."""
+    """Limit JOB to R messages per second, or remove the limit with `none`."""
     try:
         wanted = None if rate == "none" else float(rate)
     except ValueError:
@@ -173,7 +177,7 @@ def rate(job: str, rate: str, form: str, where: Where) -> None:
     output(form, found, lambda: _say(found, f"goes at {rate} messages per second"))
 
 
-@jobs.command(short_help="List what a job could not move or left out.")
+@jobs.command(short_help="List messages that a job could not move or skipped.")
 @_job_argument
 @click.option(
     "--limit",
@@ -181,15 +185,17 @@ def rate(job: str, rate: str, form: str, where: Where) -> None:
     default=100,
     show_default=True,
     metavar="N",
-    help="At most so many.",
+    help="Maximum number of entries.",
 )
-@click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Begin after N.")
+@click.option(
+    "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N entries."
+)
 @where_options
 @form_option
 def failures(job: str, limit: int, after: int, form: str, where: Where) -> None:
-    """List the messages that JOB could not move or left out, with the reasons.
+    """List the messages that JOB could not move or skipped, with the reasons.
 
-    All of them are still in their queue.
+    All of them are still in the queue.
     """
 
     async def read(dead_letters: DeadLetters) -> tuple[Job, tuple[FailedMessage, ...]]:
@@ -214,7 +220,7 @@ def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> 
         click.echo("No failures.")
 
 
-@jobs.command(name="came-back", short_help="Show what a re-drive had sent and what died again.")
+@jobs.command(name="came-back", short_help="Show re-driven messages that are dead again.")
 @_job_argument
 @click.option(
     "--limit",
@@ -222,16 +228,16 @@ def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> 
     default=100,
     show_default=True,
     metavar="N",
-    help="Show so many; all are counted.",
+    help="Maximum number of messages to show. All are counted.",
 )
-@click.option("--force", "forced", is_flag=True, help="Look even if that could lose messages.")
+@click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
 @where_options
 @form_option
 def came_back(job: str, limit: int, forced: bool, form: str, where: Where) -> int:
-    """Show the messages that JOB had sent and that are dead again, with their new error.
+    """Show the messages sent by JOB that are dead again, with their new error.
 
-    The whole queue is read, and all is given back in order; JOB keeps how many there are. Leaves with 5 if
-    there are none.
+    Reads the whole queue, requeues all messages in order, and records the number with JOB. Exits with
+    status 5 if there are none.
     """
     from hopback.ops.cli.dlq import search_messages
     from hopback.ops.contract.search import SearchRequest
@@ -243,13 +249,15 @@ def came_back(job: str, limit: int, forced: bool, form: str, where: Where) -> in
     return Exit.OK if found else Exit.NOT_FOUND
 
 
-@jobs.command(name="retry-failures", short_help="Begin a job for what another could not move.")
+@jobs.command(
+    name="retry-failures", short_help="Start a job for the messages that another could not move."
+)
 @_job_argument
-@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept in the audit.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason for the audit.")
 @where_options
 @form_option
 def retry_failures(job: str, reason: str, form: str, where: Where) -> int:
-    """Begin a new job for exactly the messages that JOB could not move."""
+    """Start a new job for exactly the messages that JOB could not move."""
     why = ask_for_reason(reason)
 
     async def retry(dead_letters: DeadLetters) -> int:

@@ -44,7 +44,7 @@ class _ServeChoices:
     proxied: bool
 
 
-@click.command(short_help="Serve dead letters and jobs by HTTP and on a page.")
+@click.command(short_help="Serve the admin page and the HTTP API.")
 @broker_where_options
 @click.option(
     "--http",
@@ -52,33 +52,35 @@ class _ServeChoices:
     default="8080",
     show_default=True,
     metavar="[HOST:]PORT",
-    help="Where to listen; the host is 127.0.0.1. Another one needs a sign-in (--config).",
+    help="Address to listen on. Default host: 127.0.0.1. Other hosts need a sign-in (--config).",
 )
 @click.option(
     "--config",
     envvar="HOPBACK_CONFIG",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="TOML file: brokers, tokens, keys, roles and limits; also HOPBACK_CONFIG.",
+    help="TOML file with brokers, tokens, keys, roles and limits. Also HOPBACK_CONFIG.",
 )
-@click.option("--dev", is_flag=True, help="Print a login link; for development.")
+@click.option("--dev", is_flag=True, help="Print a login link. For development.")
 @click.option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate.")
-@click.option("--tls-key", metavar="FILE", help="The key of that certificate.")
+@click.option("--tls-key", metavar="FILE", help="Private key of the certificate.")
 @click.option(
-    "--proxied", is_flag=True, help="A proxy on this machine says who connects and by which scheme."
+    "--proxied",
+    is_flag=True,
+    help="Trust the client address and scheme sent by a proxy on this machine.",
 )
-@click.option("--new-key", metavar="NAME", help="Make an API key for the settings file, and leave.")
+@click.option("--new-key", metavar="NAME", help="Create an API key for the settings file and exit.")
 @click.option(
     "--role",
     type=click.Choice(("viewer", "operator", "admin")),
     default="viewer",
     show_default=True,
-    help="With --new-key: its role.",
+    help="Role of the --new-key.",
 )
 def serve(new_key: str | None, role: str, where: Where, **options: Any) -> int:
-    """Serve the admin page and the HTTP API until it is stopped.
+    """Serve the admin page and the HTTP API.
 
-    Without --config nobody is asked who they are, and only this machine is served.
+    Without --config there is no sign-in and only this machine is served.
     """
     from hopback.ops import http as admin
 

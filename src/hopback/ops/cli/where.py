@@ -89,22 +89,23 @@ _BROKER = (
         "topologies",
         multiple=True,
         metavar="(SYSTEM | FILE | MODULE:APP)",
-        help="A design, file or application whose plans hold for the queues; repeatable.",
+        help="Design, file or application with the plans of the queues. Repeatable.",
     ),
-    click.option("--hardened", is_flag=True, help="The hardened form of the design."),
+    click.option("--hardened", is_flag=True, help="Use the hardened form of the design."),
     click.option(
         "--dlq",
         "named",
         multiple=True,
         metavar="QUEUE[=ORIGIN]",
-        help="Another dead-letter queue, and the queue its messages failed in; repeatable.",
+        help="Additional dead-letter queue, and the queue in which its messages failed."
+        " Repeatable.",
     ),
     click.option(
         "--store",
         envvar="HOPBACK_STORE",
         metavar="URL",
-        help="Where jobs and audit are kept: sqlite:///file.db, postgresql://…, or `memory`;"
-        " by default a file of the user's own.",
+        help="Database of jobs and audit: sqlite:///file.db, postgresql://…, or `memory`."
+        " Default: a file in the user's state folder.",
     ),
 )
 _SERVER = (
@@ -112,13 +113,13 @@ _SERVER = (
         "--server",
         envvar="HOPBACK_SERVER",
         metavar="URL",
-        help="http(s):// address of `hopback serve`; instead of an address of a broker.",
+        help="http(s):// address of `hopback serve`, instead of a broker.",
     ),
     click.option(
         "--token",
         envvar="HOPBACK_TOKEN",
         metavar="TOKEN",
-        help="Bearer token or API key for the server; better by HOPBACK_TOKEN.",
+        help="Bearer token or API key for the server. HOPBACK_TOKEN keeps it out of process lists.",
     ),
 )
 

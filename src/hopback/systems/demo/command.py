@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from hopback.systems.demo.run import DemoSettings
 
 
-@click.command(short_help="Run the documented systems with a little traffic.")
+@click.command(short_help="Run the documented systems with sample traffic.")
 @click.argument("name", required=False)
 @click.option(
     "--broker",
     envvar="HOPBACK_BROKER",
     metavar="URL",
-    help="amqp(s):// address of a RabbitMQ; without it a broker of its own is started.",
+    help="amqp(s):// address of a RabbitMQ. Default: start an embedded broker.",
 )
 @management_option
 @click.option(
     "--database",
     metavar="URL",
-    help="postgresql:// address; without it each system has a SQLite file.",
+    help="postgresql:// address. Default: a SQLite file per system.",
 )
-@click.option("--folder", metavar="PATH", help="Keep files here; without it nothing is kept.")
+@click.option("--folder", metavar="PATH", help="Folder for files. Default: a temporary folder.")
 @click.option(
     "--http",
     type=HttpAddress(),
     default="8080",
     show_default=True,
     metavar="[HOST:]PORT",
-    help="Where the systems, the page, health and metrics are served; 0 takes a free port.",
+    help="Address of systems, page, health and metrics. Port 0 chooses a free one.",
 )
-@click.option("--hardened", is_flag=True, help="The hardened forms, which lose nothing.")
-@click.option("--no-traffic", is_flag=True, help="Only what you send yourself.")
+@click.option("--hardened", is_flag=True, help="Use the hardened forms, which lose no messages.")
+@click.option("--no-traffic", is_flag=True, help="Send no sample traffic.")
 @click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
     default="warning",
     show_default=True,
-    help="The least that is logged; retries are warnings, handled messages are `debug`.",
+    help="Minimum log level. Retries are warnings, handled messages are `debug`.",
 )
 def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any) -> int:
     """Run the documented system NAME, or all five, until Ctrl-C.
