@@ -222,7 +222,7 @@ class Pace(_Asked, frozen=True):
         option(
             "--in-flight",
             "N",
-            "Have at most N messages sent and not yet confirmed.",
+            "Maximum number of messages sent but not confirmed.",
             redrive_only=True,
         ),
     ] = 500
@@ -231,7 +231,7 @@ class Pace(_Asked, frozen=True):
         option(
             "--ramp",
             "[1,5,25]",
-            "Start with a few messages and stop if they come back.",
+            "Start with few messages and stop if they return.",
             redrive_only=True,
         ),
     ] = ()
@@ -240,7 +240,7 @@ class Pace(_Asked, frozen=True):
         option(
             "--watch",
             "S",
-            "Wait S seconds after each stage of the ramp. By default as long as a retry takes.",
+            "Wait S seconds after each stage of the ramp. Default: the time of the retries.",
             redrive_only=True,
         ),
     ] = field(default=None, name="watchSeconds")
@@ -250,7 +250,7 @@ class Pace(_Asked, frozen=True):
         option(
             "--max-returned",
             "N",
-            "With a ramp, continue until more than N messages come back.",
+            "With a ramp, continue until more than N messages return.",
             redrive_only=True,
         ),
     ] = 0
@@ -368,7 +368,7 @@ class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
     ] = None
     reason: Annotated[_Reason, option("--reason", "TEXT", "The reason, for the audit.")]
     forced: Annotated[
-        bool, option("--force", "", "Continue even if looking could lose messages.")
+        bool, option("--force", "", "Continue even if browsing could lose messages.")
     ] = field(default=False, name="force")
     dry_run: bool = False
 
@@ -387,7 +387,7 @@ class RedriveRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.REDRIVE
         option(
             "--max-redrives",
             "N",
-            "Leave out messages that were re-driven N times. No limit: 0, in JSON null.",
+            "Skip messages that were re-driven N times. No limit: 0, in JSON null.",
         ),
     ] = MAX_REDRIVES
     change: Annotated[
@@ -395,7 +395,7 @@ class RedriveRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.REDRIVE
         option(
             "--change",
             "FILE",
-            "Change each body by this JSON patch (RFC 6902). The originals are kept in a file.",
+            "Apply this JSON patch (RFC 6902) to each body. The originals are kept in a file.",
         ),
     ] = ()
 

@@ -36,7 +36,7 @@ class ReadyAnswer(Struct, frozen=True, rename="camel"):
 
 @PROBES.row("GET", "/healthz", None, NO_QUEUE, media=("text/plain",), public=True)
 async def _healthz(_call: Call[Empty, None]) -> Response:
-    """Whether the service is alive."""
+    """Report whether the process is alive."""
     return PlainTextResponse("ok\n")
 
 
@@ -50,7 +50,7 @@ async def _healthz(_call: Call[Empty, None]) -> Response:
     further=((503, ReadyAnswer),),
 )
 async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
-    """Whether the broker answers, too."""
+    """Report whether the broker answers."""
     services = call.services
     error = (await services.recent.sweep.get_or_last()).error
     known = None
@@ -69,7 +69,7 @@ async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
 
 @PROBES.row("GET", "/metrics", Role.VIEWER, EVERY_QUEUE, media=("text/plain",))
 async def _metrics(call: Call[Empty, None]) -> Response:
-    """Depths and sessions for Prometheus."""
+    """Return depths and sessions for Prometheus."""
     await call.services.recent.sweep.get_or_last()
     return Response(
         metrics_of([call.services]), media_type="text/plain; version=0.0.4; charset=utf-8"
