@@ -8,6 +8,7 @@ import pytest
 
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import AuditQuery, Pace, Selection, Window
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.journal import MemoryJournal
@@ -178,3 +179,41 @@ async def test_what_somebody_looks_at_is_not_taken_for_done() -> None:
         moved = set(shop.bodies(MAIN))
         assert moved <= {b"%d" % number for number in range(_LIMIT)}
         assert done.state is JobState.FAILED or len(moved) == _LIMIT
+
+
+@in_virtual_time
+async def test_a_resumed_job_waits_for_a_dry_run_of_its_process() -> None:
+    journal = MemoryJournal()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(20)
+        job = await shop.operations.start(redrive(pace=_SLOW))
+        await shop.operations.interrupt(job.id)
+        broker = shop.operations.broker
+        look = walk(broker, DLQ, 20, (await broker.snapshot()).cost(DLQ))
+        await anext(look)
+        await shop.operations.resume(job.id)
+        async for seen in shop.operations.events(job.id):
+            if f"'hopback look {DLQ}'" in seen.reason:
+                break
+        await look.aclose()
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.remaining) == (JobState.COMPLETED, 0)
+        assert sorted(shop.bodies(MAIN)) == sorted(b"%d" % number for number in range(20))
+
+
+@in_virtual_time
+async def test_a_resumed_job_moves_no_message_during_a_dry_run_of_another_process() -> None:
+    journal = MemoryJournal()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(20)
+        job = await shop.operations.start(redrive(pace=_SLOW))
+        await shop.operations.interrupt(job.id)
+        moved = shop.bodies(MAIN)
+        async with _another(shop, MemoryJournal()) as other:
+            look = walk(other.broker, DLQ, 20, (await other.broker.snapshot()).cost(DLQ))
+            await anext(look)
+            await shop.operations.resume(job.id)
+            ended = await shop.operations.wait(job.id)
+            await look.aclose()
+        assert "has 1 other consumer" in ended.reason
+        assert shop.bodies(MAIN) == moved
