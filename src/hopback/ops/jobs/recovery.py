@@ -43,6 +43,11 @@ _HOLDERS_S = 300.0
 """How long a resumed job waits for stale connections, in seconds. RabbitMQ closes them after 180 s."""
 _ASK_HOLDERS_S = 1.0
 """Seconds between two questions for stale connections."""
+_REQUEUE_S = 2.0
+"""How long a restarted quorum queue may take to requeue the messages of a lost consumer, in seconds. Messages
+that are missing after that were taken by another consumer, or it still holds them: the job stops."""
+_ASK_REQUEUED_S = 0.05
+"""Seconds between two counts of such a queue."""
 _REMEMBERED_WINDOWS = 6
 """Windows of acks whose marks are remembered: far more than a broker leaves unread."""
 
@@ -176,7 +181,7 @@ class Recovery:
             return ClassicCursor(began, remembered, head=head)
         by_count = None
         if is_resumed:
-            ready = (await self._planner.snapshot_for(job.spec)).ready
+            ready = await self._count_ready(job)
             is_known = snapshot.effective(job.queue) is not None
             run.doubt = "" if is_known else self._doubt(job, ready)
             if selection.behind is not None:
@@ -189,6 +194,22 @@ class Recovery:
             by_count=by_count,
             prefetch=choose_prefetch(job.spec, is_classic=False, is_paced=bool(job.rate)),
         )
+
+    async def _count_ready(self, job: JobRecord) -> int:
+        """Count the messages of a quorum queue when it has requeued those of an earlier run.
+
+        After a restart RabbitMQ first reports an empty queue, then one with the lost consumer, and then the
+        requeued messages (0.1 to 0.5 s later, 3.10).
+        """
+        began, behind = job.checkpoint, job.spec.selection.behind or 0
+        least = began.kept + began.rest + behind + began.last_stays
+        until = asyncio.get_running_loop().time() + _REQUEUE_S
+        while True:
+            found = await self._planner.snapshot_for(job.spec)
+            is_complete = found.ready >= least and not found.consumers
+            if is_complete or asyncio.get_running_loop().time() >= until:
+                return found.ready
+            await asyncio.sleep(_ASK_REQUEUED_S)
 
     def _doubt(self, job: JobRecord, ready: int) -> str:
         """Return the doubt about a queue of unknown type: it may have forgotten acks."""
