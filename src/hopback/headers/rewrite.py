@@ -1,13 +1,13 @@
-"""New properties for a message that moves on: for retry, into the dead-letter queue, back.
+"""New properties for a message that Hopback publishes again: for a retry, a dead letter or a
+redrive.
 
-What the producer wrote stays as it is and in its order; what would harm the next hop is taken
-away; what we know is put at the end, within a budget. Where room is short the failure record
-shrinks first, then the memory of deaths, then the design's own headers, then the origin, and last
-of all what could not be read. What cannot be left out is the count: where even that does not fit,
-there is no such message.
+The producer's headers keep their values and order. Headers that would harm the next hop are
+removed. Hopback's headers are appended within a size budget. If space is short, the failure record
+shrinks first, then the remembered deaths, the design's headers, the origin, and last the unparsed
+headers. The attempt count is always written. If even the count does not fit, no message is built.
 
-What could not be read of a header table (`opaque_headers`) may hold anything, a `CC` for one. It is
-never published as headers; it travels as the bytes of one header of ours.
+The unparsed part of a header table (`opaque_headers`) may contain anything, for example a `CC`. It
+is never published as headers. It is carried as the bytes of one Hopback header.
 """
 
 from __future__ import annotations
@@ -59,21 +59,23 @@ _FRAME_OVERHEAD = 14
 _EMPTY: Headers = MappingProxyType({})
 _TABLE_OVERHEAD = table_size(_EMPTY)
 _MOST_WITHOUT_HEADERS = 14 + 10 * 256 + 10
-"""What the thirteen other properties take at most: ten short texts, three numbers, the overhead."""
+"""Maximum size of the other thirteen properties: ten short texts, three numbers and the overhead.
+"""
 _SHORT_DESIGN_BYTES = 4096
 """A design's headers are a few short texts. With them, twelve KiB of deaths, eight of a failure and seven
 names a mark takes less than `ADDED_BYTES`."""
 _ROOMY = FRAME_BYTES - ADDED_BYTES - _ROOM_FOR_A_DEATH - _MOST_WITHOUT_HEADERS
-"""A header table up to this size leaves room for all that we may add: nothing has to be weighed exactly."""
+"""A header table up to this size has room for every added header, so no exact sizes are needed."""
 
 
 class Mark(NamedTuple):
-    """What we write on a message that moves on; None leaves what it already says.
+    """The headers that Hopback writes on a message it publishes again. None keeps the present
+    value.
 
-    `counters` holds the design's own counter, as indispensable as ours; `design` the other
-    headers of the design, which are left out where there is no room; `without` names those of
-    them that are no longer true. `lineage` is written for a retry alone: a message that is taken
-    out of a dead-letter queue, by whatever tool, begins a new life and must not be taken for a copy.
+    `counters` holds the design's counter, which is as indispensable as Hopback's. `design` holds
+    the design's other headers, which are omitted if there is no room. `without` names design
+    headers that are no longer true. `lineage` is written only for a retry: a message taken out of a
+    dead-letter queue, with whichever tool, starts anew and must not be mistaken for a copy.
     """
 
     queue: str
@@ -91,7 +93,7 @@ class Mark(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What others wrote and goes on as it is."""
+    """Headers of other software that are published unchanged."""
 
     headers: dict[str, FieldValue]
     further: FurtherHeaders
@@ -100,10 +102,10 @@ class _Kept(NamedTuple):
 def retry_properties(
     properties: Properties, mark: Mark, history: History | None = None
 ) -> Properties | None:
-    """For a publish that comes back to its queue: the broker's deaths are copied, then stripped.
+    """Return the properties of a retry. The broker's death records are copied, then removed.
 
-    None if the count does not fit the frame. `history` is what the headers say of the mark's
-    queue, here and below; it is read from them unless somebody has done so already.
+    Returns None if the count does not fit into the frame. In this module `history` is the parsed
+    history of the mark's queue. Without it the functions parse the headers.
     """
     history = history or History(properties.headers, mark.queue)
     kept = _kept(properties, mark, is_harmful)
@@ -113,11 +115,11 @@ def retry_properties(
 def park_properties(
     properties: Properties, mark: Mark, history: History | None = None
 ) -> Properties:
-    """For a publish into the dead-letter queue: `x-death` stays as it was.
+    """Return the properties of a dead letter. `x-death` is unchanged.
 
-    Where there is no room for our count, nothing of ours is added; where there is none for
-    `x-death`, that goes too. If even the producer's own headers do not fit, as on a broker with
-    larger frames than ours, the largest of them are left out.
+    If Hopback's count does not fit, no Hopback header is added. If `x-death` does not fit, it is
+    removed too. If even the producer's headers do not fit, as on a broker with larger frames, the
+    largest of them are removed.
     """
     history = history or History(properties.headers, mark.queue)
     kept, own = _kept(properties, mark, _is_stale), _kept(properties, mark, is_harmful)
@@ -169,10 +171,10 @@ def redrive_properties(
     *,
     keep_deaths: bool = False,
 ) -> Properties | None:
-    """For a publish from the dead-letter queue back.
+    """Return the properties of a redrive from the dead-letter queue.
 
-    `x-death` stays visible only where the design says so and it has the broker's form. None if
-    the count does not fit the frame.
+    `x-death` is kept only if the design requires it and it has the broker's format. Returns None if
+    the count does not fit into the frame.
     """
     history = history or History(properties.headers, mark.queue)
     keep = keep_deaths and well_formed_deaths(properties.headers)
@@ -182,11 +184,11 @@ def redrive_properties(
 
 
 def moved_properties(properties: Properties) -> Properties:
-    """For a publish that only moves a message to another queue: all it says of itself stays.
+    """Return the properties of a message that is only moved to another queue.
 
-    What would lose it, have it refused or copied to others goes: `expiration`, `user_id`, `CC` and
-    `BCC`, and counts of the broker that are untrue in another queue. So does its lineage: a message
-    that is imported twice on purpose is to be handled twice.
+    Properties that could lose, refuse or copy the message are removed: `expiration`, `user_id`,
+    `CC`, `BCC`, and broker counts that are wrong in another queue. The lineage is removed too,
+    because a message that is deliberately imported twice must be handled twice.
     """
     held = {
         name: value
@@ -199,7 +201,7 @@ def moved_properties(properties: Properties) -> Properties:
 
 
 def without_unread(properties: Properties) -> Properties:
-    """The same properties for a publish of an application's own; what nobody read is kept as bytes."""
+    """Return the properties for a publish of the application. Unparsed headers are kept as bytes."""
     if not properties.opaque_headers:
         return properties
     budget = _Budget(properties, _Kept(dict(properties.headers), properties.further_headers))
@@ -209,7 +211,7 @@ def without_unread(properties: Properties) -> Properties:
 
 
 def unread_headers(properties: Properties) -> bytes:
-    """What of the message's headers nobody has read, here or at an earlier hop."""
+    """Return the headers that were not parsed, here or at an earlier hop."""
     kept = properties.headers.get(names.UNREAD)
     return properties.opaque_headers or (kept if type(kept) is bytes else b"")
 
@@ -246,7 +248,7 @@ def _size_without_headers(properties: Properties) -> int:
 # Messages of a queue have the same few header names.
 @lru_cache(maxsize=1024)
 def _is_stale(name: str) -> bool:
-    """Untrue or dangerous in any publish of ours."""
+    """Whether a header is wrong or dangerous in any publish of Hopback."""
     return names.is_broker_count(name) or names.is_routing(name)
 
 
@@ -257,7 +259,7 @@ def is_harmful(name: str) -> bool:
 
 
 def _kept(properties: Properties, mark: Mark, drop: Callable[[str], bool]) -> _Kept:
-    """What others wrote and may stay; what we are about to write anew goes, however often it stands."""
+    """Return the headers of other software to keep, without those that are about to be rewritten."""
     rewritten: AbstractSet[str] = names.OURS
     if mark.counters or mark.design or mark.without:
         rewritten = names.OURS | mark.counters.keys() | mark.design.keys() | mark.without
@@ -283,7 +285,9 @@ def _further(properties: Properties, rewritten: AbstractSet[str]) -> FurtherHead
 
 
 def _plain(properties: Properties, kept: _Kept) -> Properties:
-    """Persistent, without what must not be replayed, and with what was kept and read."""
+    """Return persistent properties with the kept headers, without properties that must not be
+    replayed.
+    """
     has_headers = properties.has_headers or kept.headers
     return properties.with_changes(
         headers=MappingProxyType(kept.headers) if has_headers else NO_HEADERS,
@@ -312,14 +316,14 @@ def _plain_size(properties: Properties, kept: _Kept) -> int:
 
 
 def _fitting(properties: Properties, kept: _Kept) -> Properties | None:
-    """What was kept, and no more of ours than what nobody could read."""
+    """Return the kept headers and the unparsed bytes, or None if they do not fit."""
     budget = _Budget(properties, kept)
     budget.keep_unread(properties)
     return _plain(properties, budget.kept) if budget.fits else None
 
 
 def _shortened(properties: Properties, kept: _Kept, mark: Mark, history: History) -> Properties:
-    """The headers that one frame holds, without the largest; `UNREAD_BYTES` has the size of the rest."""
+    """Remove the largest headers until the rest fits. `UNREAD_BYTES` has the removed size."""
     headers, left_out = dict(kept.headers), further_size(kept.further)
     sizes = {name: table_size({name: value}) - _TABLE_OVERHEAD for name, value in headers.items()}
     excess = _plain_size(properties, _Kept(headers, ())) - (FRAME_BYTES - _ROOM_FOR_A_DEATH)
@@ -338,7 +342,7 @@ def _shortened(properties: Properties, kept: _Kept, mark: Mark, history: History
 def _marked(
     properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties | None:
-    """The properties with as much of the mark as there is room for; None if the count has none."""
+    """Add as much of the mark as fits. Returns None if the count does not fit."""
     if _is_short(mark, properties) and _is_roomy(properties, kept.headers, kept.further):
         return _marked_in_full(properties, kept, mark, history, known)
     budget = _Budget(properties, kept)
@@ -352,7 +356,7 @@ def _marked(
     budget.offer_text(names.DEATHS, DEATHS_BYTES, lambda room: deaths_json(known, room))
     known_text = history.failure_text() if mark.failure is None else None
     if known_text is not None and budget.offer({names.FAILURE: known_text}):
-        return _plain(properties, budget.kept)  # nothing new: it goes on as it stands
+        return _plain(properties, budget.kept)  # no new headers
     failure = mark.failure or history.failure
     if failure is not None:
         budget.offer_text(names.FAILURE, FAILURE_BYTES, lambda room: failure_json(failure, room))
@@ -374,7 +378,7 @@ def _is_short(mark: Mark, properties: Properties) -> bool:
 def _marked_in_full(
     properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties:
-    """The same as `_marked` where everything has room, so that nothing has to be weighed."""
+    """Add the whole mark without measuring sizes, where there is room for everything."""
     headers = kept.headers
     headers.update(_indispensable(history, mark))
     headers.update(_desirable(properties, history, mark))
@@ -391,7 +395,7 @@ def _marked_in_full(
 
 
 def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
-    """What keeps a message from being handled, or re-driven, without end."""
+    """Return the headers that limit how often a message is handled and redriven."""
     redrives = known.redrives if mark.redrives is None else mark.redrives
     found: dict[str, FieldValue] = {names.QUEUE: mark.queue, names.ATTEMPTS: mark.attempts}
     if mark.snoozes:
@@ -403,7 +407,7 @@ def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
 
 
 def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, FieldValue]:
-    """Where the message came from and what its design says of it, the most useful first."""
+    """Return the headers of the message's origin and design, the most useful first."""
     job = known.redrive_job if mark.redrive_job is None else clipped(mark.redrive_job, _NAME_BYTES)
     ours: tuple[tuple[str, str | None], ...] = (
         (names.ORIGIN_ROUTING_KEY, mark.origin_routing_key),
@@ -421,7 +425,7 @@ def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, 
 
 
 class _Budget:
-    """Headers that grow while there is room: in the frame, and in what we may add."""
+    """Headers that grow within two limits: the frame and the size of added headers."""
 
     def __init__(self, properties: Properties, kept: _Kept) -> None:
         self.kept = _Kept(dict(kept.headers), kept.further)
@@ -432,11 +436,11 @@ class _Budget:
 
     @property
     def fits(self) -> bool:
-        """Whether the frame holds what there is."""
+        """Whether the headers fit into the frame."""
         return self._frame >= 0
 
     def take(self, entries: dict[str, FieldValue]) -> bool:
-        """Add what must be there; False if it does not fit."""
+        """Add required headers. Returns False if they do not fit."""
         return self._take(entries, table_size(entries) - _TABLE_OVERHEAD)
 
     def _take(self, entries: dict[str, FieldValue], size: int) -> bool:
@@ -448,9 +452,10 @@ class _Budget:
         return True
 
     def keep_unread(self, properties: Properties) -> None:
-        """Keep what nobody could read as bytes; cut to the room there is, and then with its length.
+        """Keep unparsed headers as bytes, cut to the available room and then with their full
+        length.
 
-        It was in the frame before, so it is no part of what we add.
+        They do not count as added, because the frame contained them before.
         """
         unread = unread_headers(properties)
         if not unread:
@@ -468,14 +473,14 @@ class _Budget:
         self.kept.headers.update(entries)
 
     def offer(self, entries: dict[str, FieldValue]) -> bool:
-        """Add what would be good to have, if there is room beside what the broker will add."""
+        """Add optional headers if they fit beside the headers that the broker will add."""
         size = table_size(entries) - _TABLE_OVERHEAD
         return size <= self._frame - _ROOM_FOR_A_DEATH and self._take(entries, size)
 
     def offer_text(
         self, name: str, limit: int, written: Callable[[int], str | list[str] | None]
     ) -> None:
-        """Add a text that can shrink: `written` makes one of at most so many bytes, or none."""
+        """Add a text that can shrink. `written` returns a text of at most the given bytes, or None."""
         empty = 6 + len(name)
         room = min(self._frame - _ROOM_FOR_A_DEATH, self._ours) - empty
         text = written(min(room, limit))

@@ -1,6 +1,6 @@
-"""What a handler can say of a delivery: the closed menu of outcomes.
+"""The outcomes that a handler can choose for a delivery.
 
-A return value, the exception that was raised and an HTTP answer to a pushed event each become one.
+Return values, raised exceptions and HTTP responses to pushed events are converted to outcomes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _read(duration: Duration) -> float:
-    """Seconds; a text that is no duration stays, so that the outcome is refused with the menu."""
+    """Return seconds. An invalid text is kept, so that the outcome is refused with the menu."""
     try:
         return duration_seconds(duration)
     except ValueError:
@@ -29,20 +29,20 @@ def _read(duration: Duration) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The work is done; a handler that returns nothing says the same."""
+    """The work is done. A handler that returns None has the same effect."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Retry:
-    """It failed and may work later; `after` asks for the smallest tier that is long enough.
+    """The run failed and may succeed later. `after` selects the smallest tier that is long enough.
 
-    What is longer than every tier waits in the queues of delays, where the application has declared
-    them, and comes back when it said; elsewhere it waits in the longest tier.
+    A wait longer than every tier uses the delay queues if the application has declared them, and is
+    exact there. Otherwise the message waits in the longest tier.
     """
 
     reason: str
     after: float | None = None
-    """Seconds, whether they were said as `"2h"`, as a number or as a timedelta."""
+    """Seconds. The argument may be a text (`"2h"`), a number or a timedelta."""
 
     def __init__(self, reason: str, after: Duration | None = None) -> None:
         object.__setattr__(self, "reason", reason)
@@ -58,10 +58,10 @@ class Park:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Snooze:
-    """Not yet: come back after `delay`, without counting an attempt."""
+    """Redeliver the message after `delay` without counting an attempt."""
 
     delay: float
-    """Seconds, whether they were said as `"2h"`, as a number or as a timedelta."""
+    """Seconds. The argument may be a text (`"2h"`), a number or a timedelta."""
 
     def __init__(self, delay: Duration) -> None:
         object.__setattr__(self, "delay", _read(delay))
@@ -75,7 +75,7 @@ TOO_EARLY = 425
 
 
 class ConsumerStatus(StrEnum):
-    """The document's names for what a consumer does with a message."""
+    """The event bus document's names for the actions of a consumer."""
 
     ACK = "ACK"
     DROP = "DROP"
@@ -85,11 +85,11 @@ class ConsumerStatus(StrEnum):
 def outcome_for_status(
     status: int, *, due_in: float = 0.0, retry_after: float | None = None
 ) -> Outcome:
-    """The outcome of an HTTP answer.
+    """Return the outcome of an HTTP response status.
 
-    2xx is done; 425 is not due yet (`due_in` seconds to go); everything else is retried: 429 and
-    409, server errors, other client errors (which will likely fail again, and park in the end),
-    and answers that should not occur at all.
+    2xx is done. 425 is not due yet and snoozes for `due_in` seconds. Every other status is retried:
+    429, 409, server errors, other client errors (which will probably fail again and be parked), and
+    unexpected statuses.
     """
     if 200 <= status <= 299:
         return Done()
@@ -99,9 +99,9 @@ def outcome_for_status(
 
 
 def consumer_status(decision: Decision) -> ConsumerStatus | None:
-    """The document's name for a decision: a parked message is acknowledged, as its table says.
+    """Return the document's name for a decision. In its table a parked message is acknowledged.
 
-    None where nothing is settled, which the document does not know.
+    Returns None if the delivery is not settled, for which the document has no name.
     """
     match decision:
         case decided.Ack() | decided.Park():
@@ -117,7 +117,7 @@ def consumer_status(decision: Decision) -> ConsumerStatus | None:
 
 
 MENU = "nothing, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
-"""What a handler may return, as it is told to one that returned something else."""
+"""The valid return values of a handler, for the error message about any other."""
 
 
 _REQUEUE_S = 2.0
@@ -129,11 +129,11 @@ _STATUSES: dict[ConsumerStatus, Outcome] = {
     ConsumerStatus.DROP: Retry("the handler returned DROP"),
     ConsumerStatus.REQUEUE: Snooze(_REQUEUE_S),
 }
-"""What the event bus's names mean as outcomes."""
+"""The outcomes of the event bus's names."""
 
 
 class Verdict(StrEnum):
-    """What a rule says of an exception."""
+    """The decision of a rule about an exception."""
 
     RETRY = "retry"
     PARK = "park"
@@ -141,11 +141,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A kind of exception, narrowed by `when`, and what becomes of the message.
+    """An exception type, narrowed by `when`, and the handling of the message.
 
     `verdict` is `Verdict.PARK` or `Verdict.RETRY`, or their texts `"park"` and `"retry"`. `after`
-    (`"30s"`, seconds or a timedelta) is the shortest wait before the next run; an exception that has an
-    attribute `after` or `retry_after` of its own knows better. InvalidTopology names a wrong value.
+    (`"30s"`, seconds or a timedelta) is the shortest wait before the next run. An `after` or
+    `retry_after` attribute of the exception takes precedence. InvalidTopology names a wrong value.
     """
 
     exception: type[BaseException] | tuple[type[BaseException], ...]
@@ -181,7 +181,7 @@ class Rule:
 
 
 def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
-    """The rules of a handler; InvalidTopology names a value that is not a `Rule`."""
+    """Return the rules of a handler. InvalidTopology names a value that is not a `Rule`."""
     is_list = isinstance(rules, Iterable) and not isinstance(rules, str)
     found: tuple[Any, ...] = tuple(rules) if is_list else (rules,)  # type: ignore[arg-type]
     for number, one in enumerate(found):
@@ -200,9 +200,9 @@ def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
 def classify(
     exception: BaseException, rules: Sequence[Rule] = (), failure: Failure | None = None
 ) -> Outcome:
-    """The outcome of an exception: the first rule that fits; without one it is retried.
+    """Return the outcome of the first matching rule. Without one the exception is retried.
 
-    `failure` is its record, where somebody has made that already.
+    `failure` is the record of the exception, if it already exists.
     """
     rule = next((rule for rule in rules if _fits(rule, exception)), None) if rules else None
     reason = reason_of(exception) if failure is None else _reason(failure.type, failure.message)
@@ -213,7 +213,7 @@ def classify(
 
 
 def reason_of(exception: BaseException) -> str:
-    """One line that says what was raised."""
+    """Describe an exception in one line."""
     return _reason(*type_and_message(exception))
 
 
@@ -223,7 +223,7 @@ def _reason(kind: str, message: str) -> str:
 
 
 def outcome_of(returned: object) -> Outcome:
-    """The outcome of a handler's return value; what is not on the menu parks and prints it."""
+    """Return the outcome of a handler's return value. An invalid value parks and is quoted."""
     match returned:
         case None:
             return Done()
@@ -244,12 +244,12 @@ def outcome_of(returned: object) -> Outcome:
 
 
 def is_outcome(returned: object) -> bool:
-    """Whether it is on the menu, apart from nothing: where a handler may return a reply."""
+    """Whether a value is an outcome. None is not: the handler may return a reply."""
     return isinstance(returned, Done | Park | Retry | Snooze | ConsumerStatus)
 
 
 def _fits(rule: Rule, exception: BaseException) -> bool:
-    """A check or predicate that raises has said nothing: the next rule is asked."""
+    """Whether a rule matches. A check or predicate that raises does not match."""
     try:
         return isinstance(exception, rule.exception) and (
             rule.when is None or bool(rule.when(exception))
@@ -269,12 +269,12 @@ def _wanted_wait(exception: BaseException) -> float | None:
                 continue
             wanted = duration_seconds(wanted)  # type: ignore[arg-type]
         except Exception:
-            wanted = None  # a text that is no duration, such as an HTTP date
+            wanted = None  # not a duration, such as an HTTP date
         if _is_wait(wanted):
             return wanted
     return None
 
 
 def _is_wait(value: object) -> TypeGuard[float]:
-    """Any number of seconds from 0 on; a comparison with what is no number is never true."""
+    """Whether a value is a number of seconds, 0 or more. Comparisons with NaN are false."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0

@@ -1,13 +1,15 @@
-"""Re-driving as pure functions: whose dead letter it is, whether it may go back, and as what.
+"""Redrive as pure functions: find the plan of a dead letter, check it, and build the message to
+send.
 
-Most messages that go back are made from the bytes they came as: what nobody changes is copied, not read.
-A real dead letter has twenty headers, of which a re-drive reads six and writes eight. Reading all of them
-into values and writing them again costs several times as much as cutting the table where it changes. What
-comes out says the same as the message of `redrive_message`; where that is not certain, nothing comes out, and
-that way is to be taken.
+Most redriven messages are built from their original bytes: unchanged headers are copied without
+being parsed. A typical dead letter has twenty headers, of which a redrive reads six and writes
+eight. Parsing and encoding all of them costs several times as much as cutting the table where it
+changes. The result is equivalent to the message of `redrive_message`. Where that is not certain,
+the fast path returns None and the caller uses `redrive_message`.
 
-The messages of one queue are alike: most of their headers are equal byte for byte. What is remembered of one
-message is compared with the next, which takes a tenth of walking through its headers again.
+The messages of one queue are similar: most of their headers are equal byte for byte. Each message
+is compared with the remembered shape of an earlier one, which takes a tenth of the time of walking
+through its headers.
 """
 
 from __future__ import annotations
@@ -59,19 +61,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_NAME_BYTES = 255  # what every name in AMQP 0-9-1 is held to
+_NAME_BYTES = 255  # limit of every name in AMQP 0-9-1
 _SMALL_BYTES = 64 * 1024
 """With so little in its header frame a message has room for everything that is added."""
-# Producers with endless keys must not fill the memory; beyond that each is made anew.
+# Routes to remember. The limit bounds memory for producers with unlimited routing keys. Headers of
+# further routes are built for each message.
 _SHARED_ROUTES = 256
 _BROKERS = ("CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count")
 
 
 class RedriveOccasion(NamedTuple):
-    """Who sends messages back, when and in which job.
+    """The operator, the time and the job of a redrive.
 
-    `stamped` also writes the file pipeline's `x-redriven-…` headers and `x-original-routing-key`;
-    `operation` is the correlation id they carry.
+    `stamped` also writes the file pipeline's `x-redriven-…` headers and `x-original-routing-key`.
+    `operation` is their correlation id.
     """
 
     now: float
@@ -83,11 +86,11 @@ class RedriveOccasion(NamedTuple):
 
 
 def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
-    """The plan of the queue that a dead letter failed in, or None if nothing tells.
+    """Return the plan of the queue in which a dead letter failed, or None if it is unknown.
 
-    A dead-letter queue may be shared. What the broker parked names its queue in `x-death`; what
-    we parked carries our mark. The broker goes first: a message that it rejected here may carry
-    the mark of another queue, from a copy.
+    Several queues may share a dead-letter queue. A message parked by the broker names its queue in
+    `x-death`. A message parked by Hopback carries a mark. `x-death` takes precedence: a message
+    that the broker rejected here may carry the mark of another queue, from a copy.
     """
     candidates = {plan.queue: plan for plan in plans if plan.parking.queue == delivery.queue}
     if len(candidates) == 1:
@@ -114,7 +117,7 @@ def redrive_refusal(
 
 
 def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> str | None:
-    """Why a message that was re-driven so often must not go back again, or None if it may."""
+    """Return why a message has reached the redrive limit, or None if it may be redriven."""
     redrives = counter_in(delivery.properties.headers, REDRIVES)
     if max_redrives is not None and redrives >= max_redrives:
         return f"re-driven {redrives} times already, expected fewer than {max_redrives}"
@@ -124,10 +127,11 @@ def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> s
 def redrive_message(
     delivery: Delivery, plan: Plan, occasion: RedriveOccasion, *, target: Redrive | None = None
 ) -> Message:
-    """The message that goes back, to the plan's own target unless another is given.
+    """Build the redriven message, for the plan's target unless another is given.
 
-    Its attempts begin anew or continue, as the target says; its history stays. UnsafeOperation if
-    its headers have no room for the counts: then `redrive_refusal` has said so before.
+    The target specifies whether its attempts restart or continue. Its history is kept. Raises
+    UnsafeOperation if its headers have no room for the counts. `redrive_refusal` reports that case
+    in advance.
     """
     target = plan.redrive if target is None else target
     properties = _properties(delivery, plan, target, occasion)
@@ -140,10 +144,10 @@ def redrive_message(
 
 
 class Redriver:
-    """Makes the messages of one way back; the same as `redrive_message`, quicker for plain ones.
+    """Builds the messages for one redrive target. Faster than `redrive_message` for plain messages.
 
-    Most dead letters of a foreign consumer carry none of the headers that need care: to those the
-    same few are added, and nothing has to be sized but what they have.
+    Most dead letters of other consumers have none of the headers that need special handling. They
+    all get the same few headers, and only their existing headers have to be measured.
     """
 
     def __init__(self, plan: Plan, target: Redrive, occasion: RedriveOccasion) -> None:
@@ -162,13 +166,17 @@ class Redriver:
             self._raw = RawRedriver(plan, target, occasion.job, _counter_names(plan))
 
     def raw_message(self, delivery: Delivery) -> RawMessage | None:
-        """The same as `message`, made of the bytes that came in; None where they are not at hand or
-        need care. Nobody has looked then at what the loop guard asks for: it is not in these bytes.
+        """Build the same message as `message` from the received bytes.
+
+        Returns None if the bytes are not available or need special handling. A message built here
+        does not need the loop guard, because its bytes contain no redrive counter.
         """
         return None if self._raw is None else self._raw.message(delivery)
 
     def message(self, delivery: Delivery) -> Message:
-        """The message that goes back; UnsafeOperation if its headers have no room for the counts."""
+        """Build the redriven message. Raises UnsafeOperation if its headers have no room for the
+        counts.
+        """
         properties = delivery.properties
         if self._is_simple and self._is_plain(properties):
             made = self._marked(properties, delivery.exchange, delivery.routing_key)
@@ -192,7 +200,7 @@ class Redriver:
     def _marked(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
         shared = self._shared.get((exchange, routing_key))
         if shared is None:
-            # What is added to every message that came by this route.
+            # The headers added to every message of this route.
             shared = SharedHeaders(
                 {
                     QUEUE: self._plan.queue,
@@ -259,7 +267,9 @@ def _stamps(
 
 
 _JUDGED_NAMES, _KNOWN_DEATHS, _KNOWN_ORIGINS, _KNOWN_RECORDS, _SHAPES = 1024, 256, 256, 256, 64
-"""What strangers write must not fill the memory: beyond that it is judged anew for each message."""
+"""Sizes of the caches. They bound memory for arbitrary headers. Beyond them each message is
+examined again.
+"""
 _TEXT, _ZERO = ord("S"), ord("0")
 _DIGITS_AS_0 = bytes.maketrans(b"123456789", b"000000000")
 _written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -267,7 +277,7 @@ _NESTED = frozenset(b"AF")
 _SIZED = frozenset(b"SxAF")
 """Types whose values begin with their length, in four bytes."""
 _KEEP, _DROP, _READ, _CARE = range(4)
-"""What becomes of a header: it is copied, left out, read and left out, or the careful way is taken."""
+"""The handling of a header: copy it, drop it, read and drop it, or use the slow path."""
 _QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
     name.encode()
     for name in (
@@ -279,13 +289,13 @@ _READ_NAMES = (_QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANG
 _RECORDS = frozenset({_X_DEATH, _DEATHS})
 """Arrays that are read, once for all messages that have the same."""
 _LEFT_OUT = frozenset({names.ATTEMPTS, names.SNOOZES, names.LINEAGE})
-"""Ours that a re-drive writes anew or not at all, whatever they say."""
+"""Hopback headers that a redrive rewrites or drops, whatever their values."""
 _pack_u32 = struct.Struct(">I").pack
 _unpack_u32 = struct.Struct(">I").unpack_from
 
 
 class RawMessage(NamedTuple):
-    """A message on its way to an exchange, its properties as they stand on the wire."""
+    """A message to an exchange, with its properties in wire format."""
 
     exchange: str
     routing_key: str
@@ -294,14 +304,14 @@ class RawMessage(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the records of deaths of a message come to: the header that remembers them, and its way in."""
+    """The result of the death records of a message: the header that remembers them, and its origin."""
 
     header: bytes
     entered_by: tuple[str, str] | None
 
 
 class _Header(NamedTuple):
-    """Where a header stands among the entries of its table, and what becomes of it."""
+    """The position of a header in its table, and its handling."""
 
     at: int
     value_at: int
@@ -311,10 +321,11 @@ class _Header(NamedTuple):
 
 
 class _ShapeStep(NamedTuple):
-    """Bytes that are the same in all messages of a shape, and the value behind them that is not.
+    """Bytes that are the same in all messages of a shape, and the variable value that follows them.
 
-    `width` is how many bytes that has, 0 where its first four say it. `kept` is what goes on of the bytes
-    before it; `name` is of a value that is read, `goes_on` says that it is copied.
+    `width` is the size of the value in bytes, or 0 if its first four bytes contain its size. `kept`
+    is the part of the constant bytes that is copied. `name` is the header name of a value that is
+    read. `goes_on` is true for a value that is copied.
     """
 
     run: bytes
@@ -325,7 +336,7 @@ class _ShapeStep(NamedTuple):
 
 
 class _Shape:
-    """Headers of the same names and types, in the same order; which of their values differ is learnt."""
+    """Headers of the same names and types, in the same order. It learns which of their values vary."""
 
     def __init__(self) -> None:
         self._differ: set[int] = set()
@@ -360,7 +371,9 @@ class _Shape:
         self._tail, self._kept_tail = entries[begin:], kept
 
     def take(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
-        """What goes on of these headers, and the values that are read; None if they are not of this shape."""
+        """Return the copied headers and the values to read, or None if the headers have another
+        shape.
+        """
         at, read = 0, self._read.copy()
         pieces: list[bytes] = []
         for run, width, kept, name, goes_on in self._steps:
@@ -408,7 +421,7 @@ class RawRedriver:
         self._design_tells = any(stamp.fact is Fact.ORIGIN_ROUTING_KEY for stamp in stamps)
 
     def message(self, delivery: Delivery) -> RawMessage | None:
-        """The message that goes back; None if only the careful way can tell what it is."""
+        """Build the redriven message, or return None if it needs the slow path."""
         raw: bytes | None = getattr(delivery, "raw_properties", None)
         if raw is None or len(raw) > _SMALL_BYTES:
             return None
@@ -434,7 +447,7 @@ class RawRedriver:
         return RawMessage(target.exchange, target.routing_key, delivery.body, cut.joined(entries))
 
     def _walk(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
-        """The same for headers of another shape, one after the other; None if they need care."""
+        """Walk through headers of an unknown shape. Returns None if they need the slow path."""
         headers: list[_Header] = []
         seen: set[bytes] = set()
         judged, at, size = self._judged, 0, len(entries)
@@ -446,7 +459,7 @@ class RawRedriver:
                 end = value_at + 5 + _unpack_u32(entries, value_at + 1)[0]
             else:
                 found = value_end(entries, value_at, size)
-                # What is nested may be broken inside, and only reading it tells.
+                # A nested value may be malformed, which only parsing it shows.
                 if found is None or (kind in _NESTED and name not in _RECORDS):
                     return None
                 end = found
@@ -474,7 +487,7 @@ class RawRedriver:
         return taken
 
     def _judge(self, name: bytes) -> int:
-        """What becomes of a header of this name; asked once for each."""
+        """Decide the handling of a header name. Called once per name."""
         try:
             text = name.decode()
         except UnicodeDecodeError:
@@ -503,7 +516,7 @@ class RawRedriver:
         return known
 
     def _origin(self, read: dict[bytes, bytes], known: _Known, delivery: Delivery) -> bytes | None:
-        """The headers that say where it first came from; None if that needs care."""
+        """Return the headers with the original route, or None if that needs the slow path."""
         key = read.get(_ORIGIN_KEY)
         said: tuple[bytes | str, bytes | str]
         if key is not None:
@@ -527,14 +540,16 @@ class RawRedriver:
         return made
 
     def _failure(self, read: dict[bytes, bytes]) -> bytes | None:
-        """The record of the failure as it stands, if it was written for this queue; None if it is odd."""
+        """Return the unchanged failure record if it belongs to this queue, or None if it is
+        malformed.
+        """
         value = read.get(_FAILURE)
         if value is None or read.get(_QUEUE) != self._queue:
             return b""
         # Records of one failure differ in their times: with every digit a 0 they are the same.
         form = value.translate(_DIGITS_AS_0)
         digits = self._records.get(form)
-        # A number that begins with 0 is none in JSON.
+        # A number with a leading 0 is not valid JSON.
         if digits is None or (digits > 1 and value[-1 - digits] == _ZERO):
             try:
                 text = value[5:].decode() if value[0] == _TEXT else ""
@@ -549,9 +564,9 @@ class RawRedriver:
 
 
 def _last_digits(text: str) -> int:
-    """How many digits its last value has, if that is its only number and all else are texts; 0 if not.
+    """Count the digits of the last value if it is the only number and all others are texts, else 0.
 
-    Then any other digits in the same places make a record as well, but for a number that begins with 0.
+    Then other digits in the same places make a valid record too, except for a leading 0.
     """
     found = json_in(text)
     if (

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from hopback.rehearse.station import Station
 
 _FINEST = 50_000
-"""The shortest step is the horizon divided by this; what is shorter is averaged, no message is lost."""
+"""The shortest step is the horizon divided by this. Shorter changes are averaged without losing
+messages.
+"""
 _SHORTEST_S = 0.005
 """No step is shorter, however short the rehearsal: handlers seldom are."""
 _RAMP_STEPS = 10
@@ -33,7 +35,9 @@ _HOPELESS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Conditions:
-    """What holds from `begin` on: slots, seconds per run, the share of ordinary runs that fail."""
+    """The conditions from `begin` on: slots, seconds per run, and the failing share of ordinary
+    runs.
+    """
 
     begin: float
     slots: float
@@ -58,7 +62,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Log:
-    """What happened, as curves; each is a list of corners."""
+    """The course of a simulation as curves. Each curve is a list of corners."""
 
     arrived: Cumulative = field(default_factory=Cumulative)
     returned: Cumulative = field(default_factory=Cumulative)
@@ -86,7 +90,9 @@ class Flow:
         self.totals: Totals = Totals()
         self.log: _Log = _Log()
         self.entered: list[Cumulative] = [Cumulative() for _ in station.wait_after]
-        """After each failure, what went into its retry queue; what comes out is the same, so much later."""
+        """The flow into the retry queue of each failure. The flow out of it is the same, later by
+        the wait.
+        """
         self.first_parked: float | None = None
         self._fed = Stream(self.grain)
         self._copies: dict[tuple[str, int], Stream] = {}
@@ -99,7 +105,8 @@ class Flow:
         self._parked_poison = 0.0
         self._waves = sorted(station.redrives, key=lambda wave: wave.start_s)
         self.to_copy: list[tuple[tuple[str, ...], int, float, float, float]] = []
-        """What goes to other queues too: (queues, the retry queue's place or -1, begin, end, rate)."""
+        """Flows copied to other queues: (queues, index of the retry queue or -1, begin, end, rate).
+        """
         for begin, end, rate in _traffic(station, horizon, self.grain):
             self._fed.push(begin, end, self._mixed(rate, station.load.poison))
             if station.copies:
@@ -114,7 +121,7 @@ class Flow:
         return rates
 
     def copy_in(self, source: tuple[str, int], begin: float, end: float, rate: float) -> None:
-        """Copies from elsewhere; for this queue they are ordinary messages."""
+        """Add copies from another queue. Here they are ordinary messages."""
         if begin < self.horizon:
             rates = self._mixed(rate, 0.0)
             stream = self._copies.setdefault(source, Stream(self.grain))
@@ -142,7 +149,7 @@ class Flow:
             self._settle(out, span, conditions, capacity)
 
     def _next_change(self, until: float) -> float:
-        """Enter the conditions of now; when they, or a re-drive, change."""
+        """Enter the present conditions and return when they change or a redrive starts."""
         following = self._place + 1
         while following < len(self._conditions) and (
             self._conditions[following].begin <= self.now + TINY
@@ -158,7 +165,7 @@ class Flow:
     def _add(
         self, streams: Iterable[Stream], rates: list[float], nearest: float
     ) -> tuple[float, float]:
-        """Add what flows now to `rates`; its sum, and until when it holds, `nearest` at most."""
+        """Add the present flows to `rates`. Returns their sum and its end, at most `nearest`."""
         now, total = self.now, 0.0
         for stream in streams:
             found = stream.at(now)
@@ -204,14 +211,14 @@ class Flow:
                 breakers.open(self.now)
 
     def _runs_to_open(self, rate: float, conditions: _Conditions) -> float:
-        """Runs of all processes; those that run when the breaker opens were begun before."""
+        """Return the runs of all processes, including those in progress when the breaker opens."""
         processes = self.station.load.processes
         wanted = self._breakers.runs_to_open(conditions.fail)
         return wanted * processes + min(rate * conditions.run_s, conditions.slots)
 
     @property
     def _limit(self) -> float:
-        """How large the backlog may be: what consumers hold beyond their slots is not ready."""
+        """Maximum backlog. Messages that consumers hold beyond their slots are not ready."""
         station = self.station
         if station.max_length is None:
             return math.inf
@@ -221,7 +228,7 @@ class Flow:
     def _refuse(
         self, rates: list[float], fed: list[float], capacity: float
     ) -> tuple[list[float], list[float]]:
-        """A full queue: refuse what is published, or drop what is oldest."""
+        """Apply the length limit: reject published messages or drop the oldest."""
         if self.station.drops_head:
             return rates, fed
         own = sum(fed[:2])
@@ -261,14 +268,14 @@ class Flow:
     def _next_return(
         self, rates: list[float], inflow: float, capacity: float, conditions: _Conditions
     ) -> float:
-        """Until when the retry queues give back what they give back now.
+        """Return until when the retry queues return messages at the present rates.
 
-        That is no longer than a wait: what fails from now on comes back then. It is for good where as much
-        goes into a retry queue as comes out of it, and no backlog changes the mixture.
+        This is at most one wait: messages that fail from now on return after it. It is unlimited if
+        a retry queue's inflow equals its outflow and no backlog changes the mixture.
         """
         now, nearest = self.now, math.inf
         calm = self._backlog.amount <= TINY and inflow <= capacity
-        # Nothing fails where nothing runs: a breaker is open, or nobody is there.
+        # Runs fail only if there are runs: not with an open breaker or without consumers.
         fails = capacity > 0 and (conditions.fail > 0 or self.poisoned)
         leaving = self._to_waits(rates, conditions.fail)
         for wait, stream, gone in zip(self.station.waits, self.returning, leaving, strict=True):
@@ -286,7 +293,7 @@ class Flow:
     def _serve(
         self, rates: list[float], inflow: float, capacity: float, span: float
     ) -> list[float]:
-        """Take in and hand out for a span; the rates of what consumers begin."""
+        """Add and remove messages for a span. Returns the rates of started runs."""
         backlog = self._backlog
         if self._backlog.amount <= TINY and inflow <= capacity:
             backlog.clear()
@@ -302,7 +309,7 @@ class Flow:
         return [amount / span for amount in out]
 
     def _to_waits(self, out: list[float], fail: float) -> list[list[float]]:
-        """Rates into each retry queue, by the class that a message has when it comes back."""
+        """Return the rates into each retry queue, by the class of a message when it returns."""
         leaving = [[0.0] * self.classes for _ in self.station.waits]
         for one, rate in enumerate(out):
             attempt = one % self.attempts
@@ -353,7 +360,7 @@ class Flow:
         self._count_towards_opening(total * span, total, conditions)
 
     def _count(self, fed: list[float], returned: float, span: float) -> None:
-        """What came in during a span; a full queue may have refused some of what was published."""
+        """Count the messages of a span. A full queue may have rejected some publishes."""
         published = fed[0]
         stretch = self._fed.at(self.now)
         if stretch is not None and stretch.begin <= self.now + TINY:
@@ -398,7 +405,7 @@ def flows_of(stations: tuple[Station, ...], scenario: Scenario) -> list[Flow]:
     step = min(coupled, default=horizon)
     until = 0.0
     while until < horizon:
-        # Copies go to the queues that get them; those that nobody rehearses are taken elsewhere.
+        # Copies go to the bound queues. Queues outside the rehearsal are skipped.
         for flow in flows.values():
             for queues, place, begin, end, rate in flow.to_copy:
                 for queue in (each for each in queues if each in flows):
@@ -411,7 +418,7 @@ def flows_of(stations: tuple[Station, ...], scenario: Scenario) -> list[Flow]:
 
 
 def _traffic(station: Station, horizon: float, grain: float) -> list[tuple[float, float, float]]:
-    """What is published: (begin, end, rate). A burst takes the shortest step: a fluid knows no instant."""
+    """Return the published traffic as (begin, end, rate). A burst takes one shortest step."""
     load = station.load
     ends = [step.at_s for step in load.rates[1:]] + [horizon]
     steady = [
@@ -433,7 +440,7 @@ def _traffic(station: Station, horizon: float, grain: float) -> list[tuple[float
 
 
 def _conditions(station: Station, horizon: float) -> list[_Conditions]:
-    """What holds when, from the outages, slow-downs and crashes of a station."""
+    """Return the conditions over time, from the outages, slowdowns and crashes of a station."""
     moments = {0.0}
     for outage in station.outages:
         moments |= {outage.start_s, outage.end_s}
@@ -465,7 +472,7 @@ def _conditions_at(station: Station, moment: float) -> _Conditions:
 
 
 TINY = 1e-7
-"""Seconds or messages: below what double precision keeps of a day."""
+"""Seconds or messages. The precision that a double keeps over a day is finer."""
 SAME = 0.002
 """Rates that differ by less than this part of their sum are one rate."""
 
@@ -490,7 +497,7 @@ class Stream:
         self._grain = grain
 
     def push(self, begin: float, end: float, rates: list[float], now: float = 0.0) -> None:
-        """Add a stretch behind the others; what has flowed before `now` is averaged with nothing."""
+        """Append a stretch. The part of the last stretch before `now` is not averaged."""
         total = sum(rates)
         last = self.stretches[-1] if self.stretches else None
         if last is not None and last.begin < now < last.end:
@@ -521,9 +528,9 @@ class Stream:
 
 
 def alike(last: Stretch, rates: list[float], total: float) -> bool:
-    """Whether rates are so near to those of a stretch that they are one.
+    """Whether rates are close enough to those of a stretch to merge them.
 
-    Averages of a flow that has ended come near to nothing and never reach it: that is nothing, too.
+    Averages of an ended flow approach 0 without reaching it. They count as 0.
     """
     most = max(SAME * max(last.total, total), TINY)
     return all(abs(a - b) <= most for a, b in zip(last.rates, rates, strict=True))
@@ -540,7 +547,7 @@ class _Slice:
 
 
 class Backlog:
-    """A queue's messages, the oldest first; `amount` is how many they are."""
+    """A queue's messages, oldest first. `amount` is their number."""
 
     __slots__ = ("_slices", "amount")
 
@@ -550,11 +557,11 @@ class Backlog:
 
     @property
     def head(self) -> float:
-        """How many are alike at its head: so many can leave before the mixture changes."""
+        """Number of messages of the same mixture at the head."""
         return self._slices[0].amount
 
     def oldest(self, now: float) -> float:
-        """How long (seconds) the foremost has stood here."""
+        """Age of the oldest message in seconds."""
         return max(0.0, now - self._slices[0].first_in) if self._slices else 0.0
 
     def clear(self) -> None:
@@ -577,7 +584,7 @@ class Backlog:
         last.amount, last.last_in = whole, end
 
     def take_out(self, wanted: float, out: list[float]) -> float:
-        """Move so much from its head into `out`, by class; how much it was."""
+        """Move messages from the head into `out`, by class, and return their number."""
         left = wanted
         while left > 0 and self._slices:
             head = self._slices[0]
@@ -591,7 +598,7 @@ class Backlog:
                 head.first_in += (head.last_in - head.first_in) * gone
                 head.amount -= taken
             left -= taken
-        # Of millions that came in and left, the sum is off by more than TINY; no slice means none.
+        # After millions of messages the error of the sum exceeds TINY. Without slices it is 0.
         self.amount = max(0.0, self.amount - (wanted - left)) if self._slices else 0.0
         return wanted - left
 
@@ -607,7 +614,7 @@ class Breakers:
     probe_end: float | None = None
 
     def runs_to_open(self, fail: float) -> float:
-        """Expected runs of one process until so many in a row have failed."""
+        """Expected runs of one process until enough runs in a row have failed."""
         policy = self.policy
         if policy is None or fail <= 0:
             return math.inf

@@ -1,7 +1,7 @@
 """The application object: queues with their failure plans, and the handlers of their messages.
 
-Declaring touches no broker. What runs an application (`hopback run`, `Service`, the test kit) asks it
-for its topology and its handlers.
+Declaring an application does not contact a broker. A runner (`hopback run`, `Service`, the test
+kit) reads the topology and the handlers from it.
 """
 
 # ruff: noqa: SLF001 - a router hands what it has to the router that includes it, and nobody else
@@ -89,17 +89,18 @@ M = TypeVar("M", bound="Middleware")
 # In two parts, because pyright reads no text that is put together from several.
 _MixedWaits: TypeAlias = "list[str | int] | list[Duration] | tuple[Duration, ...]"
 Waits: TypeAlias = "list[str] | list[int] | list[float] | list[timedelta] | _MixedWaits | None"
-"""The waits after the first, second, … failure; None: the first failure parks.
+"""The waits after the first, second, … failure. With None the first failure parks the message.
 
-Any iterable would take a text, and `retry="30s"` would be three waits of one letter.
+The type is not `Iterable`, because a `str` is one: `retry="30s"` would be three waits of one
+letter.
 """
 
 _RETRY = ("30s", "5m", "30m")
-"""How long failed messages wait when nothing else is said."""
+"""Default waits of failed messages."""
 
 
 class _Unsaid(Enum):
-    """Stands for an option that was not given where None means something."""
+    """Marks an omitted option where None is a valid value."""
 
     UNSAID = "unsaid"
 
@@ -108,7 +109,7 @@ _UNSAID: Final = _Unsaid.UNSAID
 
 
 class _HowHandled(TypedDict, total=False):
-    """What `handler` takes for every kind of handler."""
+    """The options that `handler` accepts for every kind of handler."""
 
     retry: Waits | Literal[_Unsaid.UNSAID]
     attempts: int | None
@@ -124,7 +125,7 @@ class _HowHandled(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What was said of a queue of Hopback's own design, whatever its name will be."""
+    """The declaration of a queue of Hopback's recommended design, without its name."""
 
     tiers_ms: tuple[int, ...]
     attempts: int | None
@@ -135,29 +136,29 @@ class _Declared:
         return recommended_plan(queue, tiers_ms=self.tiers_ms, attempts=self.attempts)
 
     def bindings(self, queue: str) -> Iterator[Binding]:
-        """What leads to the queue."""
+        """Yield the bindings of the queue."""
         for feed in self.feeds:
             yield from feed.bindings(queue)
 
 
 class Router:
-    """Queues and their handlers in a module of their own, to be included into an application.
+    """Queues and handlers of one module, to be included into an application.
 
-    `prefix` begins the name of every queue declared here. Middleware of a router is put around the
-    handlers of this router alone, inside that of the application.
+    `prefix` is prepended to the name of every queue declared here. The middleware of a router wraps
+    only the handlers of this router. It runs inside the middleware of the application.
     """
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
         self.handlers: dict[str, AnyHandler] = {}
-        """What handles each queue, by its name."""
+        """The handler of each queue, by queue name."""
         self._queues: dict[str, _Declared] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._middleware: list[Middleware] = []
         self._within: dict[str, tuple[Router, ...]] = {}
         self._types: dict[str, tuple[TypeOf, Outcome | None]] = {}
         self.periodic: dict[str, Periodic] = {}
-        """What is sent again and again, by the queue it is sent to."""
+        """Periodic messages, by the queue they are sent to."""
         self._parents: list[Router] = []
 
     @property
@@ -177,11 +178,11 @@ class Router:
         attempts: int | None = None,
         bind: Bind | None = None,
     ) -> None:
-        """Declare a queue of the recommended design: waits, attempts, and what feeds it.
+        """Declare a queue of the recommended design: waits, attempts and bindings.
 
-        `retry` lists the waits after the first, second, … failure (`"30s"`, `"5m"`); the last one
-        serves all further attempts. With None there is no retry: the first failure parks. `bind`
-        maps topic exchanges to the routing keys wanted of them, or is a `Feed`, or several.
+        `retry` lists the waits after the first, second, … failure (`"30s"`, `"5m"`). The last wait
+        serves all further attempts. With None there is no retry and the first failure parks. `bind`
+        maps topic exchanges to routing keys, or is one `Feed` or several.
         """
         require_queue_name("queue", name)
         tiers_ms = tuple(waits_ms(() if retry is None else retry, where=f"queue {name!r}"))
@@ -192,7 +193,7 @@ class Router:
 
     def _declare(self, name: str, declared: _Declared) -> None:
         self._refuse_second_plan(name)
-        declared.plan(name)  # what cannot be planned is refused here
+        declared.plan(name)  # refuse an impossible plan here
         for feed in declared.feeds:
             for exchange in feed.exchanges():
                 known = self._exchanges.setdefault(exchange.name, exchange)
@@ -238,10 +239,11 @@ class Router:
     ) -> Callable[[F], F]:
         """Make a function the handler of a queue, or of its messages of one type.
 
-        `retry`, `attempts` and `bind` declare the queue as `queue` does. The rest is how the
-        handler runs (see `HandlerOptions`); `rules` say which exceptions park and which retry. With
-        `replies` what it returns is the reply to a message that asks for one, unless it is an outcome;
-        without, an annotation of anything else than an outcome is refused.
+        `retry`, `attempts` and `bind` declare the queue as `queue` does. The other options
+        configure the handler (see `HandlerOptions`). `rules` specify which exceptions park and
+        which retry. With `replies` the return value is the reply to a message that asks for one,
+        unless it is an outcome. Without `replies` a return annotation other than an outcome is
+        refused.
         """
         require_queue_name("handler", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
@@ -279,10 +281,12 @@ class Router:
     def types(
         self, queue: str, type_of: TypeOf = by_property, *, unhandled: Outcome | None = None
     ) -> None:
-        """Say how the type of a queue's messages is told, and what becomes of those nobody handles.
+        """Specify how to find the type of a queue's messages, and the outcome of types without a
+        handler.
 
-        `by_property`, `by_header(name)`, `by_cloudevents` or a function of the delivery. What
-        nobody handles is parked, unless `unhandled` is another outcome.
+        `type_of` is `by_property`, `by_header(name)`, `by_cloudevents` or a function of the
+        delivery. A message without a matching handler is parked, unless `unhandled` is another
+        outcome.
         """
         queue = self.prefix + queue
         if unhandled is not None and not is_outcome(unhandled):
@@ -312,10 +316,10 @@ class Router:
     ) -> Callable[[B], B]:
         """Make an async function of a list of payloads the batch handler of a queue.
 
-        It returns nothing (all done) or an outcome for each. A batch goes at `size` messages or
-        after `wait`; `batchers` run at once. `prepare` is a handler of one message that returns its
-        row (or an outcome, if it is not to join a batch); `processors` of them run at once. The
-        rest is in `BatchOptions`.
+        It returns None (all messages are done) or one outcome per message. A batch starts at `size`
+        messages or after `wait`. Up to `batchers` batches run concurrently. `prepare` handles one
+        message and returns its row, or an outcome for a message that does not join a batch. Up to
+        `processors` calls of it run concurrently. `BatchOptions` describes the other options.
         """
         require_queue_name("batch", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
@@ -358,12 +362,13 @@ class Router:
         concurrency: int = 10,
         deadline: Duration | None = None,
     ) -> Callable[[H], H]:
-        """Have a function called every so often, or by a line as cron has it, in one of all processes.
+        """Call a function periodically or by a cron expression, in one of all processes.
 
-        What is due is a message with an id made of its name and the time, in the queue of that name
-        (the function's, unless said), with retries like any other. `missed` says what becomes of what
-        was due while nobody ran: `once` for all, `skip`, or `each`. The function takes a
-        `PeriodicMessage`, a `Context`, both or nothing.
+        Each due call is a message in the queue `name` (default: the function's name), with retries
+        like any other message. Its message id consists of the name and the due time. `missed`
+        specifies the handling of calls that were due while no process ran: `once` for all of them,
+        `skip`, or `each`. The function takes a `PeriodicMessage`, a `Context`, both or no
+        arguments.
         """
         schedule = read_schedule(period, cron, timezone, where=f"{self._where}.every")
         checked = check_rules(rules, where=f"{self._where}.every")
@@ -405,10 +410,10 @@ class Router:
         bearer: str = "",
         secret: str = "",
     ) -> None:
-        """Post each delivery of a queue to a service's endpoint; the HTTP status is its outcome.
+        """Post each delivery of a queue to an HTTP endpoint. The response status is its outcome.
 
-        `headers` go with every request, `bearer` as its `Authorization`. With a `secret` each request
-        is signed (`x-hopback-signature`), so that the service can tell that it comes from here.
+        `headers` are sent with every request, `bearer` as its `Authorization`. With a `secret` each
+        request is signed (`x-hopback-signature`), so that the service can verify its sender.
         """
         target = PushTarget(
             url, duration_seconds(timeout), concurrency, headers or {}, bearer, secret
@@ -418,12 +423,12 @@ class Router:
     def push_to(
         self, queue: str, target: PushTarget, *, breaker: BreakerPolicy | None = None
     ) -> None:
-        """Post each delivery of a queue to a target; the same as `push`, with a target made already."""
+        """Post each delivery of a queue to an existing target. Otherwise the same as `push`."""
         options = HandlerOptions(concurrency=target.connections, breaker=breaker)
         self.add_handler(PushHandler(self.prefix + queue, target, options))
 
     def add_handler(self, handler: AnyHandler) -> None:
-        """Add a handler; a queue has one, so that each message has one outcome."""
+        """Add a handler. A queue has only one, so that each message has one outcome."""
         if handler.queue in self.handlers:
             found = Problem(f"handlers.{handler.queue}", "one handler", "a second one")
             raise InvalidTopology((found,), where=self._where)
@@ -435,7 +440,9 @@ class Router:
             parent._take(self, handler)
 
     def middleware(self, call: M) -> M:
-        """Put an async function of context and `run` around every run; the first is the outermost."""
+        """Wrap an async function of context and `run` around every run. The first one is the
+        outermost.
+        """
         check_middleware(call)
         self._middleware.append(call)
         return call
@@ -465,7 +472,7 @@ class Router:
             self.add_handler(_moved(handler, queue))
 
     def middleware_of(self, queue: str) -> tuple[Middleware, ...]:
-        """What is put around the runs of a queue's handler, the outermost first."""
+        """Return the middleware of a queue's handler, outermost first."""
         if queue == DUE:
             return ()  # it is handled where it goes, not on its way there
         inner = (one for router in self._within.get(queue, ()) for one in router._middleware)
@@ -475,11 +482,11 @@ class Router:
 class App(Router):
     """Queues, their failure plans and their handlers, under one name.
 
-    A design that exists already (one of the documented patterns, or a TOML file) is given as
-    `topology`; queues of Hopback's own, recommended design are added with `queue` or `handler`.
-    `lifespan` makes an async context that is entered before the first delivery and left after the
-    last: a database, a client, an outbox relay. `reply_queues` names the queues that `context.reply` may
-    publish to, beside direct reply addresses. `*` stands for any characters.
+    `topology` takes an existing design: one of the documented patterns, or a TOML file. `queue` and
+    `handler` add queues of Hopback's recommended design. `lifespan` makes an async context that is
+    entered before the first delivery and left after the last, for example for a database, a client
+    or an outbox relay. `reply_queues` names the queues that `context.reply` may publish to, in
+    addition to direct reply addresses. In these names `*` matches any characters.
     """
 
     def __init__(
@@ -499,9 +506,9 @@ class App(Router):
         self.reply_queues: tuple[str, ...] = tuple(reply_queues)
         """The queues that replies may go to, beside direct reply addresses."""
         self.codes: Mapping[str, str] = dict(codes or {})
-        """Names of your own for events, as log lines carry them (`DESIGNS["event-bus"].codes`)."""
+        """Custom event names for log lines (`DESIGNS["event-bus"].codes`)."""
         self.codecs = codecs
-        """What decodes and encodes payloads by their content type; None: JSON, or by their types."""
+        """Decode and encode payloads by content type. None: JSON, or by the payload's type."""
         self._lifespan = lifespan
         self._given = topology
         self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
@@ -510,7 +517,7 @@ class App(Router):
         self.overrides: dict[Provider, Provider] = {}
         """Which providers take the place of others, from the next start on."""
         self.error_reports: list[OnError] = []
-        """What is told of each failed run."""
+        """Functions called with the exception of each failed run."""
 
     @property
     def _where(self) -> str:
@@ -525,12 +532,13 @@ class App(Router):
     def delays(
         self, longest: Duration = LONGEST_DELAY, *, cancellations: Cancellations | None = None
     ) -> None:
-        """Declare the queues in which messages wait that are published with `delay` or `at`.
+        """Declare the queues that hold messages published with `delay` or `at`.
 
-        Every process of this application also sends on what is due; it waits in `hopback.delay.due` while
-        nobody does. What cannot be delivered then is retried, and parked in `hopback.delay.due.dlq`.
-        With `cancellations` (`hopback.store.DelayedMessages`) what waits can be cancelled by its message id;
-        every application that sends on has to be given the same.
+        Every process of this application forwards due messages. While no process runs, they wait in
+        `hopback.delay.due`. A due message that cannot be delivered is retried, and finally parked
+        in `hopback.delay.due.dlq`. With `cancellations` (`hopback.store.DelayedMessages`) a waiting
+        message can be cancelled by its message id. Every application that forwards messages needs
+        the same `cancellations`.
         """
         if self._delays is None:
             self._due = DueMessages(self.send, lambda: self.running_service)
@@ -542,7 +550,7 @@ class App(Router):
 
     @contextmanager
     def override(self, provider: Provider, replacement: Provider) -> Iterator[None]:
-        """Let one provider take the place of another in what is started meanwhile: for tests."""
+        """Replace a provider in services started inside this context. Intended for tests."""
         before = dict(self.overrides)
         self.overrides[provider] = replacement
         try:
@@ -590,13 +598,13 @@ class App(Router):
         publish: Callable[[Message], Coroutine[Any, Any, None]] | None,
         service: Service | None = None,
     ) -> None:
-        """Called by what runs the application: how `publish` reaches the broker from now on."""
+        """Set how `publish` reaches the broker. Called by the runner of the application."""
         self._publish = publish
         self._running = service
 
     @property
     def running_service(self) -> Service:
-        """What runs it, while it runs; RuntimeError otherwise."""
+        """The service that runs this application. Raises RuntimeError while it is not running."""
         if self._running is None:
             raise RuntimeError(
                 f"app {self.name!r} is not running: expected to be asked in its lifespan"
@@ -604,10 +612,10 @@ class App(Router):
         return self._running
 
     def on_error(self, report: OnError) -> OnError:
-        """Have a function called with the exception of each failed run, and its context.
+        """Call a function with the exception and the context of each failed run.
 
-        It is for error trackers: what it does or raises changes nothing for the message. It is
-        called on the event loop, so it must be quick; usable as a decorator.
+        It is meant for error trackers. Its result or exception does not affect the message. It is
+        called on the event loop and must return quickly. It can be used as a decorator.
         """
         if iscoroutinefunction(report):
             found = Problem(
@@ -619,11 +627,11 @@ class App(Router):
 
     @property
     def has_lifespan(self) -> bool:
-        """Whether it does something of its own while it runs, even without handlers."""
+        """Whether it has a lifespan, and so has work to do even without handlers."""
         return self._lifespan is not None
 
     def lifespan(self) -> AbstractAsyncContextManager[object]:
-        """What is to live as long as the application runs; it can publish from its beginning."""
+        """Return the context that is open while the application runs. It can already publish."""
         return nullcontext() if self._lifespan is None else self._lifespan(self)
 
     def publish(
@@ -633,10 +641,10 @@ class App(Router):
         payload: object,
         **options: Unpack[PublishOptions],
     ) -> Coroutine[Any, Any, None]:
-        """Publish and have it confirmed; PublishFailed says why it was not. To be awaited.
+        """Publish a message and wait for the broker's confirm. To be awaited.
 
-        Called from a handler, the message carries on the correlation id and the trace. In a sync
-        handler use `publish_sync`.
+        Raises PublishFailed with the reason if the message was not confirmed. A message published
+        from a handler inherits its correlation id and trace. In a sync handler use `publish_sync`.
         """
         message = compose(exchange, routing_key, payload, codecs=self.codecs, **options)
         return self.send(message)
@@ -663,7 +671,8 @@ class App(Router):
     ) -> Coroutine[Any, Any, R | Any]:
         """Publish a request and wait for the reply, decoded into `returns`. To be awaited.
 
-        NoReply if none has come within `timeout`, or none can come any more; see `RequestClient`.
+        Raises NoReply if no reply arrives within `timeout` or none can arrive any more. See
+        `RequestClient`.
         """
         client = self.running_service.requests
         return client.request(

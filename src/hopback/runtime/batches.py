@@ -1,7 +1,8 @@
-"""Batches: deliveries are gathered by size and time and handled together, each with its own outcome.
+"""Batches: deliveries are gathered by size and time and handled together, each with its own
+outcome.
 
-Middleware is around each message of a batch, as around every other: it is entered before the message
-joins, waits in `run()` for the answer of the batch, and may say otherwise for its own message.
+Middleware wraps each message of a batch. It is entered before the message joins the batch, waits in
+`run()` for the answer of the batch, and may return a different outcome for its message.
 """
 
 from __future__ import annotations
@@ -56,26 +57,27 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 _ENTERING = 10
-"""How many messages at once are on their way through middleware into a batch without `prepare`: as
-many as handlers run at once unless told otherwise."""
+"""Number of messages that may pass through middleware at the same time on their way into a batch
+without `prepare`. It equals the default concurrency of handlers.
+"""
 
 
 @dataclass(slots=True)
 class Isolating:
-    """Calls a batch handler and finds an answer for each payload; `splits` tells how many halvings."""
+    """Calls a batch handler and finds an answer for each payload. `splits` counts the halvings."""
 
     handler: BatchHandler
     injector: Injector | None = None
     splits: int = field(default=0, init=False)
     opened: list[Opened] = field(default_factory=list, init=False)
-    """What the calls needed, to be closed when the batch is settled."""
+    """Dependencies of the calls. They are closed when the batch is settled."""
 
     async def answers(self, payloads: list[Any]) -> list[Answer]:
         """An answer for each payload, in order."""
         if not payloads:
             return []
         try:
-            # A copy: what the handler does to its list must not reach the halves.
+            # A copy: changes that the handler makes to its list must not reach the halves.
             async with asyncio.timeout(self.handler.options.deadline):
                 returned = await self._call(list(payloads))
         except KeyboardInterrupt:
@@ -88,7 +90,8 @@ class Isolating:
             self.splits += 1
             first, second = halves(payloads)
             return await self.answers(list(first)) + await self.answers(list(second))
-        # Nothing means all done; otherwise one outcome for each message, in order.
+        # None means that all messages are done. Otherwise there is one outcome per message, in
+        # order.
         size = len(payloads)
         if returned is None:
             return [DONE] * size
@@ -115,14 +118,14 @@ class Isolating:
             raise
 
     def _isolates(self, error: BaseException) -> bool:
-        """Whether to look for bad rows; a predicate that raises has said nothing."""
+        """Whether to search for bad rows. A predicate that raises counts as false."""
         try:
             return isinstance(error, Exception) and bool(self.handler.options.isolates(error))
         except Exception:
             return False
 
     def _answer(self, one: object) -> Answer:
-        """An exception in the list stands for itself."""
+        """Convert one entry of the returned list. An exception is classified by the rules."""
         if one is None:
             return DONE
         if isinstance(one, Exception):
@@ -131,10 +134,10 @@ class Isolating:
 
 
 class _MiddlewareRun:
-    """A message of a batch inside its middleware, in a task of its own.
+    """A message of a batch inside its middleware, in a separate task.
 
-    `enter` is what `run()` does first: an answer, or None if the message has joined a batch, whose
-    answer is then waited for.
+    `enter` runs first in `run()`. It returns an answer, or None if the message has joined a batch.
+    The run then waits for the answer of the batch.
     """
 
     __slots__ = ("_context", "_enter", "_fate", "_inner", "_rules", "_trace", "joined", "task")
@@ -159,14 +162,14 @@ class _MiddlewareRun:
         )
 
     def give(self, answer: Answer) -> None:
-        """The batch has this answer for the message; a middleware that waits no longer is not told."""
+        """Pass the batch's answer to the middleware, unless it has stopped waiting."""
         if not self._fate.done():
             self._trace = None if answer.error is None else answer.error.__traceback__
             self._fate.set_result(answer)
 
     def answer(self) -> Answer:
-        """What the middleware made of it, once `task` has ended."""
-        if self.task.cancelled():  # by itself: what we cancel is not asked any more
+        """Return the middleware's answer after `task` has ended."""
+        if self.task.cancelled():  # by itself: this is not called for tasks that we cancel
             return answer_for(asyncio.CancelledError("the middleware was cancelled"), self._rules)
         return self.task.result()
 
@@ -210,7 +213,7 @@ class _Gathered:
 
     @property
     def left_with(self) -> Answer | None:
-        """What its middleware said without waiting for the batch."""
+        """The answer of a middleware that did not wait for the batch."""
         return self.run.answer() if self.run is not None and self.run.task.done() else None
 
 
@@ -287,7 +290,7 @@ class Batches:
         return self._settling.trouble
 
     def submit(self, taken: HeldDelivery) -> None:
-        """Add a delivery to the open batch; what cannot be decoded is concluded alone."""
+        """Add a delivery to the open batch. An undecodable one is concluded alone."""
         if self._prepare is not None or self._middleware:
             self._pool.submit(taken)
             return
@@ -310,13 +313,13 @@ class Batches:
         self._start(self._conclude_all([taken], [answer], 0.0), [taken])
 
     def limit(self, size: int) -> None:
-        """Run at most so many batches at once; 0 prepares nothing either."""
+        """Set the maximum number of concurrent batches. 0 also stops `prepare`."""
         self._limit = min(size, self._handler.options.batchers)
         self._pool.limit(self._processors if size else 0)
         self._start_full()
 
     def hold(self) -> None:
-        """Prepare nothing and start no batch for now."""
+        """Pause `prepare` and the start of batches."""
         self._held = True
         self._pool.hold()
 
@@ -366,13 +369,13 @@ class Batches:
         self._pool.disregard(slow)
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
-        """Cancel the batch; a message that is being prepared is left alone."""
+        """Cancel the batch. A message in `prepare` is not interrupted."""
         if task in self._running:
             self._answers[task] = answer
             task.cancel()
 
     def wind_down(self) -> int:
-        """Prepare nothing more; what was gathered is handled before the end."""
+        """Stop calling `prepare`. Gathered messages are still handled."""
         return len(self._pool.withdraw())
 
     def withdraw(self) -> int:
@@ -385,7 +388,7 @@ class Batches:
         return waiting
 
     async def finish(self) -> None:
-        """Wait until nothing is prepared and no batch runs; the open batch stays open."""
+        """Wait for all `prepare` calls and running batches. The open batch stays open."""
         await self._pool.join()
         while self._running:
             await asyncio.wait(set(self._running))
@@ -403,7 +406,7 @@ class Batches:
         return left
 
     async def _process(self, taken: HeldDelivery) -> None:
-        """Bring one message into the open batch; an outcome concludes it alone."""
+        """Add one message to the open batch. A message with an outcome is concluded alone."""
         if taken.session.ended.is_set():
             return
         began = self._loop.time()
@@ -421,7 +424,7 @@ class Batches:
             await self._conclude_all([taken], [answer], self._loop.time() - began)
 
     async def _entered(self, taken: HeldDelivery) -> Answer | None:
-        """None once it has joined the open batch; an answer if it is not to join one."""
+        """Return None if the message joined the open batch, or else its answer."""
         try:
             payload = self._decoded(taken.delivery)
         except Undecodable as error:
@@ -446,7 +449,7 @@ class Batches:
     async def _join(
         self, taken: HeldDelivery, payload: Any, run: _MiddlewareRun | None
     ) -> Answer | None:
-        """Make the row and add it; an outcome of `prepare` is the answer."""
+        """Prepare the row and add it to the batch. An outcome of `prepare` is the answer."""
         if self._prepare is not None:
             try:
                 payload = await self._prepare.value(taken.delivery, payload)
@@ -539,7 +542,7 @@ class Batches:
                 raise
             task.uncancel()
             answers = [answer] * len(alive)
-        except Exception as error:  # see OneByOne; answers that the batch has given stay
+        except Exception as error:  # see OneByOne. Existing answers of the batch are kept
             _end_runs(alive)
             answers = answers or [answer_for(error)] * len(alive)
         finally:
@@ -560,7 +563,7 @@ class Batches:
     async def _conclude_all(
         self, takens: Iterable[HeldDelivery], answers: Iterable[Answer], duration: float
     ) -> None:
-        """Settle each by its own answer; a thousand failures are moved side by side."""
+        """Settle each message by its answer. Failed messages are moved concurrently."""
         slow = []
         for taken, answer in zip(takens, answers, strict=True):
             if answer is DONE and self._settling.acknowledge(taken, duration):
@@ -593,7 +596,7 @@ def _end_runs(gathered: Iterable[_Gathered]) -> None:
 async def _through_middleware(
     gathered: Sequence[_Gathered], answers: Sequence[Answer]
 ) -> list[Answer]:
-    """The answers of a batch on their way out: what the middleware of each message makes of it."""
+    """Pass each answer of a batch through the middleware of its message."""
     runs = [one.run for one in gathered if one.run is not None]
     errors = [answer.error for answer in answers if answer.error is not None]
     traces = [error.__traceback__ for error in errors]

@@ -1,16 +1,17 @@
-"""One queue's consumer: takes deliveries on a channel, hands them to their work, and lives on.
+"""One queue's consumer: it takes deliveries on a channel and passes them to their work.
 
-It lives longer than any channel. Each channel is a session: when it ends, what was not started is
-forgotten (the broker has it back), what runs finishes and finds that it cannot settle any more. A session
-whose runs are slow is *retired*: its channel takes no more deliveries and stays open for those in hand,
-while the next session consumes on another channel.
+A consumer outlives its channels. Each channel is a session. When a session ends, deliveries that
+were not started are dropped, because the broker has requeued them. Runs in progress finish and can
+no longer be settled. A session with slow runs is *retired*: its channel takes no more deliveries
+and stays open for its unsettled ones, while the next session consumes on another channel.
 
-A session's `Intake` takes one delivery at a time at first, then as many as the prefetch allows. A broker
-gives a consumer its prefetch once, when it subscribes; a window that is to change its size needs a new
-subscription on the same channel. What is in hand stays in hand meanwhile: to give it back would be
-counted against it. The same holds for a delivery on its way: a quorum queue requeues it when its consumer is
-cancelled, and later messages overtake it. So the first delivery is not settled before its consumer is
-cancelled: with a prefetch of 1, no other one is on its way then.
+A session's `Intake` takes one delivery at a time at first, then as many as the prefetch allows. A
+broker applies the prefetch to a consumer only when it subscribes. Changing the window therefore
+needs a new subscription on the same channel. Unsettled deliveries are kept meanwhile, because
+requeueing them would increase their delivery count. The same applies to a delivery in transit: a
+quorum queue requeues it when its consumer is cancelled, and later messages overtake it. The first
+delivery is therefore settled only after its consumer is cancelled: with a prefetch of 1, no other
+delivery is in transit then.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ _LOG = logging.getLogger("hopback.runtime")
 class Intake:
     """The subscription of one session to its queue.
 
-    Without `quarantine` the window is open from the beginning and nothing is suspected. `give_up` is told why
-    nothing more can come by this session, `on_cancel` is called when the broker ended the subscription.
+    Without `quarantine` the window is open from the start and no message is suspected. `give_up` is
+    called with the reason when the session can receive no more deliveries. `on_cancel` is called
+    when the broker cancels the subscription.
     """
 
     def __init__(
@@ -79,19 +81,21 @@ class Intake:
         """Held while the broker is asked to change the subscription."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.isolating: bool = False
-        """Suspected messages are being handled; the window is closed."""
+        """Suspected messages are being handled and the window is closed."""
         self.received: int = 0
 
     @property
     def is_taking(self) -> bool:
-        """Whether deliveries come, or will come when what is suspected has been handled."""
+        """Whether it receives deliveries, or will after the suspected messages are handled."""
         return not self._stopped and (self._tag is not None or self.isolating)
 
     async def start(self) -> None:
         await self._subscribe(self._prefetch if self._open else 1)
 
     async def stop(self) -> int:
-        """Take no more; how many suspected messages had not been started."""
+        """Take no more deliveries and return the number of suspected messages that were not
+        started.
+        """
         self._stopped = True
         async with self._changing:
             tag, self._tag = self._tag, None
@@ -105,13 +109,13 @@ class Intake:
         return left
 
     def end(self) -> None:
-        """The session is over: nothing waits for it any more."""
+        """End the session and cancel its tasks."""
         self._stopped = True
         for task in self._tasks:
             task.cancel()
 
     async def _subscribe(self, prefetch: int) -> None:
-        """Take the place of the present subscription, if there is one: no gap lies between them."""
+        """Subscribe, replacing the present subscription without a gap."""
         channel = self._session.channel
         async with self._changing:
             if self._stopped or (
@@ -134,7 +138,7 @@ class Intake:
     def _on_delivery(self, delivery: Delivery) -> None:
         self.received += 1
         taken = HeldDelivery(delivery, self._session)
-        # Publishes of its run look here: a run whose channel has ended publishes nothing.
+        # Publishes of the run check this event: a run whose channel has ended publishes nothing.
         delivery.session_ended = self._session.ended  # type: ignore[attr-defined]
         if self._slow_runs.expects_returns:
             answer = self._slow_runs.answer_to_return(taken)
@@ -180,7 +184,7 @@ class Intake:
         task.add_done_callback(self._tasks.discard)
 
     async def _isolate(self, quarantine: Quarantine) -> None:
-        """Close the window, let what is in hand finish, and run the suspected ones one by one."""
+        """Close the window, wait for runs in progress, and run the suspected messages one by one."""
         is_closed = False
         try:
             while self._suspected and not (self._stopped or self._session.ended.is_set()):
@@ -203,7 +207,7 @@ class Intake:
 
 
 class Tell(Protocol):
-    """Says what happened to the queue."""
+    """Reports an event of the queue."""
 
     def __call__(self, name: str, reason: str, **more: float | None) -> None:
         """Emit the event `name`."""
@@ -222,7 +226,7 @@ class Brake:
         self._time = asyncio.get_running_loop().time
 
     def control(self, limit: Callable[[int], None]) -> None:
-        """`limit` is how the work is told how much it may handle at once."""
+        """Set the function that limits the concurrency of the work."""
         self._limit = limit
 
     @property
@@ -231,11 +235,11 @@ class Brake:
 
     @property
     def released(self) -> bool:
-        """Whether nothing is held back."""
+        """Whether the breaker is closed."""
         return self._breaker.state is BreakerState.CLOSED
 
     def observe(self, answer: Answer) -> None:
-        """A handler has run: tell the breaker, and pause or go on as it says."""
+        """Report the answer of a run to the breaker, and pause or resume accordingly."""
         if self._policy is None:
             return
         now, before = self._time(), self._breaker.state
@@ -253,7 +257,7 @@ class Brake:
 
     def _probe(self) -> None:
         """The cool-down is over: let a few through and see."""
-        # A loop may call a little early; a breaker that stayed open would hear of no probe.
+        # A loop may call slightly early. A breaker that stayed open would never get a probe.
         self._breaker = at(self._breaker, max(self._time(), self._breaker.until))
         if self._policy is not None:
             self._limit(self._policy.probes)
@@ -275,9 +279,9 @@ class ConsumerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What a consumer still held when it was closed; the broker delivers all of it again.
+    """The unsettled deliveries of a closed consumer. The broker redelivers all of them.
 
-    `kept` could be neither settled nor moved, as its `delivery.held` events said.
+    `kept` could be neither settled nor moved, as reported by their `delivery.held` events.
     """
 
     queue: str
@@ -287,13 +291,13 @@ class Leftover:
 
 
 class ConsumerState(StrEnum):
-    """What a consumer is doing, for liveness."""
+    """The activity of a consumer, for liveness checks."""
 
     STARTING = "starting"
     """No channel yet, or no longer: it is being restored."""
     CONSUMING = "consuming"
     PAUSED = "paused"
-    """By command; a breaker that is open is told apart by `Consumer.breaker`."""
+    """Paused by command. `Consumer.breaker` shows a pause by an open breaker."""
     CLOSED = "closed"
 
 
@@ -341,9 +345,9 @@ class Consumer:
         """Deliveries of the sessions before this one."""
         self._seen = -1
         self.trouble: str = ""
-        """Why its queue cannot be consumed now; empty if it can."""
+        """Why its queue cannot be consumed at present. Empty if it can."""
         self.started: asyncio.Event = asyncio.Event()
-        """Set when it consumed for the first time, or was told not to."""
+        """Set when it first consumes, or when it is paused before that."""
 
     @property
     def handled(self) -> int:
@@ -380,7 +384,9 @@ class Consumer:
 
     @property
     def standstill(self) -> str:
-        """Why nothing more can be handled: all that may be in hand is held; empty if it is not."""
+        """Why no more deliveries can be handled: held deliveries use all capacity. Empty if they do
+        not.
+        """
         full = self._work.stuck >= self._limits.concurrency
         if full or 0 < self._limits.prefetch <= self.held:
             return self._work.trouble or "nothing safe can be done about them"
@@ -388,7 +394,7 @@ class Consumer:
 
     @property
     def stuck(self) -> str:
-        """The messages whose handlers have not returned, if no handler is free; otherwise empty."""
+        """The messages whose handlers have not returned, if no worker is free. Otherwise empty."""
         full = len(self.slow_runs.stuck) >= self._limits.concurrency
         return self.slow_runs.names() if full else ""
 
@@ -416,11 +422,11 @@ class Consumer:
     async def serve(
         self, connection: Connection, usable: Callable[[str, Connection, float], Awaitable[str]]
     ) -> None:
-        """Consume on this connection until it ends; a channel that ends is replaced.
+        """Consume on this connection until it ends. A closed channel is replaced.
 
-        `usable` is asked before each session, with the moment at which we lost the last one: the
-        queue may be gone, and restored by that, or be another one. As long as it gives a reason,
-        nothing is consumed.
+        `usable` is called before each session with the time at which the last one was lost. The
+        queue may have been deleted, and `usable` may restore it, or it may have been replaced.
+        While `usable` returns a reason, the queue is not consumed.
         """
         failures, lost_at = 0, float("-inf")
         while True:
@@ -445,7 +451,7 @@ class Consumer:
             await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
 
     async def _serve_once(self, connection: Connection) -> _Ending:
-        """One session; why it ended. What ends the whole connection is raised by its supervisor."""
+        """Run one session and return why it ended. The supervisor raises errors of the connection."""
         self._resting.clear()
         self._ending = asyncio.get_running_loop().create_future()
         session: ConsumeSession | None = None
@@ -458,7 +464,8 @@ class Consumer:
             ending = await self._consume(session, self._ending)
             await self._stop_taking()
             if (ending.lost or ending.moves) and not session.ended.is_set():
-                # The channel is good though its consumer is not: what is in hand settles on it.
+                # The channel is still usable without its consumer: unsettled deliveries are settled
+                # on it.
                 self.retired[session] = closed
                 self._session = None
                 return ending
@@ -531,10 +538,11 @@ class Consumer:
         self.restore("the broker cancelled the consumer")
 
     def looks_forgotten(self, queue: QueueState) -> bool:
-        """Whether the broker seems not to know us: no consumer, or messages that nobody brings us.
+        """Whether the broker seems to have lost this consumer.
 
-        Asked now and then. Other processes may consume the queue too; but messages that were ready
-        while we had nothing to do for the whole time between two looks should have come to us.
+        That is so if the queue has no consumer, or if it has ready messages while this consumer was
+        idle between two checks. Other processes may consume the queue too, but such messages should
+        have been delivered here.
         """
         intake = self._intake
         received = self._received + (0 if intake is None else intake.received)
@@ -548,7 +556,7 @@ class Consumer:
         self._world.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
 
     def pause(self, reason: str) -> None:
-        """Take no more deliveries; what runs finishes, what waits goes back to the queue."""
+        """Take no more deliveries. Runs in progress finish, and waiting deliveries are requeued."""
         if self._wanted.is_set() and not self._closing:
             self._wanted.clear()
             self.started.set()
@@ -556,7 +564,7 @@ class Consumer:
             self._give_up(_Ending(reason, lost=False))
 
     async def rested(self) -> None:
-        """Return when a pause has come into effect: nothing runs any more."""
+        """Return when a pause has taken effect and no run is in progress."""
         await self._resting.wait()
 
     def resume(self, reason: str) -> None:
@@ -565,7 +573,7 @@ class Consumer:
             self._tell("consumer.resumed", reason)
 
     async def stop_intake(self) -> int:
-        """No new deliveries, nothing more is started; how many had not been started."""
+        """Stop taking deliveries and starting runs. Returns the number of deliveries not started."""
         self._closing = True
         self._wanted.set()
         suspected = await self._stop_taking()
@@ -579,11 +587,11 @@ class Consumer:
         await self._work.finish()
 
     async def flush(self) -> None:
-        """Handle what was gathered into a batch that is still open."""
+        """Handle an open batch."""
         await self._work.flush()
 
     async def close(self, not_started: int = 0) -> Leftover:
-        """Interrupt what still runs, end the session, and tell what is left to the broker."""
+        """Interrupt the runs in progress, end the session, and return the unsettled deliveries."""
         self._closing = True
         self._brake.release()
         kept = self._work.kept

@@ -1,8 +1,8 @@
-"""What a handler needs beyond its payload: providers, named in its parameters, called when it runs.
+"""Dependencies of handlers: providers, named in parameters and called for each run.
 
-A parameter `session: Annotated[Session, Depends(open_session)]` is filled with what the provider
-returns or yields. The order of the calls is worked out when the service is made, so that a run only
-follows a list; a handler that needs nothing has no list.
+A parameter `session: Annotated[Session, Depends(open_session)]` receives the value that the
+provider returns or yields. The order of the calls is computed when the service is created, so that
+a run only follows a list. A handler without dependencies has no list.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ _LOG = logging.getLogger("hopback.runtime")
 
 
 class Scope(StrEnum):
-    """How long lives what a provider gives."""
+    """The lifetime of a provider's value."""
 
     RUN = "run"
-    """One run of the handler; closed before the message is settled, so that a failure to close fails
-    the run: the place of a transaction."""
+    """One run of the handler. The value is closed before the message is settled, so that an error
+    while closing fails the run. Use it for a transaction.
+    """
     DELIVERY = "delivery"
-    """One delivery; closed after it was settled."""
+    """One delivery. The value is closed after the delivery is settled."""
     APPLICATION = "application"
-    """As long as the application runs; made before the first delivery."""
+    """The lifetime of the application. The value is created before the first delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Depends:
-    """Says in an annotation who provides a parameter: `Annotated[Session, Depends(open_session)]`."""
+    """Names the provider of a parameter: `Annotated[Session, Depends(open_session)]`."""
 
     provider: Provider
     scope: Scope | str = Scope.DELIVERY
@@ -63,7 +64,7 @@ class Depends:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A parameter that a provider fills; `depends` None stands for the context."""
+    """A parameter filled by a provider. If `depends` is None, it is the context."""
 
     name: str
     depends: Depends | None
@@ -86,11 +87,11 @@ def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _ProviderCall:
-    """One call of a provider: what it is given, by name, and how long the result lives."""
+    """One call of a provider: its arguments by name, and the lifetime of the result."""
 
     provider: Provider
     opens: Callable[..., Any] | None
-    """What makes a context of it, if it is a generator."""
+    """Makes a context manager of a generator function."""
     is_async: bool
     scope: Scope
     needs: tuple[tuple[str, Provider | None], ...]
@@ -98,16 +99,17 @@ class _ProviderCall:
 
 @dataclass(slots=True)
 class Opened:
-    """What was opened for one run, to be closed around its settlement."""
+    """The values opened for one run, to be closed around its settlement."""
 
     values: dict[str, Any] = field(default_factory=dict)
     run: AsyncExitStack = field(default_factory=AsyncExitStack)
     delivery: AsyncExitStack = field(default_factory=AsyncExitStack)
     error: BaseException | None = None
-    """What the handler raised: providers are told, so that they do not commit what failed."""
+    """The handler's exception. It is passed to providers, so that they do not commit a failed run.
+    """
 
     async def settled(self) -> None:
-        """Close what was to live until now. The message is settled: a failure can only be told."""
+        """Close the values with the lifetime of the delivery. Errors are only logged."""
         error = self.error
         kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
         try:
@@ -117,7 +119,7 @@ class Opened:
 
 
 class Injector:
-    """Fills the parameters of one function: the calls in order, with what takes another's place."""
+    """Fills the parameters of one function by calling the providers or their overrides in order."""
 
     def __init__(
         self,
@@ -144,14 +146,14 @@ class Injector:
         return any(one.opens is not None and one.scope is Scope.DELIVERY for one in steps)
 
     async def start(self, made: dict[Provider, Any], stack: AsyncExitStack) -> None:
-        """Make what lives as long as the application; what another function made is shared."""
+        """Create the values that live as long as the application. Functions share them."""
         self._application = made
         for step in self._steps.values():
             if step.scope is Scope.APPLICATION and step.provider not in made:
                 made[step.provider] = await _call(step, made, None, stack)
 
     async def open(self, context: Context | None) -> Opened:
-        """Call the providers for one run; if one fails, what was opened before it is closed."""
+        """Call the providers for one run. If one fails, the values opened before it are closed."""
         opened = Opened()
         made = dict(self._application)
         try:
@@ -233,7 +235,7 @@ def _step(
 
 
 def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:
-    """The parameters of a provider: other providers, the context, or what has a default."""
+    """Yield the parameters of a provider: providers, the context, or parameters with a default."""
     place = f"{where}, provider {_name(provider)}"
     own = {need.name: need for need in needs_of(provider, place)}
     hints = hints_of(provider, place)
@@ -251,7 +253,7 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
-    """The annotations of the parameters; what is returned may be known to type checkers alone."""
+    """Return the annotations of the parameters. The return annotation may be unresolvable."""
     inner = getattr(call, "func", call)  # of a partial
     if inspect.isclass(inner):
         target: Any = inner.__init__

@@ -1,10 +1,10 @@
-"""Payloads: from the bytes of a message to what the handler asks for, and back.
+"""Payloads: decode the bytes of a message into the handler's type, and encode them.
 
-The handler's annotation decides: `bytes` as they are, `str` as UTF-8, a msgspec Struct, a pydantic
-model or a message of protobuf by its own library, anything else as JSON fitted to the type. None of the
-libraries is needed; each is used only where the type is its own.
-The fitting covers what message payloads are made of: dataclasses (nested), lists, tuples, dicts,
-unions, literals, enums, dates, UUIDs, decimals and the plain types.
+The handler's annotation decides: `bytes` are unchanged and `str` is UTF-8. A msgspec Struct, a
+pydantic model or a protobuf message is decoded by its library. Any other type is decoded from JSON
+and fitted to the type. None of the libraries is required. Each is used only for its types. Fitting
+covers the usual types of payloads: dataclasses (nested), lists, tuples, dicts, unions, literals,
+enums, dates, UUIDs, decimals and the plain types.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _Fit: TypeAlias = "Callable[[Any, str], Any]"
 
 
 class Misfit(ValueError):
-    """A value that does not fit its type: where, what was expected, what was found."""
+    """A value that does not fit its type: path, expected type and actual type."""
 
     def __init__(self, path: str, expected: str, got: object) -> None:
         self.path: str = path or "$"
         self.expected = expected
-        # The type of the value alone: what stands in a payload belongs into no log.
+        # Only the type of the value, because payload content must not be logged.
         kind = "nothing" if got is None else type(got).__name__
         super().__init__(f"{self.path}: expected {expected}, got {kind}")
 
@@ -75,7 +75,7 @@ def _new_fitter(wanted: Any) -> _Fit:
         return _fit_text(wanted, special)
     if isinstance(wanted, type) and not get_origin(wanted) and issubclass(wanted, Enum):
         return _fit_call(wanted, f"one of {[member.value for member in wanted]}")
-    # Containers, unions and literals; at the end the plain types.
+    # Containers, unions and literals. The plain types are last.
     origin, args = get_origin(wanted) or wanted, get_args(wanted)
     if origin in (Union, types.UnionType):
         return _fit_union(args)
@@ -94,7 +94,7 @@ def _new_fitter(wanted: Any) -> _Fit:
 
 
 def _fit_plain(wanted: type) -> _Fit:
-    """Plain JSON types; an int is welcome where a float is wanted, a bool never is an int."""
+    """Fit plain JSON types. A float accepts an int. An int does not accept a bool."""
     accepted = (int, float) if wanted is float else (wanted,)
 
     def fit(value: Any, path: str) -> Any:
@@ -132,7 +132,7 @@ def _fit_call(wanted: Callable[[Any], Any], expected: str) -> _Fit:
 
 
 def _fit_union(options: tuple[Any, ...]) -> _Fit:
-    """The first option that fits; None only where it is one of them."""
+    """Fit the first matching option. None is accepted only if it is one of them."""
     fits = [(option, fitter(option)) for option in options if option is not type(None)]
     optional = type(None) in options
     tag, tagged = _tags([option for option, _ in fits])
@@ -144,7 +144,7 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
             return fits[0][1](value, path)
         if isinstance(value, dict) and isinstance(value.get(tag), str | int):
             chosen = tagged.get(value[tag])
-            if chosen is not None:  # its own error names the field; the others are not meant
+            if chosen is not None:  # its error names the field, the other options do not apply
                 return chosen(value, path)
         for _, attempt in fits:
             try:
@@ -158,9 +158,10 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
 
 
 def _tags(options: list[Any]) -> tuple[str, dict[Any, _Fit]]:
-    """The field by which dataclasses tell themselves apart, and the fitter for each of its values.
+    """Return the field that distinguishes dataclasses, and the fitter for each of its values.
 
-    A field that is a Literal in all of them, with no value twice; empty where there is none.
+    The field is a Literal in all of them, without duplicate values. Returns an empty name if there
+    is none.
     """
     if len(options) < 2 or not all(dataclasses.is_dataclass(option) for option in options):
         return "", {}
@@ -224,7 +225,7 @@ def _fit_dict(item: _Fit) -> _Fit:
             raise Misfit(path, "an object", value)
         if item is _fit_anything:
             return value
-        # A key that is no name is part of the payload, and not told.
+        # A key that is not an identifier is payload content and is not shown.
         return {
             key: item(inner, f"{path}.{key if len(key) <= 40 and key.isidentifier() else '*'}")
             for key, inner in value.items()
@@ -234,7 +235,7 @@ def _fit_dict(item: _Fit) -> _Fit:
 
 
 def _fit_dataclass(wanted: Any) -> _Fit:
-    """Objects with known keys; keys that nobody asked for are ignored, as producers may add some."""
+    """Fit objects with known keys. Unknown keys are ignored, because producers may add some."""
     hints = get_type_hints(wanted)
     fields: list[tuple[str, type, _Fit, bool]] = []
 
@@ -244,7 +245,7 @@ def _fit_dataclass(wanted: Any) -> _Fit:
         arguments = {}
         for name, plain, inner, required in fields:
             found = value.get(name, _Absent)
-            if type(found) is plain:  # as most are: nothing to be fitted, no place to be named
+            if type(found) is plain:  # the usual case: needs no fitting and no path
                 arguments[name] = found
             elif found is not _Absent:
                 arguments[name] = inner(found, f"{path}.{name}")
@@ -269,7 +270,7 @@ def _fit_dataclass(wanted: Any) -> _Fit:
 
 
 class _Absent:
-    """Stands for what is not there; nothing is ever of this type."""
+    """Marks an absent value. No value has this type."""
 
 
 _KNOWN: dict[Any, _Fit] = {}
@@ -294,13 +295,13 @@ Decoder: TypeAlias = "Callable[[bytes], Any]"
 
 
 class Undecodable(HopbackError):
-    """The payload is not what the handler asks for; the message is parked at once."""
+    """The payload does not match the handler's type. The message is parked without a retry."""
 
     remedy = "Correct the producer, or the type the handler asks for, and re-drive the message."
 
 
 def decoder_for(wanted: Any) -> Decoder:
-    """The decoder for a handler's annotation; it raises Undecodable and nothing else."""
+    """Return the decoder for a handler's annotation. It raises only Undecodable."""
     if wanted is bytes:
         return bytes
     if wanted is str:
@@ -319,7 +320,7 @@ def decoder_for(wanted: Any) -> Decoder:
 
 
 def _validated(model: Any) -> Decoder:
-    """A pydantic model; its own account of an error quotes the payload, ours gives the places."""
+    """Decode a pydantic model. Errors list the places, because pydantic's text quotes the payload."""
     invalid: type[Exception] = sys.modules["pydantic"].ValidationError
 
     def validated(body: bytes) -> Any:
@@ -338,7 +339,7 @@ _decode_start = json.JSONDecoder().raw_decode
 
 
 def _json(body: bytes) -> Any:
-    """JSON is UTF-8 nearly always; whatever else the standard library can guess comes second."""
+    """Parse JSON. UTF-8 is tried first, then the encodings that the standard library detects."""
     try:
         text = str(body, "utf-8")
         if text[:1] in "{[":
@@ -352,7 +353,7 @@ def _json(body: bytes) -> Any:
 
 
 def is_model(wanted: Any, library: str, base: str) -> bool:
-    """Whether a type is a model of a library; a type of a library means that it is imported."""
+    """Whether a type is a model of a library. A type can only exist if its library is imported."""
     module = sys.modules.get(library)
     return (
         module is not None
@@ -380,7 +381,7 @@ def guarded(decode: Decoder) -> Decoder:
 
 
 def encode_payload(payload: object) -> tuple[bytes, str | None]:
-    """The bytes of a payload and its content type; TypeError if it cannot be sent."""
+    """Return the bytes of a payload and its content type. Raises TypeError if it cannot be encoded."""
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload), None
     if isinstance(payload, str):
@@ -418,7 +419,7 @@ def _not_finite(value: object, path: str) -> str | None:
 
 
 def _jsonable(value: object) -> object:
-    """What `json` does not know: dataclasses, enums, and what travels as text."""
+    """Convert types unknown to `json`: dataclasses, enums, and types that are sent as text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):

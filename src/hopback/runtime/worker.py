@@ -1,6 +1,7 @@
-"""What a consumer does with its deliveries: one by one, or in batches. Both fill this protocol.
+"""The protocol by which a consumer handles its deliveries, one by one or in batches.
 
-A handler is run on one delivery: decode, call, and turn whatever happens into an answer.
+A handler run decodes one delivery, calls the function, and turns the result or error into an
+answer.
 """
 
 from __future__ import annotations
@@ -46,31 +47,31 @@ def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
     """The answer of a run that raised: a retry or a park by the rules, with the failure's record."""
     failure = failure_from_exception(error)
     if isinstance(error, ReplyRefused):
-        return Answer(Park(str(error)), failure, error=error)  # another attempt changes nothing
+        return Answer(Park(str(error)), failure, error=error)  # another attempt would fail too
     return Answer(classify(error, rules, failure), failure, error=error)
 
 
 def undecodable(error: Undecodable) -> Answer:
-    """The answer for a payload that is not what the handler asks for."""
+    """Return the answer for a payload that does not match the handler's type."""
     reason = f"undecodable payload: {error}"
     return Answer(Park(reason), failure_from_exception(error), error=error)
 
 
 def is_being_cancelled() -> bool:
-    """Whether a CancelledError was meant for our own task: what is left is to end.
+    """Whether a CancelledError was meant for the current task.
 
-    Otherwise a handler awaited something that was cancelled, and that is a failure like others.
+    Otherwise the handler awaited a cancelled task, which is a failure like any other.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 _UNREAD: Final = object()
-"""Stands for a payload that is still to be decoded: None is a payload."""
+"""Marks a payload that is not decoded yet. None is a valid payload."""
 
 
 class FunctionRunner:
-    """Runs a handler function; whatever it does, there is exactly one answer."""
+    """Runs a handler function and returns exactly one answer, whatever the function does."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class FunctionRunner:
         codecs: Codecs | None = None,
         reply_queues: Sequence[str] = (),
     ) -> None:
-        """What an application does not use is not looked at when a message comes."""
+        """Select the code for a run in advance, so that unused features cost no time per message."""
         self._handler = handler
         self._plan = plan
         self._publish = publish
@@ -102,27 +103,27 @@ class FunctionRunner:
         self._opened: dict[int, Opened] = {}
 
     def __call__(self, delivery: Delivery) -> Coroutine[Any, Any, Answer]:
-        """Run it; what it returned is its outcome."""
+        """Run the handler and return its outcome."""
         return self._handled(delivery, _UNREAD, _answered)
 
     def decoded(self, delivery: Delivery) -> Any:
-        """The payload that the handler asks for; Undecodable says what is wrong with it."""
+        """Return the decoded payload. Raises Undecodable with the reason."""
         if self._read is not None:
             return self._read(delivery)
         decode = self._handler.decode
         return None if decode is None else decode(delivery.body)
 
     def value(self, delivery: Delivery, payload: Any = _UNREAD) -> Coroutine[Any, Any, Any]:
-        """Decode and call: what the handler returned, or the Answer to what it raised."""
+        """Decode and call. Returns the handler's return value, or an Answer for an exception."""
         return self._handled(delivery, payload, _unchanged)
 
     async def _handled(
         self, delivery: Delivery, payload: Any, finished: Callable[[Any], Any]
     ) -> Any:
-        """Decode and call; `finished` makes of what was returned what is wanted of it.
+        """Decode and call. `finished` converts the return value.
 
-        One coroutine for all of it: each that stands between a handler and its task is passed
-        through whenever the handler waits, and again when it goes on.
+        This is a single coroutine, because every coroutine between a handler and its task costs
+        time at each suspension and resumption.
         """
         handler = self._handler
         if payload is _UNREAD:
@@ -142,7 +143,7 @@ class FunctionRunner:
                     delivery, handler.call, handler.arguments(payload, context)
                 )
             else:
-                # Inside the middleware, with what the handler needs.
+                # Inside the middleware, with the handler's dependencies.
                 run = partial(self._provided, context, handler.arguments(payload, context))
                 returned = await run_through(self._middleware, context, run)
             if handler.replies and not is_outcome(returned):
@@ -158,8 +159,8 @@ class FunctionRunner:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # Not only Exception: a handler that calls sys.exit, or awaits what was cancelled, has
-            # failed; it must neither end the service nor leave its message without an outcome.
+            # Not only Exception: a handler that calls sys.exit or awaits a cancelled task has
+            # failed. It must neither end the service nor leave its message without an outcome.
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             return answer_for(error, handler.options.rules)
@@ -168,7 +169,7 @@ class FunctionRunner:
             current_context.reset(token)
 
     async def _provided(self, context: Context, arguments: tuple[object, ...]) -> Any:
-        """Open what the handler needs, call it, and close what ends with the run."""
+        """Open the handler's dependencies, call it, and close those that end with the run."""
         handler, delivery = self._handler, context.delivery
         if self._injector is None:
             return await self._call(delivery, handler.call, arguments)
@@ -189,13 +190,13 @@ class FunctionRunner:
         return self._injector is not None and self._injector.waits_for_settlement
 
     async def settled(self, delivery: Delivery) -> None:
-        """Close what was to live until the delivery was settled."""
+        """Close the dependencies that live until the delivery is settled."""
         opened = self._opened.pop(id(delivery), None)
         if opened is not None:
             await opened.settled()
 
     async def close(self) -> None:
-        """Let the threads go; those still at work end when their handler returns."""
+        """Shut down the threads. A busy thread ends when its handler returns."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -216,7 +217,9 @@ class FunctionRunner:
     async def _in_thread(
         self, delivery: Delivery, call: Callable[..., Any], arguments: tuple[object, ...]
     ) -> Any:
-        """Run it in a thread; one that is late is reported, and nothing is settled until it returns."""
+        """Run the handler in a thread. A late run is reported, and is settled only after it
+        returns.
+        """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
                 self._handler.options.concurrency, thread_name_prefix=self._handler.queue
@@ -258,7 +261,7 @@ def _answered(returned: Any) -> Answer:
     if isinstance(returned, Answer):
         return returned
     if inspect.iscoroutine(returned):
-        returned.close()  # nobody will await it, and the reason says so better than a warning
+        returned.close()  # it is never awaited, and the reason explains it better than a warning
     return Answer(outcome_of(returned))
 
 
@@ -269,7 +272,7 @@ def _unchanged(returned: Any) -> Any:
 def _caught(
     call: Callable[[tuple[object, ...]], Any], arguments: tuple[object, ...]
 ) -> tuple[Any, BaseException | None]:
-    """What a call returned or raised: some exceptions (StopIteration) cannot cross into a future."""
+    """Return the result or the exception. Some exceptions (StopIteration) cannot enter a future."""
     try:
         return call(arguments), None
     except BaseException as error:
@@ -277,7 +280,7 @@ def _caught(
 
 
 async def _reply(context: Context, returned: object) -> None:
-    """Reply with what the handler returned, if a reply is wanted and the handler has not sent one."""
+    """Reply with the handler's return value, if a reply is requested and has not been sent."""
     if context.wants_reply and not context.has_replied:
         await context.reply(returned)
 
@@ -288,7 +291,7 @@ def inside_middleware(
     plan: Plan,
     publish: Callable[[Message], Coroutine[Any, Any, None]],
 ) -> Run:
-    """A run that is no function of the application's, such as a push, inside its middleware."""
+    """Wrap middleware around a run without a handler function, such as a push."""
 
     async def surrounded(delivery: Delivery) -> Answer:
         inner = DONE
@@ -341,7 +344,7 @@ class Work(Protocol):
 
     @property
     def kept(self) -> int:
-        """How many deliveries are held unsettled because nothing safe can be done about them."""
+        """Number of deliveries held unsettled because no safe action is possible."""
 
     @property
     def held(self) -> int:
@@ -353,7 +356,7 @@ class Work(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why the last such delivery was not taken; empty if none is held."""
+        """Why the last held delivery could not be settled. Empty if none is held."""
 
     def submit(self, taken: HeldDelivery) -> None:
         """Take a delivery."""
@@ -362,25 +365,25 @@ class Work(Protocol):
         """Settle a delivery by an answer that is known without running it."""
 
     def limit(self, size: int) -> None:
-        """Handle at most so many at once from now on; 0 pauses."""
+        """Set the maximum number of concurrent runs. 0 pauses."""
 
     def hold(self) -> None:
-        """Start nothing until `go_on`: something else in this process is to run alone."""
+        """Start no runs until `go_on`, because another task in this process must run alone."""
 
     def go_on(self) -> None:
-        """Start again what waits."""
+        """Start the waiting runs again."""
 
     async def still(self) -> None:
-        """Return when nothing but slow runs is being handled, though things may wait."""
+        """Return when only slow runs are in progress. Deliveries may still be waiting."""
 
     async def drain(self) -> None:
-        """Return when nothing waits or is gathered, and nothing but slow runs is being handled."""
+        """Return when no delivery is waiting or gathered and only slow runs are in progress."""
 
     async def settled(self, taken: HeldDelivery) -> None:
         """Return when this delivery, which was submitted, is neither handled nor waiting."""
 
     def runs(self) -> Sequence[CurrentRun]:
-        """What is being handled now."""
+        """Return the runs in progress."""
 
     def holds(self, session: ConsumeSession) -> bool:
         """Whether a delivery of the session is in hand: it waits, is handled or is kept."""
@@ -392,23 +395,27 @@ class Work(Protocol):
         """Interrupt this run, and conclude its deliveries by this answer."""
 
     def wind_down(self) -> int:
-        """The end is near: forget what need not be started any more and tell how much it was."""
+        """Prepare for shutdown: drop deliveries that need not be started and return their number."""
 
     def withdraw(self) -> int:
-        """Forget what has not been started and tell how much: its channel gives it back."""
+        """Drop the deliveries that were not started and return their number. Their channel requeues
+        them.
+        """
 
     async def finish(self) -> None:
-        """Return when nothing is being handled."""
+        """Return when no run is in progress."""
 
     async def flush(self) -> None:
-        """Handle what was gathered and not handled yet: an open batch."""
+        """Handle an open batch."""
 
     async def stop(self) -> int:
-        """Interrupt what is being handled and tell how much it was."""
+        """Interrupt the runs in progress and return their number."""
 
 
 class OneByOne:
-    """Each delivery by itself, so many at once as the options say, in order per key if asked."""
+    """Handles each delivery separately, with the configured concurrency, and in order per key if
+    set.
+    """
 
     def __init__(
         self,
@@ -451,7 +458,7 @@ class OneByOne:
 
     @property
     def stuck(self) -> int:
-        """Each of them has a worker of its own."""
+        """Each of them occupies a worker."""
         return self._settling.held
 
     @property
@@ -464,7 +471,7 @@ class OneByOne:
         if self._key is None:
             self._pool.submit(taken)
         else:
-            # A message whose key cannot be told has failed: in no lane is it in order.
+            # A message whose key function raises has failed, because no lane would keep its order.
             try:
                 key = self._key(taken.delivery)
                 if key is not None and not isinstance(key, str):
@@ -479,7 +486,6 @@ class OneByOne:
         self._pool.submit(taken.with_answer(answer))
 
     def limit(self, size: int) -> None:
-        """Run at most so many handlers at once."""
         self._pool.limit(size)
 
     def hold(self) -> None:
@@ -517,20 +523,20 @@ class OneByOne:
         return self.withdraw()
 
     def withdraw(self) -> int:
-        """Forget what waits for a worker."""
+        """Drop the deliveries that wait for a worker."""
         return len(self._pool.withdraw())
 
     async def finish(self) -> None:
         await self._pool.join()
 
     async def flush(self) -> None:
-        """Nothing is gathered here."""
+        """Does nothing: there are no batches here."""
 
     async def stop(self) -> int:
         return len(await self._pool.stop())
 
     async def _process_and_close(self, taken: HeldDelivery) -> None:
-        """The same, with what is closed after the settlement, whatever came of it."""
+        """Process a delivery, then close its remaining dependencies, whether or not it succeeded."""
         try:
             await self._process(taken)
         finally:
@@ -558,7 +564,8 @@ class OneByOne:
             if answer is DONE and self._settling.acknowledge(taken, duration):
                 self.concluded += 1
             else:
-                # Not in one statement: what others conclude during the await would not be counted.
+                # Not in one statement: deliveries concluded by other tasks during the await would
+                # not be counted.
                 settled = await self._settling.conclude(taken, answer, duration)
                 self.concluded += settled
         except asyncio.CancelledError:
@@ -568,7 +575,7 @@ class OneByOne:
             self._observe(answer)
 
     def _answer_to_end(self) -> Answer:
-        """The answer of a run that was ended early; raises CancelledError if it was not."""
+        """Return the answer of a run that was ended early. Raises CancelledError for any other run."""
         task = asyncio.current_task()
         answer = None if task is None else self._answers.pop(task, None)
         if task is None or answer is None:

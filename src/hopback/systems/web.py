@@ -1,13 +1,13 @@
-"""What the systems' web applications have in common: JSON in, JSON out, errors that say what to do.
+"""Common parts of the systems' web applications: JSON bodies and errors that name the remedy.
 
-| what happened | status | what the client is told |
+| cause | status | content of the error |
 |---|---|---|
-| the request cannot be read, encoded or stored | 400 | which part, and what is expected |
-| nothing was sent: no connection | 503 | try again later |
-| no queue takes the message | 503 | which command declares the topology |
-| the broker refused the message | 503 | nothing was stored, try again later |
-| the broker's answer never came | 503 | it may have been stored: the key to send it again with |
-| the database does not answer | 503 | try again; after a change, look first |
+| the request cannot be read, encoded or stored | 400 | the part, and the expected value |
+| no connection, the message was not sent | 503 | try again later |
+| the message cannot be routed to a queue | 503 | the command that declares the topology |
+| the broker refused the message | 503 | the message was not stored, try again later |
+| the broker did not confirm in time | 503 | it may have been stored, with the key for sending it again |
+| the database does not answer | 503 | try again, after a change check first |
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000
 """The largest body of a request in JSON: an event, never a file."""
 _SHORT_BYTES = 255
-"""What AMQP 0-9-1 can carry as a routing key, a message id or a type."""
+"""Maximum size of a routing key, a message id or a type in AMQP 0-9-1, in bytes."""
 _KEY = re.compile(r"[!-~]{1,128}")
-"""An `Idempotency-Key`: it becomes the message id, and stands in logs and headers as it is."""
+"""An `Idempotency-Key`. It becomes the message id and appears unchanged in logs and headers."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _AGAIN = {"Retry-After": "5"}
 """A broker or database that restarts is back after seconds."""
 
 
 class RequestRefused(HTTPException):
-    """A request that is answered with an error of ours: what is wrong, and what to do instead."""
+    """A request that is answered with an error and its remedy."""
 
     def __init__(
         self, detail: str, status: int = 400, headers: Mapping[str, str] | None = None
@@ -94,15 +94,15 @@ def web_application(
 
 @asynccontextmanager
 async def opened(application: Starlette) -> AsyncIterator[Starlette]:
-    """Keep what the application needs open, where no web server does that for it."""
+    """Keep the application's resources open where no web server runs its lifespan."""
     async with application.router.lifespan_context(application):
         yield application
 
 
 async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str, Any]:
-    """The body as a JSON object; RequestRefused says what is wrong with it.
+    """Return the body as a JSON object. Raises RequestRefused with the reason.
 
-    `with_nul` takes NUL characters too, where the content goes on as it is and into no table.
+    `with_nul` accepts NUL characters, for content that is forwarded and not stored in a table.
     """
     body = bytearray()
     async for chunk in request.stream():
@@ -115,7 +115,8 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
         raise RequestRefused("expected a JSON object, got something that is no JSON") from None
     if not isinstance(found, dict):
         raise RequestRefused(f"expected a JSON object, got {type(found).__name__}")
-    # Text, at any depth, that cannot be encoded or stored is refused; the field at the top is named.
+    # Refuse text at any depth that cannot be encoded or stored. The error names the top-level
+    # field.
     waiting = [(str(name), value) for name, value in found.items()]
     waiting += [("the name of a field", name) for name in found]
     while waiting:
@@ -137,7 +138,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
-    """A text field of a body; RequestRefused names it where it is missing or too long."""
+    """Return a text field of a body. RequestRefused names a missing or too long field."""
     found = body.get(name)
     if not isinstance(found, str) or not found.strip() or len(found) > most or "\x00" in found:
         raise RequestRefused(f"{name}: expected text of 1 to {most} characters")
@@ -145,7 +146,9 @@ def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
 
 
 def short_text(text: str, name: str) -> str:
-    """Text that fits into a routing key, a type or an id of a message; RequestRefused if it does not."""
+    """Return text that fits into a routing key, type or message id. Raises RequestRefused
+    otherwise.
+    """
     size = len(text.encode())
     if size > _SHORT_BYTES:
         raise RequestRefused(f"{name}: expected at most {_SHORT_BYTES} bytes, got {size}")
@@ -163,7 +166,7 @@ def idempotency_key(request: Request) -> str | None:
 
 
 async def publish(publisher: TopologyPublisher, message: Message) -> None:
-    """Publish for a client; where it may have been stored, the answer has the key to send it again with."""
+    """Publish for a client. If the message may have been stored, the error has the key for a retry."""
     try:
         await publisher.publish(message)
     except (ConfirmTimeout, PublishInterrupted, ConnectionLost) as error:
@@ -184,7 +187,7 @@ async def _refused(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _unfit(request: Request, error: Exception) -> JSONResponse:
-    """What no check foresaw; the text of the error may quote the client's own words, so it is logged."""
+    """Answer an unforeseen error. It is only logged, because its text may quote the client's data."""
     _LOG.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     into = "a row of the database" if isinstance(error, DataError) else "a message"
     detail = f"something in the request cannot be put into {into}: too long, or no plain text"
@@ -192,7 +195,7 @@ async def _unfit(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _broker_failed(request: Request, error: Exception) -> JSONResponse:
-    """The client may try again; what exactly failed stands in the log, without secrets."""
+    """Ask the client to retry. The cause is logged without secrets."""
     _LOG.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     match error:
         case Returned() | NotFound():
@@ -215,7 +218,7 @@ _NOT_DECLARED = (
 
 
 async def _database_failed(request: Request, error: Exception) -> JSONResponse:
-    """After a change nobody knows whether the commit arrived before the connection broke."""
+    """Answer a database error. After a change it is unknown whether the commit succeeded."""
     _LOG.error("%s %s: the database: %s", request.method, request.url.path, type(error).__name__)
     detail = "the database cannot be reached; try again later"
     if request.method not in ("GET", "HEAD"):
@@ -230,10 +233,11 @@ _AGAIN_S = 1.0
 
 
 class TopologyPublisher:
-    """Publishes into a topology that it declares once the broker is there; an async context manager.
+    """Publishes into a topology that it declares when the broker is reachable. An async context
+    manager.
 
-    Where the broker has something else under one of the names, or the user may not declare, that is
-    logged, and what is there is published to: the consumers say what is wrong with it.
+    If an existing object conflicts with the topology, or the user lacks the permission to declare,
+    it logs that and publishes to the existing objects. The consumers report the details.
     """
 
     def __init__(
@@ -266,7 +270,7 @@ class TopologyPublisher:
         await self._publisher.close()
 
     async def publish(self, message: Message) -> None:
-        """Publish and wait for the confirm; raises what `Publisher.publish` raises."""
+        """Publish and wait for the confirm. Raises the errors of `Publisher.publish`."""
         if not self._declared.is_set():
             try:
                 async with asyncio.timeout(self._timeout):

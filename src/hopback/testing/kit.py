@@ -1,8 +1,8 @@
 """Run an application in a test: on the embedded broker, in virtual time.
 
-Retries that wait half an hour take milliseconds, and what a test sees is what RabbitMQ would do:
-real queues, real dead-lettering, real confirms, and faults on demand. `rehearse` asks whether a plan
-survives an hour.
+Retries that wait half an hour take milliseconds. The test uses queues, dead-lettering and confirms
+that behave like RabbitMQ's, and can inject faults. `rehearse` checks whether a plan survives an
+hour of trouble.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def in_virtual_time(test: AsyncTest[P] | None = None, *, start: datetime | None 
 
 
 class AppTest(EventRecord):
-    """An application at work on an embedded broker of its own; an async context manager.
+    """Runs an application on a separate embedded broker. An async context manager.
 
-    `events` is everything the application said, `broker` the broker with its fault switches,
-    `service` what runs the application, `report` how it ended. `overrides` puts providers of
-    dependencies in the place of others. With `broker=RabbitMQ(url)` the same test runs on a real
-    broker, in real time; `dead_letters` are then those that the last `drain` has seen.
+    `events` holds all events of the application, `broker` is the broker with its fault switches,
+    `service` runs the application, and `report` is its final report. `overrides` replaces providers
+    of dependencies. With `broker=RabbitMQ(url)` the same test runs on a real broker in real time.
+    `dead_letters` then returns the messages seen by the last `drain`.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class AppTest(EventRecord):
         return self.report
 
     def _require_own_loop(self) -> None:
-        """RuntimeError on another event loop: the application would not run, and nothing would happen."""
+        """Raise RuntimeError on another event loop, where the application would not run."""
         if self._loop is None:
             raise RuntimeError("expected `async with AppTest(app) as test:` before this call")
         if asyncio.get_running_loop() is not self._loop:
@@ -233,7 +233,7 @@ class AppTest(EventRecord):
         returns: Any = Any,
         **options: Unpack[PublishOptions],
     ) -> Any:
-        """Ask as a client would, and return the reply; NoReply if none comes."""
+        """Send a request as a client and return the reply. Raises NoReply if none arrives."""
         self._require_own_loop()
         async with RequestClient(self._used, name="test", codecs=self.app.codecs) as client:
             return await client.request(
@@ -241,11 +241,13 @@ class AppTest(EventRecord):
             )
 
     async def drain(self, *, reraise: bool = False, within: float | None = None) -> Tally:
-        """Let everything play out, retries and all, and count what happened since the last drain.
+        """Run until all messages are settled, including retries, and count the outcomes since the
+        last drain.
 
-        It returns when no message of a handled queue is ready, in hand or waiting for a retry.
-        With `reraise` the first failure since the last drain is raised, as the handler raised it.
-        TimeoutError names what is left after `within` seconds: a day, or a minute of a real broker.
+        It returns when no message of a handled queue is ready, in hand or waiting for a retry. With
+        `reraise` it raises the first exception since the last drain. After `within` seconds it
+        raises TimeoutError with the remaining messages. The default is a day, or a minute on a real
+        broker.
         """
         self._require_own_loop()
         most = (_DAY if self._live is None else _MINUTE) if within is None else within
@@ -258,7 +260,7 @@ class AppTest(EventRecord):
         since, self._counted = self.events[self._counted :], len(self.events)
         shown, self._shown = self.failures[self._shown :], len(self.failures)
         if reraise:
-            # The first exception; where a handler only said so, the reason it gave.
+            # The first exception, or the reason if the handler returned an outcome.
             if shown:
                 if len(shown) > 1:
                     shown[0].add_note(f"and {len(shown) - 1} more failed runs")
@@ -266,7 +268,7 @@ class AppTest(EventRecord):
             said = [one for one in since if one.name in ("delivery.retried", "delivery.parked")]
             if said:
                 raise AssertionError(said[0].told)
-        # That a delayed message was sent on is no outcome of its own: it is handled where it went.
+        # Forwarding a delayed message is not counted. It is counted in its destination queue.
         return tally_of(
             one for one in since if (one.name, one.fields.get("queue")) != ("delivery.done", DUE)
         )
@@ -293,7 +295,7 @@ class AppTest(EventRecord):
             await self._stirred.wait()
 
     async def _until_quiet(self, live: QueuesUnderTest) -> None:
-        """As `_until_idle`; the broker is asked, and a message may be on its way between two queues."""
+        """Wait as `_until_idle` does, by polling. A message may be in transit between two queues."""
         quiet = 0
         while quiet < _QUIET_LOOKS:
             before = len(self.events)
@@ -334,7 +336,7 @@ class AppTest(EventRecord):
 
     @property
     def broker(self) -> EmbeddedBroker:
-        """The embedded broker, with snapshots and faults; RuntimeError where a real one is used."""
+        """The embedded broker, with snapshots and faults. Raises RuntimeError on a real broker."""
         if self._live is not None:
             raise RuntimeError(
                 f"this test runs on {self._live.address}: snapshots, faults and cuts are of the "
@@ -348,7 +350,7 @@ class AppTest(EventRecord):
         return self.broker.faults
 
     def dead_letters(self, queue: str) -> tuple[StoredMessage, ...]:
-        """What lies in the dead-letter queue of a queue, oldest first."""
+        """Return the messages in the dead-letter queue of a queue, oldest first."""
         parking = self._plan(queue).parking.queue
         if self._live is not None:
             return self._live.parked.get(parking, ())
@@ -372,7 +374,7 @@ class AppTest(EventRecord):
 
 
 class QueuesUnderTest:
-    """A connection of a test to a real broker; `parked` are the dead letters seen last, by queue."""
+    """A test's connection to a real broker. `parked` has the latest dead letters by queue."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -386,7 +388,7 @@ class QueuesUnderTest:
         return self._broker.address
 
     async def open(self) -> None:
-        """Connect; raises what keeps it from connecting."""
+        """Connect to the broker. Connection errors are raised."""
         self._connection = await self._broker.connect("hopback test")
         self._channel = await self._connection.open_channel()
 
@@ -395,7 +397,7 @@ class QueuesUnderTest:
             await self._connection.close()
 
     async def publish(self, message: Message) -> None:
-        """Publish and have it confirmed; a channel that an earlier publish closed is opened again."""
+        """Publish and wait for the confirm. A channel closed by an earlier publish is reopened."""
         assert self._connection is not None  # noqa: S101 - opened before it is used
         if self._channel is None:
             self._channel = await self._connection.open_channel()
@@ -404,13 +406,13 @@ class QueuesUnderTest:
         self._channel = channel
 
     async def count(self, queues: Iterable[str]) -> dict[str, int]:
-        """How many messages of each queue are ready; those that hold none are left out."""
+        """Count the ready messages of each queue. Empty queues are omitted."""
         assert self._connection is not None  # noqa: S101 - opened before it is used
         found = {queue: await count_now(self._connection, queue) for queue in queues}
         return {queue: state.messages for queue, state in found.items() if state and state.messages}
 
     async def look(self, queue: str) -> None:
-        """Note what a dead-letter queue holds: taken, and given back when the channel closes."""
+        """Record the content of a dead-letter queue. Closing the channel requeues the messages."""
         assert self._connection is not None  # noqa: S101 - opened before it is used
         channel = await self._connection.open_channel()
         seen: list[StoredMessage] = []
@@ -439,13 +441,13 @@ class QueuesUnderTest:
 
 
 class Producer:
-    """Publishes straight into a node; it consumes nothing, so nothing is said to it."""
+    """Publishes directly into a node. It does not consume, so it receives no deliveries."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def publish(self, message: Message) -> None:
-        """Publish; Returned, Nacked or NotFound as a confirmed publish would raise."""
+        """Publish. Raises Returned, Nacked or NotFound like a confirmed publish."""
         session = self._node.connect("test")
         try:
             fate = session.open_channel(self).publish(message, mandatory=message.mandatory)
@@ -457,25 +459,25 @@ class Producer:
             raise refused(fate, message)
 
     def deliver(self, taken: Taken) -> None:
-        """Nothing is consumed here."""
+        """Not used: the producer does not consume."""
 
     def cancelled(self, tag: str) -> None:
-        """Nothing is consumed here."""
+        """Not used: the producer does not consume."""
 
     def closed(self, refusal: Refusal) -> None:
         """The refusal is raised already."""
 
 
 def rehearse(app: App, scenario: Scenario, *, engine: EngineKind = EngineKind.FLUID) -> Forecast:
-    """What the scenario does to the application's queues; its handlers are not called.
+    """Forecast the effect of a scenario on the application's queues without calling its handlers.
 
-    The same scenario, with its seed, gives the same forecast. Not to be called from a coroutine.
+    The same scenario with the same seed gives the same forecast. Do not call it from a coroutine.
     """
     return play(app.topology, scenario, EngineKind(engine))
 
 
 def assert_no_dead_letters(forecast: Forecast) -> None:
-    """Fail if a message is parked; says how many, where, and when the first is."""
+    """Fail if a message is parked. The error gives queue, count and time of the first."""
     parked = [one for one in forecast.stations if one.dead_letters >= 0.5]
     if parked:
         told = "; ".join(
@@ -487,7 +489,10 @@ def assert_no_dead_letters(forecast: Forecast) -> None:
 
 
 def assert_recovered_within(forecast: Forecast, limit: str | int) -> None:
-    """Fail unless all is as usual so long after the last trouble: `assert_recovered_within(f, "15m")`."""
+    """Fail unless the queues recover within `limit` after the last trouble.
+
+    Example: `assert_recovered_within(forecast, "15m")`.
+    """
     recovery, most = forecast.recovery_s, parse_seconds(limit)
     if recovery is None:
         left = sum(one.left for one in forecast.stations)

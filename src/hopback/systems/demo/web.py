@@ -40,7 +40,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Counters(TypedDict):
-    """What became of a system's messages so far, and where they are now."""
+    """The outcomes of a system's messages so far, and the number of messages in its queues."""
 
     came: int
     done: int
@@ -57,7 +57,7 @@ class ShownSystem:
     url: str
     topologies: tuple[Topology, ...]
     tries: tuple[tuple[str, str], ...]
-    """What each command shows, and the command."""
+    """Descriptions and commands."""
 
     @property
     def dead_letter_queues(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class ShownSystem:
 
 
 def counters_of(systems: Iterable[ShownSystem], metrics: str) -> dict[str, Counters]:
-    """By system, from what is scraped at `/metrics`."""
+    """Compute the counters of each system from the `/metrics` text."""
     runs: dict[tuple[str, str], int] = {}
     depths: dict[str, int] = {}
     for kind, labels, value in _SAMPLE.findall(metrics):
@@ -99,7 +99,7 @@ def counters_of(systems: Iterable[ShownSystem], metrics: str) -> dict[str, Count
 
 
 def front_page(systems: Sequence[ShownSystem], guide: str) -> str:
-    """The page; it asks for the counters every second."""
+    """Render the page. It requests the counters every second."""
     cards = "".join(map(_card, systems))
     shop = next((one for one in systems if one.name == "ratatoskr"), None)
     incident = ""
@@ -248,14 +248,14 @@ if (incident) {
 }
 """
 
-_GRACE_S = 1  # who ends the demo does not wait for a browser that keeps a stream open
-_BACKLOG = 128  # what Linux long took at most; a browser opens six connections
+_GRACE_S = 1  # seconds: a browser with an open stream must not delay the end of the demo
+_BACKLOG = 128  # the traditional maximum of Linux. A browser opens six connections
 _KEEP_ALIVE_S = 60  # a reader of the page thinks for a while between two clicks
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class DemoWeb:
-    """What the one web server answers with; systems and the page are added as they come up."""
+    """The demo's web server. Systems and the page are added as they start."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -297,7 +297,7 @@ class DemoWeb:
         self._router.default = page
 
     def show(self, systems: Sequence[ShownSystem], guide: str) -> None:
-        """What `/demo` shows."""
+        """Set the content of `/demo`."""
         self._systems, self._guide = tuple(systems), guide
 
     async def _show_page(self, _request: Request) -> Response:
@@ -340,7 +340,7 @@ class _ServerWithoutSignals(uvicorn.Server):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; OSError if the port is taken. Port 0 takes a free one."""
+    """Return a listening socket. Raises OSError if the port is in use. Port 0 selects a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -378,7 +378,7 @@ async def serve_on(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None
 
 @asynccontextmanager
 async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
-    """The life of a web application, as the ASGI protocol tells it when no server does."""
+    """Run the lifespan of a web application by the ASGI protocol, without a server."""
     told: asyncio.Queue[str] = asyncio.Queue()
     said: asyncio.Queue[str] = asyncio.Queue()
 

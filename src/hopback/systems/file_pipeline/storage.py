@@ -1,8 +1,7 @@
-"""Where files lie: a port, so that a folder can be replaced by an object store; and both of them.
+"""Storage of files: an interface with two implementations, a folder and an object store.
 
-All methods may block and are called in threads. The object store speaks S3: Amazon's, MinIO, Ceph and
-others. Credentials and region come from where boto3 looks for them (`AWS_ACCESS_KEY_ID`, …, or the
-machine's role).
+All methods may block and are called in threads. The object store uses S3: Amazon's, MinIO, Ceph and
+others. boto3 finds the credentials and the region (`AWS_ACCESS_KEY_ID`, …, or the machine's role).
 """
 
 from __future__ import annotations
@@ -44,42 +43,42 @@ class IncomingFile(Protocol):
         """The file is complete: it is durable when this returns."""
 
     def drop(self) -> None:
-        """Leave nothing behind; harmless after `keep`."""
+        """Remove an incomplete upload. Has no effect after `keep`."""
 
 
 class FileStorage(Protocol):
-    """The files of the pipeline, each under an id of ours; ValueError for any other id."""
+    """The files of the pipeline, each under a generated id. Raises ValueError for any other id."""
 
     def prepare(self, now: float) -> None:
-        """Make what is missing, and remove what an upload left that never ended; OSError if it cannot."""
+        """Create missing folders and remove abandoned uploads. Raises OSError on failure."""
 
     def receive(self, file_id: str) -> IncomingFile:
         """Begin to receive a file."""
 
     def forget(self, file_id: str) -> None:
-        """Remove a received file that nobody was told of; one that is not there is no error."""
+        """Remove a received file that was not announced. A missing file is not an error."""
 
     def take_in(self, file_id: str) -> Fingerprint:
-        """Move a received file to its place; one that is there already is left as it is.
+        """Move a received file to its final place. An existing file is left unchanged.
 
-        FileNotFoundError if it was never received.
+        Raises FileNotFoundError if it was never received.
         """
 
     def read(self, file_id: str) -> bytes:
-        """A file that was taken in; FileNotFoundError if there is none."""
+        """Return the content of a file. Raises FileNotFoundError if it does not exist."""
 
     def size(self, file_id: str) -> int:
         """How long a file is, without reading it."""
 
     def keep_thumbnail(self, file_id: str, content: bytes) -> None:
-        """Keep a small picture; a reader meanwhile sees the old one or the new one."""
+        """Store a thumbnail. Concurrent readers see either the old or the new one."""
 
     def read_thumbnail(self, file_id: str) -> bytes | None:
-        """The file's small picture; None if there is none (yet)."""
+        """Return the file's thumbnail, or None if it does not exist yet."""
 
 
 def open_storage(settings: PipelineSettings) -> FileStorage:
-    """The storage that the settings name; MissingExtra if its library is not installed."""
+    """Open the configured storage. Raises MissingExtra if its library is not installed."""
     if settings.storage:
         return S3Storage.at(settings.storage, settings.s3_endpoint)
     return Folder(settings.folder)
@@ -90,7 +89,7 @@ _BLOCK = 1 << 20
 _LONGEST_NAME = 200
 """Characters: below the 255 bytes of file systems for most scripts, and short enough to show."""
 _FORGOTTEN_S = 24 * 3600.0
-"""An unfinished upload of yesterday is one whose process was killed; none takes a day."""
+"""Seconds. An older unfinished upload belongs to a killed process, as no upload takes a day."""
 _UNFIT = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
@@ -98,13 +97,13 @@ _UNFIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Where the files are; each is known by an id of ours, which is checked before it is a path."""
+    """Files in a folder. Each file id is checked before it is used in a path."""
 
     root: Path
 
     def prepare(self, now: float) -> None:
-        """Make what is missing, and remove what an upload left that never ended."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # what people upload is theirs
+        """Create missing folders and remove abandoned uploads."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # uploads are private
         for name in ("incoming", "files", "thumbnails"):
             (self.root / name).mkdir(mode=0o700, exist_ok=True)
         for path in (self.root / "incoming").glob("*.part"):
@@ -125,7 +124,7 @@ class Folder:
         return self.root / "thumbnails" / f"{checked_id(file_id)}.png"
 
     def take_in(self, file_id: str) -> Fingerprint:
-        """Move a received file to its place; one that is there already is left as it is."""
+        """Move a received file to its final place. An existing file is left unchanged."""
         source, target = self.incoming(file_id), self.file(file_id)
         try:
             os.replace(source, target)
@@ -139,7 +138,7 @@ class Folder:
         return _IncomingPath(self.incoming(file_id))
 
     def forget(self, file_id: str) -> None:
-        """Remove a received file that nobody was told of."""
+        """Remove a received file that was not announced."""
         self.incoming(file_id).unlink(missing_ok=True)
 
     def read(self, file_id: str) -> bytes:
@@ -158,7 +157,7 @@ class Folder:
         os.replace(unfinished, target)
 
     def read_thumbnail(self, file_id: str) -> bytes | None:
-        """The file's small picture; None if there is none (yet)."""
+        """Return the file's thumbnail, or None if it does not exist yet."""
         try:
             return self.thumbnail(file_id).read_bytes()
         except FileNotFoundError:
@@ -185,13 +184,13 @@ class _IncomingPath:
         os.replace(self._unfinished, self._target)
 
     def drop(self) -> None:
-        """Remove what is not kept."""
+        """Remove the incomplete upload."""
         self._file.close()
         self._unfinished.unlink(missing_ok=True)
 
 
 def checked_id(file_id: str) -> str:
-    """The id, if it is one of ours; a message may say anything."""
+    """Return a valid file id. Messages may contain arbitrary text."""
     try:
         if str(uuid.UUID(file_id)) == file_id:
             return file_id
@@ -225,12 +224,12 @@ _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w/.-]*))?\
 _IN_MEMORY = 4 * 1024 * 1024
 """A file that is coming in is held in memory up to this size, then on disk: S3 wants to know its length."""
 _MISSING = ("404", "NoSuchKey", "NotFound")
-"""What object stores call a key that is not there."""
+"""Error codes of object stores for a missing key."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Storage:
-    """A bucket; `prefix` is empty or ends with a slash."""
+    """Files in a bucket. `prefix` is empty or ends with a slash."""
 
     client: Any
     bucket: str
@@ -238,7 +237,7 @@ class S3Storage:
 
     @classmethod
     def at(cls, address: str, endpoint: str = "") -> Self:
-        """From `s3://bucket/prefix`; `endpoint` is the store's URL where it is not Amazon's."""
+        """Connect to `s3://bucket/prefix`. `endpoint` is the URL of a store other than Amazon's."""
         found = _ADDRESS.match(address)
         if found is None:
             raise SettingsError(f"FILES_STORAGE: expected s3://bucket/prefix, got {address!r}")
@@ -249,7 +248,7 @@ class S3Storage:
         return cls(client, found[1], f"{prefix}/" if prefix else "")
 
     def prepare(self, now: float) -> None:
-        """Make sure that the bucket is there; what uploads leave is removed by a rule of the bucket."""
+        """Check that the bucket exists. A lifecycle rule of the bucket removes abandoned uploads."""
         try:
             self.client.head_bucket(Bucket=self.bucket)
         except Exception as error:
@@ -260,7 +259,7 @@ class S3Storage:
         return _IncomingObject(self, self._key("incoming", file_id))
 
     def forget(self, file_id: str) -> None:
-        """Remove a received file; S3 does not mind if there is none."""
+        """Remove a received file. In S3 a missing key is not an error."""
         self.client.delete_object(Bucket=self.bucket, Key=self._key("incoming", file_id))
 
     def take_in(self, file_id: str) -> Fingerprint:
@@ -340,7 +339,7 @@ class _IncomingObject:
         self._file.write(content)
 
     def keep(self) -> None:
-        """Put it into the bucket; S3 has it durably when it answers."""
+        """Upload the file to the bucket. It is stored durably when S3 responds."""
         self._file.seek(0)
         self._storage.client.upload_fileobj(self._file, self._storage.bucket, self._key)
 
