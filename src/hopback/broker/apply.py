@@ -1,7 +1,7 @@
-"""What to do so that a broker has a topology, and doing it: create what is missing, replace only
-what was named and is not in use.
+"""Plan and apply the changes that bring a broker to a topology.
 
-Every step is safe to repeat; after an interruption anywhere, plan and apply again.
+Missing objects are created. An existing object is replaced only if it is named and not in use.
+Every step is safe to repeat. After an interruption, plan and apply again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to create, or one policy to set; `why` only where it is not plainly missing."""
+    """An object to create or a policy to set. `why` is given unless the object is simply
+    missing.
+    """
 
     kind: Kind
     name: str
@@ -50,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A policy that would help and is set only when asked for, because it has a price."""
+    """A policy that helps but has a cost. It is set only on request."""
 
     queue: str
     policy: Policy
@@ -59,10 +61,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """A queue that would have to be replaced, and what would be lost with it as it is now.
+    """A queue that must be replaced, and the messages that would be lost with it now.
 
-    `ready` and `consumers` are exact at the moment of asking; `unacked` and `held_back` come from
-    the management API, lag by up to `lag_s` and are None where nobody could tell.
+    `ready` and `consumers` are exact at the time of the request. `unacked` and `held_back` come
+    from the management API, lag by up to `lag_s`, and are None if unknown.
     """
 
     queue: str
@@ -74,7 +76,7 @@ class AtRisk:
 
     @property
     def messages(self) -> int:
-        """All that is known to be in it."""
+        """The number of messages known to be in the queue."""
         return self.ready + (self.unacked or 0) + (self.held_back or 0)
 
     def __str__(self) -> str:
@@ -87,11 +89,11 @@ class AtRisk:
 
 @dataclass(frozen=True, slots=True)
 class ApplyPlan:
-    """Everything that lies between the desired topology and the broker.
+    """All differences between the desired topology and the broker.
 
-    `steps` are carried out by `apply`, `offers` only on request, `conflicts` never by themselves.
-    `live` is what the broker has, with the bindings that a replaced queue must keep; None where it
-    could not be read.
+    `apply` carries out `steps`. It takes `offers` only on request and never resolves `conflicts`
+    without being asked. `live` is the broker's topology, with the bindings that a replaced queue
+    must keep. It is None if it could not be read.
     """
 
     version: BrokerVersion
@@ -105,17 +107,17 @@ class ApplyPlan:
 
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
-        """What is there other than desired."""
+        """The objects that exist in another form."""
         return self.diff.conflict
 
     @property
     def interrupted(self) -> tuple[str, ...]:
-        """The desired queues whose replacement was begun and not finished."""
+        """The desired queues whose replacement was started but not finished."""
         return () if self.live is None else _interrupted(self.desired, self.live)
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing to do and nothing in the way."""
+        """Whether no change is pending and no conflict exists."""
         return not self.steps and not self.conflicts and not self.interrupted
 
 
@@ -125,7 +127,9 @@ def plan(
     version: BrokerVersion,
     at_risk: tuple[AtRisk, ...] = (),
 ) -> ApplyPlan:
-    """Compare what is desired with what is there; `at_risk` tells how full the live queues are."""
+    """Compare the desired with the live topology. `at_risk` counts the messages of the live
+    queues.
+    """
     found = diff(desired, live)
     limits = tuple(_limit_steps(desired, live, version))
     replaced = [conflict.name for conflict in found.conflict if conflict.kind is Kind.QUEUE]
@@ -148,9 +152,9 @@ def plan(
 def plan_from_diff(
     desired: Topology, found: Diff, version: BrokerVersion, at_risk: tuple[AtRisk, ...] = ()
 ) -> ApplyPlan:
-    """The plan where only AMQP was there to ask: policies cannot be read or set."""
+    """Plan with AMQP alone. Policies cannot be read or set."""
     creatable = tuple(entry for entry in found.create if entry.kind is not Kind.POLICY)
-    # What cannot be known or done over AMQP alone.
+    # Limits of AMQP without the management API.
     notes = [
         "Without the management API only exchanges and queues are compared; every binding is "
         "asserted anew, which does no harm to one that exists."
@@ -187,7 +191,7 @@ def _interrupted(desired: Topology, live: Topology) -> tuple[str, ...]:
 
 
 def _ordered(desired: Topology, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Steps in the order that makes an interruption harmless."""
+    """Sort the steps so that an interruption after any of them is harmless."""
     roles = queue_roles(desired)
     return tuple(sorted(steps, key=lambda step: _rank(step, roles)))
 
@@ -204,14 +208,16 @@ def _rank(step: Step, roles: Mapping[str, QueueRole]) -> tuple[int, int]:
         case Kind.QUEUE:
             return 2, _QUEUE_RANK[roles.get(step.name, QueueRole.PLAIN)]
         case Kind.BINDING:
-            # Ways out before ways in.
+            # Outgoing routes before incoming routes.
             if not isinstance(step.item, Binding) or step.item.to_exchange:
                 return 3, 2
             return 3, _QUEUE_RANK[roles.get(step.item.destination, QueueRole.PLAIN)]
 
 
 def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Step]:
-    """A policy for each dead-letter queue that looking would empty, new or brought up to date."""
+    """Set or update a policy for each dead-letter queue whose default delivery limit deletes
+    messages.
+    """
     if version < DEFAULT_LIMIT_SINCE:
         return
     policies = _policies(desired, live)
@@ -226,7 +232,7 @@ def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> I
 
 
 def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Offer]:
-    """A policy for each queue whose default limit feeds its own retry loop."""
+    """Offer a policy for each queue whose default delivery limit feeds its own retry loop."""
     policies = _policies(desired, live)
     for queue in _queues(desired, live, QueueRole.MAIN):
         failure = desired.plan(queue.name)
@@ -241,7 +247,7 @@ def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterat
 
 
 def _queues(desired: Topology, live: Topology, role: QueueRole) -> Iterator[Queue]:
-    """The desired queues of that role, as the broker has them where it has them."""
+    """Yield the desired queues of a role, in their live form if they exist."""
     roles = queue_roles(desired)
     for queue in desired.queues:
         if roles[queue.name] is role:
@@ -249,14 +255,14 @@ def _queues(desired: Topology, live: Topology, role: QueueRole) -> Iterator[Queu
 
 
 def _policies(desired: Topology, live: Topology) -> tuple[Policy, ...]:
-    """The policies as they will be: the live ones, and the desired ones that are missing."""
+    """Return the resulting policies: the live ones and the desired ones that are missing."""
     names = {policy.name for policy in live.policies}
     return (*live.policies, *(one for one in desired.policies if one.name not in names))
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What was done, in order, and the conflicts that were left alone."""
+    """The changes made, in order, and the conflicts left alone."""
 
     done: tuple[str, ...]
     left: tuple[Conflict, ...]
@@ -265,17 +271,19 @@ class Applied:
 async def live_plan(
     desired: Topology, connection: Connection, management: PolicyLedger | None, vhost: str
 ) -> ApplyPlan:
-    """Read the broker and compare; over AMQP alone where there is no management API."""
+    """Read the broker and compare it with the desired topology, over AMQP alone without
+    management.
+    """
     version = connection.version
     if management is None:
         found = await probe(desired, connection)
         planned = plan_from_diff(desired, found, version)
     else:
         planned = plan(desired, await management.live_topology(vhost), version)
-    # What is in the queues: exact where AMQP can tell, by the management API where it cannot.
+    # AMQP returns exact counts of ready messages. The management API adds unacked and held ones.
     risks = []
     for queue in [one.name for one in planned.conflicts if one.kind is Kind.QUEUE]:
-        # A queue that has gone meanwhile holds nothing.
+        # A queue deleted in the meantime has no messages.
         state = await count_now(connection, queue) or QueueState(queue, messages=0, consumers=0)
         risk = AtRisk(queue, state.messages, state.consumers)
         if management is not None:
@@ -300,12 +308,13 @@ async def apply(
     watch_s: float = WATCH_S,
     patience_s: float = PATIENCE_S,
 ) -> Applied:
-    """Carry the plan out.
+    """Carry out the plan.
 
-    Conflicts refuse the whole (TopologyConflict) unless each is named in `replace` or they are to
-    be skipped. A queue is replaced only if it is classic, empty and unused; otherwise
-    UnsafeOperation names what is at risk, before anything was changed. It is replaced as a
-    migration replaces it, so an interruption loses nothing: named again, it is finished.
+    A conflict raises TopologyConflict before any change, unless it is named in `replace` or
+    conflicts are skipped. A queue is replaced only if it is classic, empty and unused. Otherwise
+    UnsafeOperation lists the messages and consumers at risk, before any change. Queues are replaced
+    as in a migration, so an interruption does not lose messages. Naming the queue again finishes an
+    interrupted replacement.
     """
     left = tuple(one for one in planned.conflicts if one.name not in replace)
     if left and not skip_conflicts:
@@ -331,7 +340,7 @@ async def apply(
         names = {one.queue.name for one in queues}
         steps = (*offered, *planned.steps)
         late = [step for step in steps if _leads_into(step, names)]
-        # Ways out first; then the replacements; bindings into a replaced queue after it is there.
+        # Outgoing routes first, then the replacements, then the bindings into replaced queues.
         for step in steps:
             if step not in late:
                 await work.create(step)
@@ -349,7 +358,7 @@ async def apply(
 
 
 def _replacements(planned: ApplyPlan, named: Collection[str]) -> tuple[Replacement, ...]:
-    """The named queues that differ, or whose replacement was interrupted."""
+    """Select the named queues that differ or whose replacement was interrupted."""
     if planned.live is None:
         return ()
     found = migration(planned.desired, planned.live).replacements
@@ -374,7 +383,7 @@ def _conflicts_text(left: Collection[Conflict]) -> str:
 
 
 def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
-    """Say everything that forbids a replacement before the first change."""
+    """Raise every reason against a replacement before the first change."""
     if replaced and planned.live is None:
         raise UnsafeOperation(
             "nothing was changed: without the management API the bindings of a queue cannot be "
@@ -392,7 +401,7 @@ def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
 
 
 def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
-    """Why replacing this object could lose messages; None if it cannot."""
+    """Return why replacing this object could lose messages, or None."""
     match conflict.actual:
         case Policy():
             return None
@@ -416,7 +425,7 @@ def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
 
 
 class _Applier:
-    """Carries out steps one by one and keeps account."""
+    """Carries out steps one by one and records them."""
 
     def __init__(
         self,
@@ -432,7 +441,9 @@ class _Applier:
         self._on_done = on_done
 
     async def create(self, step: Step) -> None:
-        """Create what is missing; TopologyConflict if someone made something else meanwhile."""
+        """Create a missing object. Raise TopologyConflict if a different one was created
+        meanwhile.
+        """
         try:
             match step.item:
                 case Exchange():
@@ -457,12 +468,11 @@ class _Applier:
         await self._management.put_policy(self._vhost, policy)
 
     async def replace_policy(self, policy: Policy) -> None:
-        """Set it in place of the one of the same name; it takes effect at once."""
+        """Overwrite the policy of the same name. It takes effect at once."""
         await self._set(policy)
         self.tell(f"replaced policy {policy.name}")
 
     def tell(self, *texts: str) -> None:
-        """Keep account of what was done."""
         for text in texts:
             self.done.append(text)
             self._on_done(text)

@@ -1,18 +1,19 @@
-"""Declaring a topology over the port, checking that it is there, or leaving it to others.
+"""Declare a topology over the port, check that it exists, or leave it to its owner.
 
-What a broker says when an object is there in another form is read once, with one advice. RabbitMQ's 406
-names the first argument that differs, and both values as text; `x-queue-type` is said as the type, which it
-is. What can be done about it is the same for all that ask: `hopback run` that declares, `topology plan` with
-and without a management API, `topology apply`.
+This module reads RabbitMQ's 406 for an object that exists in another form and attaches one remedy.
+The 406 names the first argument that differs and both values as text. A different `x-queue-type` is
+reported as a different type. `hopback run`, `topology plan` (with and without a management API) and
+`topology apply` all give the same remedy.
 
-Over AMQP alone, a passive declare tells whether an object is there; declaring one that is there changes
-nothing and is refused with that 406. Declared once more with the broker's own value of the argument, the
-next one is named, until nothing differs: so all of them are known (`probe`).
+Over AMQP alone, a passive declare shows whether an object exists. An active declare of an existing
+object does not change it and fails with that 406 if an argument differs. `probe` repeats the
+declare with the broker's value of that argument until the declare succeeds, and so finds all
+differences.
 
-What was deleted while an application runs is created anew (`restore`): only what is missing, never more.
-A queue that is missing because it is being migrated (`NAME.migrating` exists) is left to the
-migration: created in its old form it would stand in the way of the new one. What exists in another
-form, or may not be created, is left alone. Nothing here raises for such a thing; it is told.
+`restore` recreates objects that were deleted while an application runs. It creates only missing
+objects. A queue that is missing because it is being migrated (`NAME.migrating` exists) is left to
+the migration, because a queue created in its old form would block the new one. Objects that exist
+in another form or may not be created are left alone. `restore` reports them and does not raise.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hopback.errors import (
 )
 from hopback.topology.diff import Conflict, Diff, Kind, advise_exchange, advise_queue, diff
 
-# The old names below have a `Difference` of their own.
+# `Difference` is also a name in this module's former interface.
 from hopback.topology.diff import Difference as FieldDifference
 from hopback.topology.expand import SHADOW
 from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
@@ -52,12 +53,14 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 _MOST_QUESTIONS = (
-    40  # more than any object has fields; a broker that answers oddly must not keep us
+    40  # Declares per object. No object has more fields. Ends the loop if a broker answers oddly.
 )
 
 
 async def probe(desired: Topology, connection: Connection) -> Diff:
-    """Ask for each exchange and queue; nothing is created. What is there besides stays unknown."""
+    """Check each exchange and queue without creating any. Other objects of the broker stay
+    unknown.
+    """
     looked_for = await look_for(connection, (*desired.exchanges, *desired.queues))
     there = [item for item, missing in looked_for if missing is None]
     other = await conflicts(connection, there)
@@ -72,7 +75,9 @@ async def probe(desired: Topology, connection: Connection) -> Diff:
 async def look_for(
     connection: Connection, items: Iterable[Exchange | Queue]
 ) -> list[tuple[Exchange | Queue, str | None]]:
-    """Each with None if the broker has one by that name, in whatever form; else with its refusal."""
+    """Pair each item with None if an object of that name exists, otherwise with the broker's
+    refusal.
+    """
     found: list[tuple[Exchange | Queue, str | None]] = []
     channel = await connection.open_channel()
     for item in items:
@@ -82,7 +87,7 @@ async def look_for(
             else:
                 await channel.declare_exchange(item, passive=True)
             found.append((item, None))
-        except NotFound as refusal:  # it closed the channel
+        except NotFound as refusal:  # the refusal closed the channel
             found.append((item, refusal.text))
             channel = await connection.open_channel()
     await channel.close()
@@ -92,7 +97,7 @@ async def look_for(
 async def conflicts(
     connection: Connection, there: Iterable[Exchange | Queue]
 ) -> tuple[Conflict, ...]:
-    """Of what exists, what has another form, each with every difference, the type first."""
+    """List the existing objects that have another form, with every difference, the type first."""
     found = []
     for item in there:
         if differences := await _differences(connection, item):
@@ -104,12 +109,12 @@ async def conflicts(
 async def _differences(
     connection: Connection, item: Exchange | Queue
 ) -> tuple[FieldDifference, ...]:
-    """What differs, if anything; declaring once more what is there as it is changes nothing."""
+    """Return the differences of an existing object. Declaring it again does not change it."""
     found: dict[str, FieldDifference] = {}
     asked = item
     while len(found) < _MOST_QUESTIONS:
         try:
-            # Each question on a channel of its own: a refusal closes it.
+            # A refusal closes the channel, so each declare has a separate one.
             channel = await connection.open_channel()
             if isinstance(asked, Queue):
                 await channel.declare_queue(asked)
@@ -121,9 +126,7 @@ async def _differences(
             told = difference_of(refusal.text, item)
             named = read_inequivalent(refusal.text)
             if named is None or told.field in found:
-                if (
-                    not found
-                ):  # after a first difference, odd answers are ours: the question was odd
+                if not found:  # after a first difference, our changed declare caused it
                     found[told.field] = told
                 break
             found[told.field] = told
@@ -133,12 +136,15 @@ async def _differences(
                 asked = further
             else:
                 asked = _exchange_as_the_broker_has_it(asked, named, told.actual)
-    # A queue of another type is another queue: a reader of that needs to read no further.
+    # A queue of another type is a different queue, so the type comes first.
     return tuple(sorted(found.values(), key=lambda one: one.field != "type"))
 
 
 def _as_the_broker_has_it(asked: Queue, named: Inequivalent, actual: FieldValue) -> Queue:
-    """The queue with the broker's value for what was named, and without what cannot go with it."""
+    """Return the queue with the broker's value of the named argument.
+
+    Arguments that are invalid with that value are removed.
+    """
     yes = named.actual == "true"
     match named.argument:
         case "durable":
@@ -160,7 +166,7 @@ def _as_the_broker_has_it(asked: Queue, named: Inequivalent, actual: FieldValue)
 
 
 def _dropped(before: Queue, after: Queue, named: str) -> Iterator[FieldDifference]:
-    """The arguments that had to go with what was named: the queue there cannot have them."""
+    """Yield the removed arguments, which the existing queue cannot have."""
     for key, value in before.arguments.items():
         if key != named and key not in after.arguments:
             advice = advise_queue(after, key, value, None)
@@ -187,7 +193,7 @@ def _exchange_as_the_broker_has_it(
 
 
 async def _depth(connection: Connection, queue: str) -> QueueState:
-    """Raises where `count_now` answers None: so it was promised."""
+    """Count a queue. Unlike `count_now`, raise if it does not exist."""
     channel = await connection.open_channel()
     state = await count(channel, queue)
     await channel.close()
@@ -204,7 +210,7 @@ _ADVICE = "declare it as the broker has it, or migrate: arguments cannot change 
 
 
 class Inequivalent(NamedTuple):
-    """Which argument of what differs, and both values as the broker writes them; None for none."""
+    """The argument that differs and both values as the broker writes them (None: not set)."""
 
     kind: str
     name: str
@@ -214,7 +220,7 @@ class Inequivalent(NamedTuple):
 
 
 def read_inequivalent(text: str) -> Inequivalent | None:
-    """Read the text of a 406; None if it says something else."""
+    """Parse the text of a 406. Return None if it reports another problem."""
     found = _INEQUIVALENT.search(text)
     if found is None:
         return None
@@ -235,7 +241,10 @@ def _value(text: str) -> str | None:
 
 
 def difference_of(text: str, item: Exchange | Queue | None = None) -> FieldDifference:
-    """What differs and what can be done, for the object that was declared; the text where it is not read."""
+    """Return the difference and the remedy for a declared object.
+
+    If the text cannot be parsed, the difference contains the text itself.
+    """
     found = read_inequivalent(text)
     if found is None:
         return FieldDifference("declaration", None, None, f"{text}; {_ADVICE}")
@@ -255,7 +264,7 @@ def difference_of(text: str, item: Exchange | Queue | None = None) -> FieldDiffe
 
 
 def _as_value(text: str | None, other: FieldValue) -> FieldValue:
-    """The broker's text as a value: a number or a truth, unless text was declared."""
+    """Convert the broker's text to a number or a boolean, unless the declared value is text."""
     if text is None or isinstance(other, str):
         return text
     if text in ("true", "false"):
@@ -267,18 +276,18 @@ _BUILT_IN = re.compile(r"(amq\..*)?\Z")
 
 
 class Ownership(StrEnum):
-    """Who looks after the topology."""
+    """Who creates and changes the topology."""
 
     DECLARE = "declare"
-    """We do: whatever is missing is created."""
+    """Hopback does. It creates missing objects."""
     CHECK = "check"
-    """Others do: we only make sure that every exchange and queue is there."""
+    """Another tool does. Hopback only checks that every exchange and queue exists."""
     EXTERNAL = "external"
-    """Others do, and we do not look."""
+    """Another tool does. Hopback does not check."""
 
 
 async def prepare(connection: Connection, topology: Topology, ownership: Ownership) -> None:
-    """Declare, check or leave alone, as `ownership` says."""
+    """Declare, check or skip the topology, depending on `ownership`."""
     match ownership:
         case Ownership.DECLARE:
             await declare(connection, topology)
@@ -289,20 +298,20 @@ async def prepare(connection: Connection, topology: Topology, ownership: Ownersh
 
 
 async def declare(connection: Connection, topology: Topology) -> None:
-    """Create what is missing; TopologyConflict lists everything that exists in another form.
+    """Create missing objects. Raise TopologyConflict with all objects that exist in another form.
 
-    Safe to repeat. Nothing is deleted or replaced, and nothing is created if anything conflicts.
+    Safe to repeat. No object is deleted or replaced, and no object is created if any conflicts.
     """
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
     there = [item for item, missing in await look_for(connection, items) if missing is None]
     other = await conflicts(connection, there)
     if other:
-        # Every difference of every object; of advices that several have in common, one.
+        # Lists every difference of every object, and each remedy once.
         lines = [f"{topology.name} differs from the broker; nothing was created:"]
         for conflict in other:
             lines.append(f"  {conflict.kind} {conflict.name!r}:")
             advices = {one.advice: None for one in conflict.differences}
-            if conflict.differences[0].field == "type":  # no policy makes it another type
+            if conflict.differences[0].field == "type":  # a policy cannot change the type
                 advices = {conflict.differences[0].advice: None}
             if len(advices) == 1:
                 lines += [f"    {one.sides}" for one in conflict.differences]
@@ -324,16 +333,16 @@ async def declare(connection: Connection, topology: Topology) -> None:
                 await channel.declare_exchange(item)
         for binding in topology.bindings:
             await channel.bind(binding)
-    except PreconditionFailed as refused:  # somebody else has created it meanwhile
+    except PreconditionFailed as refused:  # created by another client in the meantime
         raise TopologyConflict(f"{topology.name}: {difference_of(refused.text)}") from refused
     finally:
         await channel.close()
 
 
 async def check(connection: Connection, topology: Topology) -> None:
-    """Make sure that every exchange and queue exists; TopologyError lists all that do not.
+    """Check that every exchange and queue exists. Raise TopologyError with all missing ones.
 
-    AMQP shows neither arguments nor bindings: `hopback topology plan` compares those.
+    AMQP shows neither arguments nor bindings. `hopback topology plan` compares those.
     """
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
     missing = [text for _, text in await look_for(connection, items) if text is not None]
@@ -347,13 +356,13 @@ async def check(connection: Connection, topology: Topology) -> None:
 
 
 def own_exchanges(topology: Topology) -> list[Exchange]:
-    """The default exchange and `amq.*` are always there and cannot be declared."""
+    """Omit the default exchange and `amq.*`, which always exist and cannot be declared."""
     return [exchange for exchange in topology.exchanges if not _BUILT_IN.match(exchange.name)]
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was created, by name, and what cannot be used: why, by name."""
+    """The names of the created objects, and a problem by name for each unusable object."""
 
     created: tuple[str, ...]
     troubles: Mapping[str, str]
@@ -368,8 +377,9 @@ async def restore(
 ) -> Restored:
     """Create every declared exchange and queue that is missing, and its bindings.
 
-    `unrouted` names exchanges that found no queue for a message: their bindings are added again.
-    With another ownership than `declare` nothing is created, with `external` nothing is looked at.
+    `unrouted` names exchanges that returned a message as unroutable. Their bindings are added
+    again. Objects are created only with the ownership `declare`. With `external` they are not
+    checked either.
     """
     created: list[str] = []
     troubles: dict[str, str] = {}
@@ -388,7 +398,7 @@ async def restore(
 
 
 async def is_complete(connection: Connection, topology: Topology) -> bool:
-    """Whether every declared exchange and queue exists: one channel, one question for each of them."""
+    """Check that every declared exchange and queue exists, with one passive declare each."""
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
     channel = await connection.open_channel()
     try:
@@ -401,12 +411,12 @@ async def is_complete(connection: Connection, topology: Topology) -> bool:
 
 
 async def rebind(connection: Connection, topology: Topology) -> None:
-    """Add every declared binding again; AMQP cannot tell which of them are missing."""
+    """Add every declared binding again. AMQP cannot list the missing ones."""
     await _bind(connection, topology, set(), {each.source for each in topology.bindings}, {})
 
 
 async def queues_in_migration(connection: Connection, topology: Topology) -> tuple[str, ...]:
-    """The declared queues that are missing because a migration is about to create them anew."""
+    """List the declared queues that are missing because a migration is recreating them."""
     return tuple(
         [
             queue.name
@@ -420,7 +430,7 @@ async def queues_in_migration(connection: Connection, topology: Topology) -> tup
 async def _restored(
     connection: Connection, thing: Exchange | Queue, ownership: Ownership
 ) -> tuple[bool, str]:
-    """Whether it was missing, and what is in the way of using it."""
+    """Return whether the object was missing and the problem that prevents its use."""
     kind = "queue" if isinstance(thing, Queue) else "exchange"
     found = await _refusal(connection, _looking(thing))
     missing = isinstance(found, NotFound)
@@ -428,7 +438,7 @@ async def _restored(
         return missing, f"{kind} {thing.name!r} may not be looked at: {found.text}"
     if ownership is Ownership.CHECK:
         return missing, _NOT_OURS.format(kind=kind, name=thing.name) if missing else ""
-    # The order matters: a queue that a migration has deleted has had its shadow before.
+    # Check the shadow second: a migration creates the shadow before it deletes the queue.
     if missing and isinstance(thing, Queue):
         shadow = await _refusal(connection, _looking(_shadow_of(thing)))
         if shadow is None:
@@ -470,9 +480,10 @@ async def _bind(
     unrouted: set[str],
     troubles: dict[str, str],
 ) -> None:
-    """Add the bindings of what was created; of an exchange that routes nowhere, all of its own.
+    """Add the bindings of created objects and all bindings of unrouted exchanges.
 
-    A queue that exists may be unbound because its messages go to a shadow: then it stays so.
+    An existing queue may be unbound because a migration routes its messages to the shadow. Its
+    bindings are not added.
     """
     has_shadow: dict[str, bool] = {}
     for binding in topology.bindings:
@@ -496,7 +507,7 @@ async def _bind(
 async def _refusal(
     connection: Connection, step: Callable[[Channel], Awaitable[object]]
 ) -> ChannelClosed | None:
-    """Take a step on a channel of its own, which a refusal closes."""
+    """Run a step on a separate channel, because a refusal closes the channel."""
     channel = await connection.open_channel()
     try:
         await step(channel)

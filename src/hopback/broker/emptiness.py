@@ -1,14 +1,15 @@
-"""Whether a queue is empty for certain, and may be deleted.
+"""Prove that a queue is empty before deleting it.
 
-No question to a broker answers that at once. A passive declare counts what is ready, and not what
-somebody holds unacked or what at-least-once dead-lettering holds back; a delete that is to happen
-only if the queue is empty sees those neither, and quorum queues know no such delete. The totals of
-the management API count everything, but those of a quorum queue are as old as its last tick.
+No single request proves that. A passive declare counts ready messages, but not unacked messages or
+messages held by at-least-once dead-lettering. A conditional delete (`if-empty`) ignores those too,
+and quorum queues do not support it. The totals of the management API include all messages, but
+those of a quorum queue are as old as its last tick.
 
-So a queue is deleted in three steps. It is fenced: nothing is bound to it, nobody consumes, and
-whatever sends to it by name stands still. Then everything must read 0 for longer than the oldest
-total can be. Then it is deleted, at once after the last reading. A client that holds something makes
-us wait, and after some time refuse with its name.
+A queue is therefore deleted in three steps. First it is fenced: it has no bindings and no
+consumers, and every queue that sends to it by name is idle. Then all counts must stay 0 for longer
+than the maximum age of a total. Then it is deleted, immediately after the last reading. If a client
+holds messages, the deletion waits, and after a time limit fails with an error that names the
+client.
 """
 
 from __future__ import annotations
@@ -36,42 +37,42 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 WATCH_S = 15.0
-"""For how long every reading must be 0.
+"""Seconds for which every count must stay 0.
 
 Measured on RabbitMQ 3.10.8, 4.0.5 and 4.3.6 with the default intervals, from the moment when 50
-messages were taken until the numbers showed them: totals of quorum queues up to 5.1 s, of classic
-queues at once; statistics, which alone name what is held back, up to 9.9 s.
+messages were taken until the counts showed them. Totals of quorum queues took up to 5.1 s, those of
+classic queues were immediate. Statistics, the only source of held-back messages, took up to 9.9 s.
 """
 
 PATIENCE_S = 60.0
-"""How long to wait for those who hold something: longer than the 30 s of grace of a consumer."""
+"""Seconds to wait for clients that hold messages. Longer than a consumer's grace period of 30 s."""
 
-_LOOK_EVERY_S = 1.0  # the management API's figures change every five seconds; a look costs little
+_LOOK_EVERY_S = 1.0  # Seconds. The counts of the management API change every 5 s.
 
 
 class Ledger(Protocol):
-    """What a management client tells of queues; the embedded broker has one, too."""
+    """The queue readings of a management client. The embedded broker provides them too."""
 
     async def totals(self, vhost: str) -> Mapping[str, QueueCounts]:
-        """Everything in each queue, by name."""
+        """Count all messages of each queue, by name."""
 
     async def queue(self, vhost: str, name: str) -> QueueReading:
-        """One queue with its statistics; what is held back stands only there."""
+        """Read one queue with its statistics, the only source of held-back messages."""
 
     async def live_topology(self, vhost: str) -> Topology:
-        """What is on the broker now, with its policies."""
+        """Read the broker's objects and policies."""
 
     async def holders(self, vhost: str, queue: str) -> tuple[str, ...]:
-        """Who holds messages that may be of this queue, in words."""
+        """Describe the clients that may hold messages of this queue."""
 
 
 def feeders(
     queue: str, live: Topology, plans: Iterable[Plan] = (), version: BrokerVersion | None = None
 ) -> tuple[Queue, ...]:
-    """The queues from which messages come to this one by its name, so that no unbinding stops them.
+    """Find the queues that send messages to this one by name, which unbinding does not stop.
 
-    The broker sends them (dead letters through the default exchange), or the consumers of a plan
-    do, who publish what failed to its retry and dead-letter queues.
+    The broker sends dead letters through the default exchange. The consumers of a plan publish
+    failed messages to its retry and dead-letter queues.
     """
     by_plan = {
         plan.queue
@@ -100,19 +101,19 @@ def _dead_letters_to(
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """One look at the queues: what is ready to be moved, and what else speaks against a delete."""
+    """One reading of the queues: queues with ready messages, and obstacles to a deletion."""
 
     ready: tuple[str, ...]
     obstacles: tuple[str, ...]
     held: tuple[str, ...]
-    """The queues of which somebody holds something."""
+    """The queues with obstacles."""
 
 
 class Emptiness:
-    """Finds out whether queues are empty for certain, and deletes them only then.
+    """Proves that queues are empty and then deletes them.
 
-    `plans` are those whose consumers publish by name. `on_wait` is told, once for each text, what
-    is waited for.
+    `plans` are the plans whose consumers publish by name. `on_wait` is called once for each
+    distinct obstacle that delays the deletion.
     """
 
     def __init__(
@@ -141,19 +142,26 @@ class Emptiness:
         self._waited_for: set[str] = set()
 
     async def refuse_busy(self, queues: Collection[str]) -> None:
-        """UnsafeOperation if somebody consumes or holds messages of these queues, or of one that
-        sends to them by name: to be asked before anything is changed."""
-        # What comes through bindings will be stopped by unbinding.
+        """Raise UnsafeOperation if the queues, or queues that send to them by name, are in use.
+
+        A queue is in use if it has consumers or unacked messages. Call this before the first
+        change.
+        """
+        # Messages routed through bindings are stopped later, by unbinding.
         live = replace(await self._management.live_topology(self._vhost), bindings=())
         sources = [each.name for name in queues for each in self._feeders(name, live)]
         await self._until_free((*queues, *sources), clear_for_s=0.0)
 
     async def refuse_held(self, queues: Collection[str]) -> None:
-        """UnsafeOperation unless it is certain that nobody consumes or holds messages of these."""
+        """Raise UnsafeOperation unless the queues provably have no consumers and no held
+        messages.
+        """
         await self._until_free(queues, clear_for_s=self._watch_s)
 
     async def _until_free(self, queues: Collection[str], *, clear_for_s: float) -> None:
-        """What reads as held may have been given back since the last tick: it is asked for again."""
+        """Wait until the queues are free. Counts are read again because they may predate a
+        settlement.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._watch_s
         since: float | None = None
@@ -186,10 +194,11 @@ class Emptiness:
         *,
         move: Callable[[str], Awaitable[object]],
     ) -> None:
-        """Delete them all as soon as each is empty for certain; one that is missing is no error.
+        """Delete all queues as soon as each is proven empty. A missing queue is not an error.
 
-        `move` takes away what is ready in the queue of that name, also what becomes so meanwhile.
-        UnsafeOperation if somebody still holds something, or sends more, when patience ends.
+        `move` moves the ready messages out of the named queue, including messages that become ready
+        meanwhile. Raise UnsafeOperation if a client still holds messages or sends more after
+        `patience_s`.
         """
         if not queues:
             return
@@ -207,7 +216,8 @@ class Emptiness:
                         f"after {now - began:.0f} s these are not empty for certain, so they were not"
                         f" deleted: {why}"
                     )
-                # Totals may still show what has been moved: said only when that cannot be.
+                # Totals may still include messages that were moved. Report obstacles only after
+                # that time.
                 if now - began >= self._watch_s:
                     self._tell(look.obstacles)
                 for name in look.ready:
@@ -227,7 +237,8 @@ class Emptiness:
 
     async def _look(self, queues: Collection[Queue]) -> _Observation:
         live = await self._management.live_topology(self._vhost)
-        # The totals come before the declares: what was ready when they were read is seen by these.
+        # Read the totals before the declares, which then count messages that were ready at the
+        # totals.
         totals = await self._management.totals(self._vhost)
         ready: list[str] = []
         obstacles: list[str] = []
@@ -247,7 +258,8 @@ class Emptiness:
             held += [queue.name] if found else []
             obstacles += found
             for source in self._feeders(queue.name, live):
-                # Whether messages leave it without anybody's doing.
+                # Messages also leave this queue through its TTL or its length limit, without a
+                # consumer.
                 told = effective_arguments(source, live.policies, self._connection.version)
                 limited = "x-max-length" in told or "x-max-length-bytes" in told
                 drops = limited and told.get("x-overflow", "drop-head") != "reject-publish"
@@ -265,7 +277,9 @@ class Emptiness:
     async def _in_use(
         self, queue: str, totals: Mapping[str, QueueCounts], *, empty: bool = False
     ) -> list[str]:
-        """What of this queue is in somebody's hands; with `empty` also whatever else is in it."""
+        """List consumers and held messages of this queue. With `empty`, also list ready
+        messages.
+        """
         state = await count_now(self._connection, queue)
         if state is None:
             return []
@@ -276,11 +290,11 @@ class Emptiness:
         found = [f"{queue!r} has {state.consumers} consumers"] if state.consumers else []
         counts = totals.get(queue)
         if counts is None or counts.messages is None or counts.ready is None:
-            # A new queue, or one of a broker that has just started, tells it at its first tick.
+            # A new queue, or one of a restarted broker, has no counts before its first tick.
             return [*found, f"the broker does not tell how many messages {queue!r} has"]
         if counts.unacked:
             found.append(f"{counts.unacked} messages of {queue!r} are held unacked")
-        # What is held back is in the total, and by itself only in the statistics, which are older.
+        # The total includes held-back messages. Their separate count is in the older statistics.
         held_back = max(held_back, counts.messages - counts.ready - (counts.unacked or 0))
         if held_back > 0:
             found.append(f"{held_back} messages of {queue!r} are held back by dead-lettering")
@@ -295,25 +309,27 @@ class Emptiness:
                 self._on_wait(f"waiting: {text}")
 
     async def _told(self, obstacles: Collection[str], held: Collection[str]) -> str:
-        """The obstacles, and who holds what, as far as the broker tells."""
+        """Join the obstacles and the clients that hold messages, if the broker lists them."""
         who: list[str] = []
         for queue in held:
             try:
                 who += await self._management.holders(self._vhost, queue)
-            except ManagementError:  # the user may not ask; the refusal stands without names
+            except ManagementError:  # the user may not list them
                 break
         named = f". Held by: {'; '.join(dict.fromkeys(who))}" if who else ""
         return "; ".join(obstacles) + named
 
     async def _delete(self, queues: Collection[Queue]) -> str | None:
-        """Delete them; the name of the first that turns out not to be empty and unused, if any."""
+        """Delete the queues. Return the name of the first one that is not empty and unused, if
+        any.
+        """
         for queue in queues:
             state = await count_now(self._connection, queue.name)
             if state is None:
                 continue
             if state.messages or state.consumers:
                 return queue.name
-            # A quorum queue refuses every condition with 540.
+            # A quorum queue rejects every condition with 540.
             classic = queue.type is QueueType.CLASSIC
             channel = await self._connection.open_channel()
             try:

@@ -1,17 +1,18 @@
-"""Changing what cannot be changed in place: a queue's type and arguments, with messages inside.
+"""Replace queues whose type or arguments differ, keeping their messages.
 
-Queues of the wrong form are replaced through shadow queues, without losing a message:
+RabbitMQ cannot change the type or the arguments of an existing queue. Such queues are replaced
+through shadow queues, without losing a message:
 
-1. Each shadow is declared and bound wherever its queue is bound; then the queue is unbound. What is
-   published from now on goes to the shadow; what was published in between went to both. Everything
-   in the queue moves to the shadow: published, confirmed, then acked.
-2. When all those queues are empty for certain they are deleted, and declared anew in their new form.
-   Retry queues are emptied together with the queue that they return to: nothing comes to it by name.
-3. Everything in the shadows moves back; the queues are bound again, the shadows unbound, what came
-   meanwhile moves too. When the shadows are empty for certain they are deleted.
+1. Declare each shadow and bind it wherever its queue is bound, then unbind the queue. From then on new
+   messages are routed to the shadow. Messages published in between are routed to both queues. All
+   messages in the queue move to the shadow: each is published, confirmed, then acked.
+2. Delete the queues once all of them are proven empty, and declare them in their new form. A retry
+   queue is emptied together with its main queue, so that no message returns to the main queue by name.
+3. Move all messages in the shadows back, bind the queues again, unbind the shadows, and move the
+   messages that arrived in the meantime. Delete the shadows once they are proven empty.
 
-Each step can be repeated, and the live broker tells which ones are done: a migration that was
-interrupted anywhere is simply started again. Attempts counted so far are carried over.
+Each step can be repeated, and the state of the broker shows which steps are done. An interrupted
+migration is resumed by starting it again. Attempt counts are carried over.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-_IN_FLIGHT = 200  # enough to hide the confirm's round trip; so few copies if we die in between
-_LOOK_AGAIN_S = 0.05  # nothing tells that a queue has become empty: ask twenty times a second
+# Messages. Hides the round trip of confirms. A crash duplicates at most this many.
+_IN_FLIGHT = 200
+# Seconds. AMQP does not announce that a queue is empty, so the count is polled.
+_LOOK_AGAIN_S = 0.05
 
 
 async def move_all(
@@ -46,10 +49,10 @@ async def move_all(
     target: str,
     rewrite: Callable[[Delivery], Properties],
 ) -> int:
-    """Move until the source is empty and tell how many went; raises the first failure.
+    """Move messages until the source is empty and return how many were moved.
 
-    `rewrite` gives the properties a message is published with. On failure nothing unconfirmed is
-    acked, and closing the channel gives the rest back in order.
+    `rewrite` returns the properties to publish a message with. The first failure is raised. In that
+    case unconfirmed messages are not acked, and closing the channel requeues them in order.
     """
     taking, giving = await connection.open_channel(), await connection.open_channel()
     try:
@@ -58,12 +61,12 @@ async def move_all(
         while True:
             tag = await taking.consume(source, move.take, on_cancel=move.cancelled)
             await move.until_quiet()
-            # What was on its way to us was in no number so far. It has come when the cancel is
-            # answered, and has to be settled before the channel closes: otherwise it is given back
-            # although it was published, and stands twice.
+            # Deliveries that were in transit are not in any count yet. They have arrived when the
+            # cancel is answered. They must be settled before the channel closes, because otherwise
+            # the broker requeues a message that was already published.
             await taking.cancel(tag)
             await move.until_settled()
-            # Settlement is answered by nothing: a round trip shows that the broker has read it.
+            # The broker does not answer an ack. A round trip shows that it has read it.
             if not (await count(taking, source)).messages:
                 return move.moved
     finally:
@@ -84,13 +87,13 @@ class _Move:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, delivery: Delivery) -> None:
-        """Publish a delivery; after a failure the rest stays unsettled."""
+        """Publish a delivery. After a failure, deliveries stay unsettled."""
         if self.failure is not None:
             return
         try:
             message = Message("", self.target, delivery.body, self.rewrite(delivery))
             fate = self.giving.publish(message)
-        except Exception as error:  # whatever the message is made of: it stays where it is
+        except Exception as error:  # the message stays in the source
             self._fail(
                 BrokerError(f"a message of {self.source!r} cannot be published again: {error}")
             )
@@ -99,7 +102,7 @@ class _Move:
         fate.add_done_callback(lambda done: self._settle(done, delivery.tag))
 
     def cancelled(self, _tag: str) -> None:
-        """The broker ended the consumer: the queue is gone or its node is."""
+        """Fail the move: the queue or its node is gone."""
         self._fail(BrokerError("the broker ended the consumer of the queue that is being moved"))
 
     def _settle(self, fate: asyncio.Future[None], tag: int) -> None:
@@ -122,7 +125,7 @@ class _Move:
         self.changed.set()
 
     async def until_quiet(self) -> None:
-        """Return when nothing is ready and nothing in flight; raise the first failure."""
+        """Return when the source is empty and no publish is in flight. Raise the first failure."""
         while True:
             before = self.moved
             state = await count(self.giving, self.source)
@@ -130,11 +133,12 @@ class _Move:
                 raise self.failure
             if not state.messages and not self.in_flight and self.moved == before:
                 return
-            # Not at every change: a question per message costs the broker more than the move does.
+            # Do not count after every change: a count per message costs the broker more than the
+            # move.
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def until_settled(self) -> None:
-        """Return when nothing is in flight; raise the first failure."""
+        """Return when no publish is in flight. Raise the first failure."""
         while self.in_flight and self.failure is None:
             await self._wait_for_change()
         if self.failure is not None:
@@ -150,16 +154,16 @@ class _Move:
 
 
 _ON_DISK_S = 5.0
-"""How long a new queue waits for its first message: a broker that is killed may forget it until then.
+"""Seconds between declaring a queue and moving messages into it.
 
-RabbitMQ with Mnesia (3.x, and 4.0 by default) answers a declare up to two seconds before it is on
-disk; what was confirmed into such a queue would be gone with it.
+RabbitMQ with Mnesia (3.x, and 4.0 by default) answers a declare up to two seconds before the queue
+is on disk. A broker that is killed earlier loses the queue and every message confirmed into it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """One queue to be replaced: its new form, and where it is bound now."""
+    """A queue to replace: its new form and its current bindings."""
 
     queue: Queue
     old_type: QueueType
@@ -169,14 +173,16 @@ class Replacement:
 
     @property
     def shadow(self) -> Queue:
-        """The queue that keeps the messages meanwhile: quorum, without limits, TTL or dead letters."""
+        """The queue that keeps the messages in the meantime: a quorum queue without limits, TTL or
+        DLX.
+        """
         limit = {"x-delivery-limit": NO_DELIVERY_LIMIT}
         return Queue(self.queue.name + SHADOW, QueueType.QUORUM, arguments=limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What has to be replaced, in order, and what stands in the way."""
+    """The queues to replace, in order, and the obstacles."""
 
     desired: Topology
     replacements: tuple[Replacement, ...]
@@ -184,9 +190,9 @@ class Migration:
 
 
 def migration(desired: Topology, live: Topology) -> Migration:
-    """What it takes to bring the live broker to the desired topology. Pure.
+    """Plan how to bring the live broker to the desired topology. This function does no I/O.
 
-    Dead-letter queues come first, then retry queues, then the queues that feed them.
+    Dead-letter queues are replaced first, then retry queues, then main queues.
     """
     compared = diff(desired, live)
     conflicting = {entry.name for entry in compared.conflict if entry.kind == "queue"}
@@ -220,7 +226,7 @@ def migration(desired: Topology, live: Topology) -> Migration:
 
 
 def immovable(queue: Queue) -> str:
-    """Why taking messages out would harm; empty if it would not."""
+    """Return why messages cannot be moved out of the queue safely, or an empty string."""
     if queue.type is QueueType.STREAM:
         return "is a stream, from which nothing is taken by reading"
     if queue.auto_delete:
@@ -242,7 +248,7 @@ def _replacement(queue: Queue, desired: Topology, live: Topology, resumed: bool)
     unique = tuple(
         binding for index, binding in enumerate(bindings) if binding not in bindings[:index]
     )
-    # The plan whose count the messages of this queue carry.
+    # The plan that counts the attempts of this queue's messages.
     carried = (p for p in desired.plans if queue.name in (p.queue, *dict(retry_queues(p))))
     return Replacement(queue, now.type if now else queue.type, unique, next(carried, None), resumed)
 
@@ -257,10 +263,10 @@ async def migrate(
     watch_s: float = WATCH_S,
     patience_s: float = PATIENCE_S,
 ) -> int:
-    """Carry the migration out and tell how many messages were moved.
+    """Carry out the migration and return how many messages were moved.
 
-    UnsafeOperation if something stands in the way: consumers on a queue, messages that somebody
-    holds and does not give back within `patience_s`, what is no queue, or no management API.
+    Raise UnsafeOperation if a queue has consumers, if unacked messages are not settled within
+    `patience_s`, if an object other than a queue differs, or without a management API.
     """
     if planned.obstacles:
         raise UnsafeOperation("nothing was changed:\n" + "\n".join(planned.obstacles))
@@ -284,7 +290,7 @@ async def replace_queues(
     emptiness: Emptiness,
     on_done: Callable[[str], object] = lambda text: None,
 ) -> int:
-    """The three steps for these queues, from wherever an earlier run has left them."""
+    """Run the three steps for these queues, from the point where an earlier run stopped."""
     await emptiness.refuse_busy([one.queue.name for one in replacements])
     moved = dict.fromkeys((one.queue.name for one in replacements), 0)
     back = dict(moved)
@@ -341,7 +347,9 @@ async def replace_queues(
 async def _switch(
     connection: Connection, bindings: tuple[Binding, ...], *, to: Queue, away_from: str
 ) -> None:
-    """Bind the one before unbinding the other: a message may come twice, never not at all."""
+    """Bind the new destination before unbinding the old one: a message may be duplicated, never
+    lost.
+    """
     await _declare(connection, to)
     channel = await connection.open_channel()
     for binding in bindings:
@@ -359,7 +367,9 @@ async def _declare(connection: Connection, queue: Queue) -> None:
 
 
 async def _is_new(connection: Connection, queue: Queue) -> bool:
-    """Whether the queue exists in its new form already: a declare then changes nothing."""
+    """Check whether the queue already exists in its new form, in which case a declare has no
+    effect.
+    """
     if await count_now(connection, queue.name) is None:
         return False
     channel = await connection.open_channel()
@@ -372,9 +382,10 @@ async def _is_new(connection: Connection, queue: Queue) -> bool:
 
 
 def _carried_over(plan: Plan | None, delivery: Delivery) -> Properties:
-    """The message with its count in our own header, where the new form counts there.
+    """Return the properties with the attempt count in Hopback's header, if the new form counts
+    there.
 
-    Without a plan (a dead-letter queue) it only moves.
+    The properties stay the same without a plan (a dead-letter queue).
     """
     if plan is None or plan.count is not Count.HEADER:
         return _as_it_is(delivery)

@@ -1,12 +1,13 @@
-"""A publisher that survives its connections. Each publish is confirmed or raises.
+"""A publisher that survives lost connections. Each publish is confirmed or raises.
 
-It has a connection of its own: a broker that blocks publishers stops reading their connection, and acks of
-consumers must not wait behind it.
+The publisher has a separate connection. A broker that blocks publishers stops reading from their
+connection, and consumer acks must not wait behind it.
 
-A refused publish (404, 403, 406) closes its channel. Only publishes that cannot be refused, as far as this
-connection knows (`proven_routes`), share a channel and are pipelined. All others go apart: on scratch
-channels with one publish in flight each. If a shared channel is closed nevertheless, because an exchange was
-deleted or a right revoked, its publishes are sent again apart, and only the refused one fails.
+A refused publish (404, 403, 406) closes its channel. Publishes that cannot be refused, as far as
+this connection knows (`proven_routes`), share a channel and are pipelined. All others use scratch
+channels with one publish in flight each. The shared channel may still be closed, because an
+exchange was deleted or a permission revoked. Then its publishes are sent again on scratch channels,
+and only the refused one fails.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ if TYPE_CHECKING:
     from hopback.message import Message
 
 _NACKS_IN_A_ROW = 10
-"""A channel that first met a quorum queue without a leader is nacked forever on RabbitMQ ≤ 3.12.0,
-though the queue has a new leader: only a new channel helps."""
-_SECONDS_BETWEEN_REOPENINGS = 1.0  # a queue that goes on refusing must not cost a channel each time
+"""Nacks in a row before the channel is replaced.
+
+Up to RabbitMQ 3.12.0, a channel that published to a quorum queue without a leader is nacked
+forever, even after the queue has a new leader. Only a new channel helps.
+"""
+# Seconds. Limits the channels spent on a queue that keeps rejecting publishes.
+_SECONDS_BETWEEN_REOPENINGS = 1.0
 _SCRATCH_CHANNELS = 64
-"""Publishes that go apart at the same time. Further ones wait for a scratch channel. RabbitMQ allows 2,047
-channels on a connection."""
+"""Scratch channels in use at the same time. Further publishes wait for a free one. RabbitMQ allows
+2,047 channels per connection.
+"""
 _IDLE_CHANNELS = 4
-"""Scratch channels that stay open without a publish. Those beyond it close after `_IDLE_S`."""
+"""Idle scratch channels that stay open. Those beyond it close after `_IDLE_S`."""
 _IDLE_S = 5.0
 """Seconds. A steady flow of new routes uses the same channels again, a burst leaves few of them behind."""
 
@@ -56,19 +62,19 @@ _LOST = (
 
 @dataclass(slots=True, eq=False)
 class _PublishSession:
-    """One publishing connection: the routes proven on it, and its idle scratch channels."""
+    """One publishing connection with its proven routes and idle scratch channels."""
 
     connection: Connection
     proven: ProvenRoutes
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_SCRATCH_CHANNELS))
     idle: list[tuple[float, Channel]] = field(default_factory=list)
-    """Scratch channels without a publish, and since when. The last one is used next."""
+    """Idle scratch channels and the time each became idle. The last one is used next."""
 
     async def scratch(self) -> Channel:
         return self.idle.pop()[1] if self.idle else await self.connection.open_channel()
 
     def take_back(self, channel: Channel) -> Channel | None:
-        """Keep an idle scratch channel; one that has been idle for too long, to be closed."""
+        """Keep an idle scratch channel. Return a channel to close if one has been idle too long."""
         now = asyncio.get_running_loop().time()
         self.idle.append((now, channel))
         if len(self.idle) > _IDLE_CHANNELS and now - self.idle[0][0] > _IDLE_S:
@@ -96,16 +102,15 @@ class _OpenChannel:
 
 
 class Publisher:
-    """Publishes on a supervised connection; an async context manager.
+    """Publishes on a supervised connection. Use it as an async context manager.
 
-    Entering it waits for the first connection and raises what kept it from being made; a connection
-    that is lost later is made again. `start` does not wait: for a program that has to come up before
-    its broker does.
-    `publish` waits at most `timeout` seconds for a usable channel. A publish that the broker refuses (a
-    missing exchange, a missing right, a body that is too large) fails alone. `keyless` names exchanges that
-    are known not to be topic exchanges: their routing keys need no proof of their own.
-    Direct replies have another connection, made with the first of them: only a publisher that `sends_replies`
-    sends them on this one.
+    Entering the context waits for the first connection and raises the error if it fails. A
+    connection lost later is opened again. `start` does not wait, for a program that must start
+    before its broker. `publish` waits at most `timeout` seconds for a usable channel. A publish
+    that the broker refuses (a missing exchange, a missing permission, a body that is too large)
+    fails alone. `keyless` names exchanges that are not topic exchanges, so their routing keys need
+    no separate proof. Direct replies use another connection, opened with the first reply. A
+    publisher that `sends_replies` sends them on this one.
     """
 
     def __init__(
@@ -157,7 +162,7 @@ class Publisher:
     async def __aenter__(self) -> Self:
         self.start()
         try:
-            # Return when there is a channel; raises what stood in the way at the first try.
+            # Wait for a channel, or raise the error of the first attempt.
             assert self._task is not None  # noqa: S101 - started just before
             await first_of(self._current, self._line.tried.wait(), self._task, within=self._timeout)
             if self._task.done():
@@ -179,7 +184,7 @@ class Publisher:
             self._task.add_done_callback(self._on_end)
 
     async def close(self) -> None:
-        """End the connection; what is in flight is reported as interrupted. Safe to repeat."""
+        """Close the connection. Publishes in flight raise PublishInterrupted. Safe to repeat."""
         self._line.stop()
         if self._replies is not None:
             await self._replies.close()
@@ -189,28 +194,28 @@ class Publisher:
             await asyncio.wait({self._task})
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """There will be no other channel: callers that wait for one, now or later, are told why."""
+        """Raise the reason to all current and later callers that wait for a channel."""
         error = None if task.cancelled() else task.exception()
         self._refuse(str(error or "the publisher is closed"))
 
     def _refuse(self, why: str) -> None:
         if not self._current.done():
             self._current.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
-            self._current.exception()  # nobody may be waiting; that is no news
+            self._current.exception()  # mark as retrieved, because no caller may be waiting
 
     async def publish(
         self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
     ) -> None:
         """Publish and wait for the confirm.
 
-        `ended` is set when the delivery that causes this publish is lost: DeliveryLost if that happens
-        before the message is handed over.
+        `ended` is set when the delivery that causes this publish is lost. If that happens before
+        the message is sent, DeliveryLost is raised.
 
-        Returned, Nacked, ConfirmTimeout and PublishInterrupted tell this message's fate;
-        ConnectionFailed says that nothing was sent within the time, InvalidMessage that no broker would take
-        it. Unless both `mandatory` and the message say so, a message that no queue wants is dropped without
-        a word. A delay is the business of an application that has declared its queues: here it is a
-        ValueError.
+        Returned, Nacked, ConfirmTimeout and PublishInterrupted report this message's outcome.
+        ConnectionFailed means that the message was not sent within the time limit, InvalidMessage
+        that no broker would accept it. An unroutable message is returned only if both `mandatory`
+        and `message.mandatory` are set. Otherwise the broker drops it silently. A message with a
+        delay raises ValueError, because delays need the queues declared by an App.
         """
         if message.delay is not None:
             raise ValueError("expected a message without delay: publish it by an App with delays()")
@@ -236,8 +241,8 @@ class Publisher:
                 self._count_nack(current)
                 raise
             except PublishInterrupted as error:
-                # The broker closed a channel on which nothing should have been refused: an exchange or a
-                # right is gone. Every publish that was interrupted goes apart now.
+                # The broker closed the shared channel although its routes were proven: an exchange
+                # or a permission is gone. Every interrupted publish now uses a scratch channel.
                 if not isinstance(error.__cause__, ChannelClosed):
                     raise
                 current.session.proven.clear()
@@ -246,7 +251,9 @@ class Publisher:
                 current.leave()
 
     def _count_nack(self, current: _OpenChannel) -> None:
-        """Give up a channel that is nacked again and again; not too often, a queue may be full."""
+        """Replace a channel after repeated nacks, but not too often, because the queue may be
+        full.
+        """
         current.nacks += 1
         now = asyncio.get_running_loop().time()
         if (
@@ -259,7 +266,9 @@ class Publisher:
     def _hand_over_at_once(
         self, message: Message, mandatory: bool
     ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
-        """Send on the shared channel if nothing has to be waited for, which is nearly always."""
+        """Send on the shared channel if this is possible without waiting, which is the usual
+        case.
+        """
         current = self._shared
         if (
             current is None
@@ -277,9 +286,9 @@ class Publisher:
     async def _hand_over(
         self, message: Message, mandatory: bool, may_share: bool, ended: asyncio.Event | None
     ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
-        """Send on a channel that has room; None if the message was published apart.
+        """Send on a channel that has room. Return None if the message used a scratch channel.
 
-        A channel that proves closed has sent nothing: take the next.
+        A channel that turns out to be closed has not sent the message, so the next one is used.
         """
         if await self._apart_at_once(message, mandatory, ended):
             return None
@@ -315,9 +324,10 @@ class Publisher:
     async def _apart_at_once(
         self, message: Message, mandatory: bool, ended: asyncio.Event | None
     ) -> bool:
-        """Publish apart if nothing has to be waited for; False if nothing was sent.
+        """Publish on a scratch channel if this is possible without waiting. Return False if not
+        sent.
 
-        Most publishes with a routing key that is never used again go this way.
+        Most publishes with a routing key that is used only once take this path.
         """
         if self._shared is None:
             return False
@@ -349,7 +359,9 @@ class Publisher:
         ended: asyncio.Event | None,
         limit: asyncio.Timeout | None = None,
     ) -> None:
-        """Publish on a scratch channel. `limit` ends when it is sent: the confirm has its own time."""
+        """Publish on a scratch channel. `limit` stops after sending, since the confirm has its own
+        limit.
+        """
         async with session.slots:
             channel = await session.scratch()
             used: Channel | None = channel
@@ -400,7 +412,7 @@ class Publisher:
                 self._current.set_result(current)
                 await first_of(current.channel.wait_closed(), current.retired.wait())
                 self._retire(current)
-                # The channel is closed once everything on it has its fate.
+                # Close the channel once all its publishes have an outcome.
                 self._wind_down(asyncio.create_task(_close_when_idle(current)))
         finally:
             if self._shared is not None:

@@ -1,6 +1,6 @@
-"""The management client: reading what is there, and setting policies and definitions.
+"""A client of the management API: reads objects and sets policies and definitions.
 
-Where the API is: given, or derived from the AMQP address of the same broker.
+The address of the API is given or derived from the AMQP address of the same broker.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SCHEMES = {"amqp": "http", "amqps": "https", "http": "http", "https": "https"}
 
 @dataclass(frozen=True, slots=True)
 class ManagementAddress:
-    """Address and credentials of a management API; the password is never shown."""
+    """Address and credentials of a management API. The password is never shown."""
 
     url: str
     user: str = "guest"
@@ -61,10 +61,10 @@ class ManagementAddress:
 
     @classmethod
     def derive(cls, broker: str | None, management: str | None = None) -> Self:
-        """Combine an AMQP address and an HTTP one, of which either may be missing.
+        """Combine an AMQP address and an HTTP address. Either may be missing.
 
-        Host and port come from `management` if it is given; credentials and certificates come
-        from whichever names them first, `management` before `broker`.
+        Host and port come from `management` if it is given. Credentials and certificates come from
+        the first address that contains them, `management` before `broker`.
         """
         amqp = _split(broker, "broker", ("amqp", "amqps")) if broker else None
         http = _split(management, "management", ("http", "https")) if management else None
@@ -99,13 +99,13 @@ class ManagementAddress:
 
 
 def virtual_host(broker: str) -> str:
-    """The virtual host that an AMQP address names; `/` where it names none."""
+    """Return the virtual host of an AMQP address, `/` by default."""
     path = _split(broker, "broker", ("amqp", "amqps")).path.removeprefix("/")
     return unquote(path) or "/"
 
 
 def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
-    """Take an address apart; ValueError without the address itself, which may hold a password."""
+    """Parse an address. The ValueError omits the address, which may contain a password."""
     expected = f"{schemes[0]}://… or {schemes[1]}://…"
     try:
         # The address with only the first of several hosts (`amqp://u:p@a:1,b:2/v`).
@@ -124,7 +124,7 @@ def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
 
 
 def _password(parts: SplitResult) -> str:
-    """The password, from the address or from where the address says it is."""
+    """Return the password from the address, or from the file or variable that it names."""
     options = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     try:
         if "password_file" in options:
@@ -136,14 +136,14 @@ def _password(parts: SplitResult) -> str:
     return unquote(parts.password or "")
 
 
-TIMEOUT_S = 15.0  # a busy node takes seconds to gather its figures; nobody waits longer at a prompt
-# The largest definitions fit well; an endless answer must not fill the memory.
+TIMEOUT_S = 15.0  # Seconds. A busy node takes seconds to collect its statistics.
+# Bytes. Large definitions fit. Larger answers fail, so that they cannot exhaust memory.
 LIMIT_BYTES = 64 * 1024 * 1024
-_REASON_CHARACTERS = 300  # enough for a sentence of the broker, too little for a page of HTML
+_REASON_CHARACTERS = 300  # Characters. Fits an error sentence, but not an HTML page.
 
 
 def path(*segments: str) -> str:
-    """An API path; every segment is escaped whole, so that the vhost `/` becomes `%2F`."""
+    """Build an API path. Every segment is escaped, so that the vhost `/` becomes `%2F`."""
     return "/api/" + "/".join(quote(segment, safe="") for segment in segments)
 
 
@@ -162,7 +162,7 @@ class Http:
         self._address = address
         self._timeout_s = timeout_s
         self._limit_bytes = limit_bytes
-        # Without TLS there is nothing to verify, and loading the authorities takes 20 ms.
+        # Without TLS no certificates are needed, and loading them takes 20 ms.
         tls: ssl.SSLContext | bool = False
         if address.url.startswith("https"):
             tls = ssl.create_default_context(cafile=address.ca_file)
@@ -188,12 +188,12 @@ class Http:
         query: Mapping[str, str] | None = None,
         accept: tuple[int, ...] = (),
     ) -> tuple[int, Any]:
-        """Status and decoded answer; any status but 2xx and those in `accept` raises."""
+        """Return status and decoded answer. Raise for any status but 2xx and those in `accept`."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, content = await self._exchange(method, where, body, query)
         except (self._httpx.HTTPError, TimeoutError, OSError) as exc:
-            # What happened to the connection, without anything secret.
+            # Describe the connection error without secrets.
             if isinstance(exc, TimeoutError | self._httpx.TimeoutException):
                 found = f"no answer within {self._timeout_s:g} s"
             else:
@@ -228,7 +228,7 @@ class Http:
 
     def _refusal(self, method: str, where: str, status: int, answer: object) -> ManagementError:
         place = f"{method} {self._address.url}{where}"
-        # The broker's own words for a refusal, on one line, bounded; it writes them as HTML.
+        # The broker's reason on one line, unescaped from HTML and cut to a maximum length.
         words = answer.get("reason", answer.get("error")) if isinstance(answer, dict) else answer
         text = unescape(str(words if words is not None else "no reason given"))
         reason = " ".join(text.split())[:_REASON_CHARACTERS]
@@ -243,7 +243,7 @@ class Http:
 
 
 def _decode(content: bytes, place: str, status: int) -> Any:
-    """The JSON of an answer; None for an empty one, text for an error that is not JSON."""
+    """Decode the JSON of an answer. Return None for an empty one and text for a non-JSON error."""
     if not content.strip():
         return None
     try:
@@ -258,10 +258,10 @@ def _decode(content: bytes, place: str, status: int) -> Any:
 
 
 def _import_httpx() -> ModuleType:
-    """Httpx, or a sentence that says how to get it.
+    """Import httpx or raise an error with the install command.
 
-    Its own command, which draws with rich, takes as long to load as all the rest of it: it is not
-    needed here, and httpx does without it where it cannot be imported.
+    Httpx's own command uses rich and takes as long to import as the rest of httpx. It is not needed
+    here, and httpx works without it.
     """
     unwanted = "httpx._main"
     is_new = unwanted not in sys.modules and "httpx" not in sys.modules
@@ -276,16 +276,16 @@ def _import_httpx() -> ModuleType:
     return httpx
 
 
-_PAGE_SIZE = 500  # the most that RabbitMQ gives in one page
+_PAGE_SIZE = 500  # Entries. RabbitMQ's maximum.
 _LAST_MINUTE = {"msg_rates_age": "60", "msg_rates_incr": "5"}
-_PAGES = 200  # 100,000 entries: a broker that goes on after that never ends
+_PAGES = 200  # Pages, 100,000 entries. Ends the loop if a broker's list never ends.
 
 
 class Management:
-    """A client of one broker's management API; use it as an async context manager.
+    """A client of one broker's management API. Use it as an async context manager.
 
     Every call raises ConnectionFailed if the API cannot be reached, ManagementRefused if the user
-    may not, ManagementNotFound for what does not exist, ManagementError for the rest.
+    lacks permission, ManagementNotFound for a missing object, and ManagementError otherwise.
     """
 
     def __init__(
@@ -340,15 +340,16 @@ class Management:
         return tuple(readings.read_queue(entry, now) for entry in known)
 
     async def queue(self, vhost: str, name: str) -> QueueReading:
-        """One queue, with the mean of its rate over the last minute."""
+        """Read one queue, with its mean rate over the last minute."""
         now = self._clock.now()
         place = path("queues", vhost, name)
         return readings.read_queue(await self._object(place, _LAST_MINUTE), now)
 
     async def totals(self, vhost: str) -> dict[str, QueueCounts]:
-        """How many messages each queue has, ready, unacked and held back, by name.
+        """Count the ready, unacked and held-back messages of each queue, by name.
 
-        Not from the statistics: exact for classic queues, as old as the last tick for quorum queues.
+        The counts are not taken from the statistics. They are exact for classic queues and as old
+        as the last tick for quorum queues.
         """
         now = self._clock.now()
         entries = await self._pages(
@@ -357,9 +358,10 @@ class Management:
         return {str(entry["name"]): readings.read_counts(entry, now) for entry in entries}
 
     async def holders(self, vhost: str, queue: str) -> tuple[str, ...]:
-        """Who consumes from the queue, and whose channels hold unacked messages, in words.
+        """Describe the queue's consumers and the channels that hold unacked messages.
 
-        The API does not tell of which queue a channel's messages are: they may be of another one.
+        The API does not report the queue of a channel's unacked messages. They may belong to
+        another queue.
         """
         names = {
             entry.get("name"): entry.get("user_provided_name")
@@ -378,14 +380,16 @@ class Management:
         )
 
     async def consumers(self, vhost: str, queue: str) -> tuple[readings.ConsumerReading, ...]:
-        """The consumers of a queue with their tags and connections; ManagementNotFound if it is missing."""
+        """Read a queue's consumers with tags and connections. Raise ManagementNotFound if it is
+        missing.
+        """
         _, answer = await self._http.call("GET", path("queues", vhost, queue))
         return readings.read_consumers(answer)
 
     async def connection_names(self, vhost: str) -> frozenset[str]:
-        """What the open connections of a virtual host call themselves.
+        """Return the names that clients gave to the open connections of a virtual host.
 
-        A user without the tag `monitoring` is told of its own ones only.
+        A user without the tag `monitoring` sees only its own connections.
         """
         place = path("connections")
         _, answer = await self._http.call(
@@ -398,25 +402,25 @@ class Management:
         )
 
     async def exchanges(self, vhost: str) -> tuple[Exchange, ...]:
-        """Every exchange that someone declared: the broker's own are left out."""
+        """Read all exchanges except the built-in ones."""
         entries = await self._pages(path("exchanges", vhost))
         every = (readings.read_exchange(entry) for entry in entries)
         return tuple(e for e in every if e.name and not e.name.startswith("amq."))
 
     async def bindings(self, vhost: str) -> tuple[Binding, ...]:
-        """Every binding but those of the default exchange."""
+        """Read all bindings except those of the default exchange."""
         entries = await self._list(path("bindings", vhost))
         return tuple(readings.read_binding(entry) for entry in entries if entry.get("source"))
 
     async def policies(self, vhost: str) -> tuple[Policy, ...]:
-        """The policies of the virtual host; what is read here does not lag."""
+        """Read the policies of the virtual host. This reading does not lag."""
         entries = await self._list(path("policies", vhost))
         return tuple(readings.read_policy(entry) for entry in entries)
 
     async def parameters(self, vhost: str) -> tuple[dict[str, Any], ...]:
-        """The runtime parameters of the virtual host, as a definitions file holds them.
+        """Read the runtime parameters of the virtual host, in the format of a definitions file.
 
-        Shovels and federation upstreams among them: their addresses hold passwords.
+        They include shovels and federation upstreams, whose addresses contain passwords.
         """
         entries = await self._list(path("parameters"))
         return tuple(entry for entry in entries if entry.get("vhost") == vhost)
@@ -427,7 +431,7 @@ class Management:
         return tuple(readings.read_policy(entry) for entry in entries)
 
     async def put_policy(self, vhost: str, policy: Policy) -> None:
-        """Create the policy, or replace the one of the same name."""
+        """Create or overwrite a policy."""
         body = {
             "pattern": policy.pattern,
             "definition": _plain(policy.definition),
@@ -437,36 +441,36 @@ class Management:
         await self._http.call("PUT", path("policies", vhost, policy.name), body=body)
 
     async def delete_policy(self, vhost: str, name: str) -> None:
-        """Delete the policy; a missing one is no error."""
+        """Delete a policy. A missing policy is not an error."""
         await self._http.call("DELETE", path("policies", vhost, name), accept=(404,))
 
     async def definitions(self, vhost: str | None = None) -> dict[str, Any]:
-        """The definitions of one virtual host, or of the whole broker, as the broker exports them."""
+        """Export the definitions of one virtual host or of the whole broker."""
         return await self._object(_definitions(vhost))
 
     async def import_definitions(
         self, document: Mapping[str, Any], vhost: str | None = None
     ) -> None:
-        """Hand definitions to the broker.
+        """Import definitions.
 
-        It skips, without a word, a queue or exchange that exists with other arguments, overwrites
-        policies and deletes nothing: compare before and after.
+        The broker silently skips a queue or exchange that exists with other arguments, overwrites
+        policies, and does not delete objects. Compare before and after.
         """
         await self._http.call("POST", _definitions(vhost), body=dict(document))
 
     async def live_topology(
         self, vhost: str, queues: Iterable[QueueReading] | None = None
     ) -> Topology:
-        """What is on the broker now, with its policies, as a topology without plans.
+        """Read the broker's objects and policies as a topology without plans.
 
-        `queues` are its queues if they were read just now.
+        `queues` are its queues if they have just been read.
         """
         found = await self.queues(vhost) if queues is None else tuple(queues)
         exchanges, bindings = await self.exchanges(vhost), await self.bindings(vhost)
         try:
             policies = await self.policies(vhost)
         except ManagementRefused:
-            # A user who may not list them is told by each queue of its own.
+            # A user who may not list policies still sees the effective policy of each queue.
             policies = tuple(
                 Policy(reading.policy, exactly(reading.queue.name), reading.effective_policy)
                 for reading in found

@@ -1,4 +1,4 @@
-"""One channel of one client: methods in, frames out. The node tells it what happens."""
+"""One channel of one client: handles its methods and writes its frames."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Handler: TypeAlias = "Callable[[ServerChannel, _Arguments], None]"
 ResultT = TypeVar("ResultT")
 
 HANDLERS: dict[str, _Handler] = {}
-"""What is done for each method."""
+"""The handler of each method."""
 
 
 def _on(name: str) -> Callable[[_Handler], _Handler]:
@@ -47,14 +47,16 @@ def _on(name: str) -> Callable[[_Handler], _Handler]:
 
 
 def _ignore(_channel: ServerChannel, _asked: _Arguments) -> None:
-    """The wire has seen to it."""
+    """The wire layer handles this method."""
 
 
 HANDLERS.update(dict.fromkeys(("channel.flow-ok", "basic.cancel-ok"), _ignore))
 
 
 def queue_from(name: str, asked: _Arguments, arguments: dict[str, FieldValue]) -> Queue:
-    """The queue that a declaration describes; a type that we do not know is left to the node."""
+    """Build the queue of a declaration. An unknown type stays an argument, for the node to
+    refuse.
+    """
     kind, told = QueueType.CLASSIC, arguments.get("x-queue-type")
     if isinstance(told, str) and told in tuple(QueueType):
         kind = QueueType(told)
@@ -70,7 +72,7 @@ def queue_from(name: str, asked: _Arguments, arguments: dict[str, FieldValue]) -
 
 
 def _named(channel: ServerChannel, name: str) -> str:
-    """The queue of that name; an empty one means the queue that the channel declared last."""
+    """Return the queue name. An empty name means the queue last declared on the channel."""
     if name:
         return name
     if not channel.last_queue:
@@ -144,7 +146,7 @@ def _unbind_exchange(channel: ServerChannel, asked: _Arguments) -> None:
 def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
     name, node = asked["queue"], channel.state.node
     if name.startswith(REPLY_TO):
-        # Who replies may look whether somebody still waits.
+        # A replier may check whether the requester still waits.
         waiting = channel.client.broker.replies.asker(name) is not None
         if name != REPLY_TO and not waiting:
             channel.refuse(no_such(channel.state.node.place("queue", name)))
@@ -214,7 +216,7 @@ def _qos(channel: ServerChannel, asked: _Arguments) -> None:
 
 @_on("basic.consume")
 def _consume(channel: ServerChannel, asked: _Arguments) -> None:
-    """The answer goes before the first delivery."""
+    """Start a consumer. The answer precedes the first delivery."""
     if asked["queue"] == REPLY_TO:
         begin = partial(channel.client.broker.replies.begin, channel, channel.state.node.made_up)
         tag = channel.refused(lambda: begin(asked["consumer_tag"], no_ack=asked["no_ack"]))
@@ -271,7 +273,7 @@ def _recover_async(channel: ServerChannel, asked: _Arguments) -> None:
     channel.state.recover()
 
 
-# Confirms and transactions: a channel has one or the other.
+# Confirms and transactions exclude each other on a channel.
 
 
 @_on("confirm.select")
@@ -315,14 +317,14 @@ _PUBLISH = METHODS["basic.publish"].id
 
 
 class ServerChannel:
-    """A client's channel. Fills the node's `Sink`: what the node says becomes frames at once."""
+    """A client's channel. Implements the node's `Sink` by writing frames."""
 
     def __init__(self, client: Client, session: Session, number: int) -> None:
         self.client = client
         self.number = number
         self.state: SessionChannel = session.open_channel(self, number)
         self.last_queue = ""
-        """The queue that an empty name means: the one declared last."""
+        """The queue declared last, which an empty name refers to."""
         self.transaction: ChannelTransaction | None = None
         self.confirming = False
         self._published = 0
@@ -332,13 +334,13 @@ class ServerChannel:
 
     @property
     def name(self) -> str:
-        """What RabbitMQ calls a channel."""
+        """RabbitMQ's name of the channel."""
         return f"{self.client.name} ({self.number})"
 
-    # What the client says.
+    # Events from the client.
 
     def on_event(self, event: Event) -> None:
-        """Do what the client asks; where the node refuses, it has told us so by then."""
+        """Handle an event. A refusal has already been sent by the node."""
         client = self.client
         try:
             if type(event) is Published:
@@ -366,7 +368,7 @@ class ServerChannel:
             self.refuse(problem)
 
     def publish(self, event: Published) -> None:
-        """Take a message; return and confirm it."""
+        """Publish a message, then return or confirm it."""
         if event.immediate:
             self.refuse(not_implemented("immediate=true"))
         client = self.client
@@ -396,11 +398,12 @@ class ServerChannel:
                     client.confirming(self)
                 self._confirmed_to = self._published
             if fate is EventKind.RETURNED or fate is EventKind.DROPPED:
-                # Nothing has to be stored: the answer goes at once, also before a close that follows.
+                # The message is not stored, so its confirm is sent at once, before a close that may
+                # follow.
                 self.send_confirms()
 
     def _reply(self, message: Message, properties: Properties, *, mandatory: bool) -> EventKind:
-        """Hand a direct reply to the client that asked."""
+        """Pass a direct reply to the requester."""
         self.state.check_write("")
         asker = self.client.broker.replies.asker(message.routing_key)
         if asker is not None:
@@ -410,7 +413,7 @@ class ServerChannel:
         return EventKind.RETURNED if mandatory else EventKind.DROPPED
 
     def take_reply(self, tag: str, message: Message, properties: Properties) -> None:
-        """A reply has come for our consumer."""
+        """Deliver a direct reply to the channel's consumer."""
         number = self.state.next_tag()
         reply = Received("", "", message.routing_key, message.body, properties, tag=number)
         self._write(reply, tag)
@@ -425,12 +428,12 @@ class ServerChannel:
                 self.state.reject(event.tag, requeue=event.requeue)
 
     def refuse(self, refusal: Refusal) -> None:
-        """End the channel or the connection because of what the client asked."""
+        """Close the channel or the connection with a refusal."""
         self.state.fail(refusal)
         raise refusal
 
     def refused(self, operation: Callable[[], ResultT]) -> ResultT:
-        """Do it; what is refused ends the channel, or the connection."""
+        """Run an operation. A refusal closes the channel or the connection."""
         try:
             return operation()
         except Refusal as refusal:
@@ -438,26 +441,26 @@ class ServerChannel:
             raise
 
     def check_declared(self, exists: bool) -> None:
-        """Refuse another queue, exchange or binding where there are too many."""
+        """Refuse another queue, exchange or binding above the limit."""
         broker = self.client.broker
         if not exists and broker.is_full():
             most = broker.limits.declared
             self.refuse(precondition_failed(f"limit of {most} queues, exchanges and bindings"))
 
-    # Confirms: those of one turn go together.
+    # Confirms of one event-loop turn are sent together.
 
     def send_confirms(self) -> None:
-        """Tell the client which publishes are stored."""
+        """Confirm the stored publishes."""
         last, self._confirmed_to = self._confirmed_to, 0
         if last and self.is_open:
             several = last != self._confirmed_from
             frame = confirm_frame(self.number, last, stored=True, multiple=several)
             self.client.core.write(frame)
 
-    # What the node says.
+    # Calls from the node.
 
     def deliver(self, taken: Taken) -> None:
-        """A delivery for one of our consumers."""
+        """Write a delivery to one of the channel's consumers."""
         if taken.consumer is not None:
             self._write(taken, taken.consumer.tag)
 
@@ -472,23 +475,23 @@ class ServerChannel:
                 raw = client.envelopes.properties(taken.properties)
                 client.core.content(self.number, method, raw, body)
                 client.queued(len(body) + len(raw) + 100)
-            except (ProtocolError, ValueError):  # its publisher must not suffer from it
+            except (ProtocolError, ValueError):  # the error must not reach the publisher
                 self.client.socket.abort()
 
     def forget_tag(self, tag: str) -> None:
         self._tags.pop(tag, None)
 
     def hold(self) -> None:
-        """Deliveries wait until `let_go`: the answer to `basic.consume` goes first."""
+        """Pause deliveries until `let_go`, so that the answer to `basic.consume` is sent first."""
         self.state.paused = True
 
     def let_go(self) -> None:
-        """Deliver, unless the client has as much as it can take."""
+        """Resume deliveries, unless the client's backlog is full."""
         if not self.client.paused and self.state.is_open:
             self.state.flow(active=True)
 
     def cancelled(self, tag: str) -> None:
-        """The node has ended a consumer; clients that cannot be told so are not."""
+        """The node cancelled a consumer. Notify the client if it supports that."""
         self.forget_tag(tag)
         if not self.client.keep_for_later(lambda: self._tell_cancelled(tag)):
             self._tell_cancelled(tag)
@@ -524,28 +527,31 @@ class ServerChannel:
         return core is not None and core.state is WireState.OPEN and self.client.is_open
 
     def reply(self, name: str, asked: dict[str, Any], **arguments: Any) -> None:
-        """Answer, unless the client does not want an answer or has left meanwhile."""
+        """Answer, unless the client set `nowait` or has disconnected."""
         if not asked.get("nowait", False) and self.is_open:
             self.client.core.send(self.number, name, **arguments)
 
 
 def reply_text(refusal: Refusal) -> str:
-    """The text as a short string can hold it."""
+    """Cut the text to the length of a short string."""
     raw = refusal.text.encode("utf-8", "replace")
     return refusal.text if len(raw) <= 255 else raw[:252].decode("utf-8", "ignore") + "..."
 
 
 #
-# `tx`: publishes and settlements that wait for a commit. Batching, as in RabbitMQ, not atomic.
+# `tx`: publishes and settlements that wait for a commit. As in RabbitMQ, they are batched, not
+# atomic.
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of one open transaction; it stands in memory beside the queues, which have a limit of their own."""
+"""Bytes of one open transaction. It uses memory in addition to the queues, which have a separate
+limit.
+"""
 _STEP_BYTES = 1000
-"""What a step takes beside its body, so that empty messages and acks count too."""
+"""Bytes added per step, so that empty messages and acks count too."""
 
 
 class ChannelTransaction:
-    """What a channel has said since its last commit."""
+    """The publishes and settlements of a channel since its last commit."""
 
     __slots__ = ("_bytes", "_steps")
 
@@ -554,7 +560,7 @@ class ChannelTransaction:
         self._bytes = 0
 
     def add(self, step: Callable[[], None], size: int = 0) -> Refusal | None:
-        """Do it at the commit; a refusal where too much waits for one already."""
+        """Add a step for the commit. Return a refusal if the transaction is too large."""
         self._bytes += size + _STEP_BYTES
         if self._bytes > _MOST_BYTES:
             return Refusal(506, "RESOURCE_ERROR - too much in one transaction; commit more often")
@@ -562,11 +568,11 @@ class ChannelTransaction:
         return None
 
     def commit(self) -> None:
-        """Do all of it, in order."""
+        """Run all steps in order."""
         steps, self._steps, self._bytes = self._steps, [], 0
         for step in steps:
             step()
 
     def roll_back(self) -> None:
-        """Forget it; deliveries stay unsettled."""
+        """Discard all steps. Deliveries stay unsettled."""
         self._steps, self._bytes = [], 0

@@ -1,4 +1,4 @@
-"""One client: its socket, its handshake, its channels, and the rules that keep it from harming others."""
+"""One client: its socket, handshake and channels, and the limits that protect other clients."""
 
 from __future__ import annotations
 
@@ -35,28 +35,29 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hopback.broker")
 
 _HIGH_WATER = 512 * 1024
-"""How much may wait for a slow reader before deliveries to it stop."""
+"""Bytes. Deliveries to a slow reader pause above this backlog."""
 _GOODBYE_SECONDS = 3.0
-"""How long a client that broke the protocol may take to read why. Hanging up at once would throw away
-what it has not read yet."""
+"""Seconds that a client has to read the error after a protocol violation. Closing at once would
+discard data that it has not read.
+"""
 _FLOOD = 8 * 1024 * 1024
-"""How much may wait in answers alone before we stop reading what it asks."""
+"""Bytes. The server stops reading requests while this many bytes of answers are unsent."""
 
 
 class SocketOwner(Owner, Protocol):
-    """Who is told what happens on a client's socket."""
+    """The callbacks of a client's socket."""
 
     def on_opened(self, peer: tuple[str, int], here: tuple[str, int]) -> None:
-        """Somebody is there: where it is, and where it has reached us."""
+        """The connection was accepted, with the client's address and the local address."""
 
     def before_write(self) -> None:
-        """What is queued will be written now: add what was held back to be gathered."""
+        """The output buffer is about to be written. Add gathered frames now."""
 
     def after_write(self) -> None:
-        """What was queued is with the socket."""
+        """The output buffer was handed to the socket."""
 
     def on_bytes(self) -> None:
-        """The client said something."""
+        """The client sent data."""
 
 
 class ClientSocket(Wire):
@@ -83,7 +84,7 @@ class ClientSocket(Wire):
         self._told.on_opened(peer, here)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes in; a fault of ours costs this client its connection and nobody else anything."""
+        """Process received bytes. An error in the broker closes only this connection."""
         self._told.on_bytes()
         try:
             super().data_received(data)
@@ -92,7 +93,7 @@ class ClientSocket(Wire):
             self.abort()
 
     def fail(self, error: BrokerError) -> None:
-        """Say why the connection ends, and let the client read it."""
+        """Close the connection with an error and give the client time to read it."""
         self._error = self._error or error
         self.await_end(_GOODBYE_SECONDS)
 
@@ -103,7 +104,7 @@ class ClientSocket(Wire):
         super().resume_writing()
 
     def flush(self) -> None:
-        """Write what is queued now, confirms gathered."""
+        """Write the output buffer, with gathered confirms."""
         self._told.before_write()
         super().flush()
         found = self._socket
@@ -127,7 +128,7 @@ _CAPABILITIES: Headers = {
 
 
 def wire_limits(broker: ServedBroker) -> Limits:
-    """Twice the largest body is read, so that RabbitMQ's own words can be said about it."""
+    """Accept up to twice the largest body, to reject larger messages with RabbitMQ's error text."""
     limits = broker.limits
     largest = limits.message_bytes or broker.node.profile.max_body_bytes
     return Limits(
@@ -141,7 +142,7 @@ def wire_limits(broker: ServedBroker) -> Limits:
 
 
 def server_properties(broker: ServedBroker) -> Headers:
-    """What clients look at: `product` and `version` decide how some of them behave."""
+    """Return the server properties. Some clients depend on `product` and `version`."""
     return {
         "capabilities": _CAPABILITIES,
         "cluster_name": broker.cluster_name,
@@ -153,20 +154,21 @@ def server_properties(broker: ServedBroker) -> Headers:
 
 
 def client_name(told: dict[str, Any], peer: str) -> str:
-    """What the client calls itself, or else where it is."""
+    """Return the client's connection name, or its address."""
     name = told.get("connection_name")
     return name if isinstance(name, str) else peer
 
 
 _TURN_BYTES = 256 * 1024
-"""How much is handed out to one client before others have their turn."""
+"""Bytes delivered to one client before other clients get a turn."""
 _CLOSE_SECONDS = 3.0
-"""How long a client that is told why may take to answer `connection.close`; then it is cut off."""
+"""Seconds that a client has to answer `connection.close`. Then its connection is cut."""
 _HANG_UP_SECONDS = 15.0
-"""How long a client that has said goodbye may take to hang up. RabbitMQ waits too; clients that write
-on many channels at once would otherwise see a broken pipe."""
+"""Seconds that a client has to close its socket after `connection.close-ok`. RabbitMQ waits too.
+Otherwise clients that write on many channels at once would see a broken pipe.
+"""
 _FORCED = 320
-"""AMQP's CONNECTION_FORCED: the broker stops or an operator asked, so the client did nothing wrong."""
+"""AMQP's CONNECTION_FORCED. The broker stops or an operator closed the connection."""
 
 
 class Client:
@@ -179,14 +181,14 @@ class Client:
         self.envelopes: Envelopes = Envelopes()
         self.peer: str = ""
         self.doing = 0
-        """The method that is being carried out, for the answer to one that fails."""
+        """The method being executed, for the answer if it fails."""
         self.session: Session | None = None
-        """Its connection to the node, from the end of its handshake on."""
+        """The connection to the node, set after the handshake."""
         self.peer_port: int = 0
         self.here: tuple[str, int] = ("", 0)
-        """Where it has reached us."""
+        """The local address of the connection."""
         self.properties: dict[str, Any] = {}
-        """What it says of itself."""
+        """The client properties."""
         self.mechanism: str = ""
         self.heartbeat: int = 0
         self.connected_at_ms: int = 0
@@ -200,7 +202,7 @@ class Client:
         self._last: tuple[bytes, Properties] | None = None
         self._queued = 0
         self.paused: bool = False
-        """Whether deliveries wait, because there are enough on the way."""
+        """Whether deliveries are paused because enough are in transit."""
         self._unread: deque[Event] | None = None
         self._refused = False
         self._later: list[Callable[[], None]] | None = None
@@ -209,7 +211,7 @@ class Client:
 
     @property
     def name(self) -> str:
-        """Where it is and where it has reached us: what RabbitMQ calls a connection."""
+        """RabbitMQ's name of the connection: the client's address and the local address."""
         return f"{self.peer}:{self.peer_port} -> {self.here[0]}:{self.here[1]}"
 
     @property
@@ -218,11 +220,11 @@ class Client:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it waits because it publishes while memory is short."""
+        """Whether the client is blocked because it publishes while memory is low."""
         return self._unread is not None
 
     def on_opened(self, peer: tuple[str, int], here: tuple[str, int]) -> None:
-        """Somebody is there, and has some seconds to say who."""
+        """Start the handshake, which has a time limit."""
         self.peer, self.peer_port = peer
         self.here = here
         if not self.broker.enter(self):
@@ -249,11 +251,11 @@ class Client:
         self.broker.stir()
 
     def on_event(self, event: Event) -> None:
-        """Do what the client says, or keep it for later while nobody listens to publishers."""
+        """Handle an event, or store it while the client is blocked."""
         if self._unread is not None:
             self._unread.append(event)
         elif self.broker.blocked and type(event) is Published:
-            # Memory is short, and this client publishes: it waits, with all that it says.
+            # Memory is low and this client publishes: store this and all later events.
             self._unread = deque((event,))
             self.socket.pause_reading()
             if self._knows_blocked and self.is_open:
@@ -315,10 +317,10 @@ class Client:
             case "connection.update-secret":
                 self.core.send(0, "connection.update-secret-ok")
             case _:
-                pass  # of a channel that is gone
+                pass  # an event of a closed channel
 
     def on_writable(self) -> None:
-        """The client has read what waited for it."""
+        """Resume deliveries after the client has read its backlog."""
         self._resume()
 
     def on_lost(self, error: BrokerError | None) -> None:
@@ -334,7 +336,7 @@ class Client:
             self._timer = None
 
     def _leave(self) -> None:
-        """What was unsettled goes back."""
+        """Close all channels. Unsettled deliveries are requeued."""
         for channel in self._channels.values():
             self.broker.replies.end(channel)
         if self.session is not None:
@@ -346,7 +348,7 @@ class Client:
         return self.core.state is ConnectionState.OPEN
 
     def refuse(self, refusal: Refusal) -> None:
-        """End the connection because of what the client did."""
+        """Close the connection with a refusal."""
         if self._refused:
             return
         self._refused = True
@@ -366,13 +368,15 @@ class Client:
         self.socket.wake()
 
     def _await_farewell(self) -> None:
-        """The client reads why and says goodbye, or is left alone."""
+        """Wait for the client's `connection.close-ok`, then cut the connection."""
         self._stop_timer()
         self._timer = self._loop.call_later(_CLOSE_SECONDS, self.socket.abort)
 
     @contextmanager
     def answer_first(self) -> Iterator[None]:
-        """A client that deletes a queue is answered before its own consumers hear of it, as in RabbitMQ."""
+        """Answer a client that deletes a queue before cancelling its consumers, as RabbitMQ
+        does.
+        """
         self._later = []
         try:
             yield
@@ -382,7 +386,7 @@ class Client:
                 say()
 
     def keep_for_later(self, say: Callable[[], None]) -> bool:
-        """Whether it is said after the answer that is being given."""
+        """Postpone a notice until the current answer is sent. Return whether it was postponed."""
         if self._later is None:
             return False
         self._later.append(say)
@@ -391,7 +395,9 @@ class Client:
     # Publishing.
 
     def read_properties(self, raw: bytes) -> Properties:
-        """Decoded; most publishers send the same again and again."""
+        """Decode properties. Most publishers repeat the same bytes, so the last result is
+        cached.
+        """
         if self._last is not None and self._last[0] == raw:
             return self._last[1]
         try:
@@ -399,7 +405,7 @@ class Client:
         except ProtocolError:
             found = Properties(opaque_headers=raw or b"\0")
         if found.opaque_headers:
-            self.doing = 0  # RabbitMQ names no method here
+            self.doing = 0  # RabbitMQ does not name a method here
             refusal = Refusal(541, "INTERNAL_ERROR", connection=True)
             self.refuse(refusal)
             raise refusal
@@ -407,7 +413,7 @@ class Client:
         return found
 
     def listen_again(self) -> None:
-        """There is room again: do what the client said meanwhile."""
+        """Unblock the client and handle its stored events."""
         if self._unread is None:
             return
         unread, self._unread = self._unread, None
@@ -416,7 +422,7 @@ class Client:
         try:
             for event in unread:
                 self.on_event(event)
-        except Exception:  # it is another client, or the clock, that has brought us here
+        except Exception:  # the caller is another client or a timer
             _log.exception("what a blocked client had said led to an error in the broker")
             self.socket.abort()
         if self._unread is None:
@@ -437,7 +443,7 @@ class Client:
         self._confirming.clear()
 
     def queued(self, size: int) -> None:
-        """A delivery of this size waits to be written; too much at once, and they stop."""
+        """Account for a queued delivery. Above the limit, pause deliveries."""
         self._queued += size
         self.socket.wake()
         if self._queued > _TURN_BYTES and not self.paused:
