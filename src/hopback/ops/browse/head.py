@@ -42,7 +42,8 @@ class Head:
     """The first `count` messages of a queue, about `prefetch` of them at a time.
 
     It is a `Source` of jobs. `first` is the prefetch of the first consumer. `is_quorum` is None if the type
-    of the queue is unknown.
+    of the queue is unknown. With `keeps_consumer` the last consumer stays active until the channel closes, so
+    that other processes see that messages are held. This is for readers that ack no message.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Head:
         tag: str = LOOK_TAG,
         is_quorum: bool | None = None,
         first: int = FIRST_PREFETCH,
+        keeps_consumer: bool = False,
     ) -> None:
+        self._keeps_consumer = keeps_consumer
         self._channel = channel
         self._queue = queue
         self._count = count
@@ -181,8 +184,7 @@ class Head:
         consumers = self._consumers
         if not consumers.is_active:
             await consumers.start(self._prefetch.begin(self.taken, self._count))
-            if self.taken >= self._count:
-                consumers.end_soon()
+            self._end_when_complete()
             return True
         if consumers.has_late_acks or self._prefetch.is_unsuitable(self.taken, self._count):
             await consumers.end()
@@ -194,7 +196,8 @@ class Head:
         except TimeoutError:
             is_idle = self._prefetch.has_room(self.taken) and not self._arrived
             if is_idle and not consumers.has_late_acks:
-                await consumers.end()
+                if not self._keeps_consumer:
+                    await consumers.end()
                 return bool(self._arrived) or await self._has_ready()
         else:
             self._idle = 0
@@ -218,5 +221,9 @@ class Head:
         self.taken += 1
         self._has_new = self._has_new or not delivery.redelivered
         self._arrived.append(delivery)
-        if self.taken >= self._count and self._consumers.is_active:
+        if self._consumers.is_active:
+            self._end_when_complete()
+
+    def _end_when_complete(self) -> None:
+        if self.taken >= self._count and not self._keeps_consumer:
             self._consumers.end_soon()

@@ -41,7 +41,9 @@ async def walk(
         if cost.is_stream:
             head = StreamHead(channel, queue, count, offset)
         else:
-            head = Head(channel, queue, count, _PREFETCH, room_bytes=_ROOM_BYTES)
+            head = Head(
+                channel, queue, count, _PREFETCH, room_bytes=_ROOM_BYTES, keeps_consumer=True
+            )
         turns = Turns()
         while (delivery := await head.next()) is not None:
             head.keep(delivery.tag)

@@ -201,19 +201,32 @@ async def test_a_resumed_job_waits_for_a_dry_run_of_its_process() -> None:
         assert sorted(shop.bodies(MAIN)) == sorted(b"%d" % number for number in range(20))
 
 
+@pytest.mark.parametrize("live", [True, False], ids=["by its tag", "by its consumer"])
+@pytest.mark.parametrize("read", [5, 20], ids=["some", "all"])
+@pytest.mark.parametrize("params", [_CLASSIC, _QUORUM], ids=["classic", "quorum"])
 @in_virtual_time
-async def test_a_resumed_job_moves_no_message_during_a_dry_run_of_another_process() -> None:
+async def test_a_resumed_job_waits_for_a_dry_run_of_another_process(
+    params: dict[str, str], read: int, live: bool
+) -> None:
     journal = MemoryJournal()
-    async with open_shop(journal=journal) as shop:
+    async with open_shop("ratatoskr", params, journal=journal, live=live) as shop:
         await shop.park(20)
         job = await shop.operations.start(redrive(pace=_SLOW))
         await shop.operations.interrupt(job.id)
         moved = shop.bodies(MAIN)
         async with _another(shop, MemoryJournal()) as other:
-            look = walk(other.broker, DLQ, 20, (await other.broker.snapshot()).cost(DLQ))
-            await anext(look)
+            look = walk(other.broker, DLQ, read, (await other.broker.snapshot()).cost(DLQ))
+            for _ in range(min(read, 20 - len(moved))):
+                await anext(look)
             await shop.operations.resume(job.id)
-            ended = await shop.operations.wait(job.id)
+            async for seen in shop.operations.events(job.id):
+                if "waiting until" in seen.reason or seen.state is not JobState.RUNNING:
+                    break
+            assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
             await look.aclose()
-        assert "has 1 other consumer" in ended.reason
-        assert shop.bodies(MAIN) == moved
+        done = await shop.operations.wait(job.id)
+        if params is _QUORUM and read < 20:  # the look has requeued its messages behind the others
+            assert (done.state, done.counts.done) == (JobState.FAILED, 0)
+        else:
+            assert (done.state, done.counts.done) == (JobState.COMPLETED, 20)
+        assert len(shop.bodies(MAIN)) == done.counts.done
