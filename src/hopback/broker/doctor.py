@@ -1,6 +1,4 @@
-"""A look at a live broker: what it is, what troubles it, what its version is known for, and the
-hazards of what stands on it.
-"""
+"""Examine a live broker: version, alarms, known problems of the version, and topology hazards."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A sentence about the broker, and whether it calls for action."""
+    """A statement about the broker, and whether it requires action."""
 
     text: str
     urgent: bool = False
@@ -104,7 +102,7 @@ def version_notices(version: BrokerVersion) -> tuple[Notice, ...]:
 
 
 def flag_notices(version: BrokerVersion, disabled: Iterable[str]) -> tuple[Notice, ...]:
-    """What disabled feature flags mean for dead-lettering."""
+    """Report the effects of disabled feature flags on dead-lettering."""
     off = set(disabled)
     if "stream_queue" in off and version < BrokerVersion(3, 12):
         return (
@@ -122,7 +120,7 @@ _DOWN = frozenset({"crashed", "down", "minority", "stopped", "terminated"})
 
 @dataclass(frozen=True, slots=True)
 class HeldBackWarning:
-    """Messages that at-least-once dead-lettering cannot deliver: invisible to any consumer."""
+    """Messages that at-least-once dead-lettering cannot deliver. Consumers never see them."""
 
     queue: str
     messages: int
@@ -131,7 +129,7 @@ class HeldBackWarning:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A queue that does not work as it should."""
+    """A queue with a problem."""
 
     queue: str
     state: str
@@ -139,7 +137,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found. Without the management API only version and notices are known."""
+    """The findings. Without the management API only version and notices are known."""
 
     address: str
     vhost: str
@@ -156,7 +154,7 @@ class Examination:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing asks for action now."""
+        """Whether no finding requires action now."""
         grave = any(finding.severity is Severity.ERROR for finding in self.findings)
         urgent = any(notice.urgent for notice in self.notices)
         return not (grave or urgent or self.alarms or self.held_back or self.troubles)
@@ -170,7 +168,7 @@ async def examine(
     *,
     desired: Topology | None = None,
 ) -> Examination:
-    """Look at the broker; `desired` brings the plans with which its live queues are judged."""
+    """Examine the broker. `desired` provides the plans for judging the live queues."""
     if management is None:
         blind = Notice("The management API was not asked: topology, alarms and policies unknown.")
         return Examination(address, vhost, version, (*version_notices(version), blind))
@@ -216,7 +214,9 @@ async def examine(
 
 
 async def _permitted(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
-    """The answer, or nothing where this user may not ask or this broker does not know."""
+    """Return the answer, or a default if the user lacks permission or the broker lacks the
+    endpoint.
+    """
     try:
         return await asked
     except ManagementRefused:
@@ -228,7 +228,9 @@ async def _permitted(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
 
 
 def _dead_letters(live: Topology, readings: Iterable[QueueReading]) -> tuple[Notice, ...]:
-    """The number of dead letters: they are not trouble of the broker, and somebody has to know of them."""
+    """Report the number of dead letters. They are not a broker problem, but operators need the
+    number.
+    """
     roles = queue_roles(live)
     found = {
         one.queue.name: one.counts.messages
@@ -248,7 +250,9 @@ def _dead_letters(live: Topology, readings: Iterable[QueueReading]) -> tuple[Not
 
 
 def _late_retries(live: Topology) -> tuple[Notice, ...]:
-    """What at-least-once dead-lettering waits for; no API tells how long, only the node's files."""
+    """Report retries that may be late. No API returns the time, which is only in the node's
+    files.
+    """
     found = [
         queue.name
         for queue in live.queues

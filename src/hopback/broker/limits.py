@@ -1,12 +1,13 @@
-"""Lifting a delivery limit, and putting it back in force where no message has outgrown it.
+"""Lift a delivery limit, and restore it once no message exceeds it.
 
-Only one policy applies to a queue: the matching one of highest priority. Lifting a limit therefore
-takes a policy for exactly that queue, above the one in force, with all keys of that one kept. Its
-name is the record: `hopback-dlq-limit.<queue>`; deleting it puts the former policy back in force.
+Only one policy applies to a queue: the matching policy of the highest priority. Lifting a limit
+therefore takes a policy for exactly that queue, with a higher priority and all keys of the current
+policy. Its name, `hopback-dlq-limit.<queue>`, records the change. Deleting it restores the former
+policy.
 
-While a limit is lifted the queue counts on. A message that came back more often than the limit
-allows stays until it comes back once more under that limit: then the broker removes it. So a
-limit is restored only when it is certain that no such message is there.
+While a limit is lifted the queue keeps counting. A message that was returned more often than the
+limit allows stays until its next return under the restored limit. Then the broker removes it. A
+limit is therefore restored only if no such message exists.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 DEFAULT_LIMIT_SINCE = BrokerVersion(4, 0)
-"""From here on a quorum queue that names no limit has one of 20, and -1 means none."""
+"""Since this version a quorum queue has a default limit of 20, and -1 means no limit."""
 DLQ_LIMIT_PREFIX = "hopback-dlq-limit."
 MAIN_LIMIT_PREFIX = "hopback-main-limit."
 
 
 @dataclass(frozen=True, slots=True)
 class LiftedLimit:
-    """A limit that Hopback lifted: the policy that does it, and the queue it is for."""
+    """A limit that Hopback lifted: the policy and its queue."""
 
     queue: str
     policy: Policy
@@ -49,7 +50,7 @@ def exactly(name: str) -> str:
 
 
 def is_ours(policy: Policy) -> bool:
-    """Whether Hopback made it, to lift a limit."""
+    """Whether Hopback created the policy to lift a limit."""
     return policy.name.startswith((DLQ_LIMIT_PREFIX, MAIN_LIMIT_PREFIX))
 
 
@@ -61,7 +62,9 @@ def has_default_limit(queue: Queue, policies: Iterable[Policy], version: BrokerV
 
 
 def lifting(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy:
-    """The policy that lifts the queue's limit and keeps everything else the policy in force says."""
+    """Return a policy that lifts the queue's limit and keeps all other keys of the current
+    policy.
+    """
     others = [policy for policy in policies if not is_ours(policy)]
     former = applied_policy(queue, others)
     kept = dict(former.definition) if former else {}
@@ -86,10 +89,10 @@ def lifted_limits(policies: Iterable[Policy]) -> tuple[LiftedLimit, ...]:
 
 
 _LOOKED_AT = 10_000
-"""How many messages are looked at, all at once in our hands, to learn their counts."""
+"""Messages. All of them are held at once to read their counts."""
 
 _STILL_S = 30.0
-"""How long the broker may take to hand over the next of them."""
+"""Seconds to wait for the next of these messages."""
 
 
 class PolicyLedger(Ledger, Protocol):
@@ -99,14 +102,14 @@ class PolicyLedger(Ledger, Protocol):
         """The policies in force, without delay."""
 
     async def put_policy(self, vhost: str, policy: Policy) -> None:
-        """Create the policy, or replace the one of the same name."""
+        """Create or overwrite a policy."""
 
     async def delete_policy(self, vhost: str, name: str) -> None:
-        """Delete the policy; a missing one is no error."""
+        """Delete a policy. A missing policy is not an error."""
 
 
 def spent(count: int, limit: int | None) -> bool:
-    """Whether a message that came back so often has used up half of what the limit allows."""
+    """Whether the count has reached half of the limit."""
     return limit is not None and count * 2 >= limit
 
 
@@ -118,17 +121,16 @@ async def restore_limits(
     *,
     watch_s: float = WATCH_S,
 ) -> tuple[LiftedLimit, ...]:
-    """Take back the policies by which Hopback lifted delivery limits, all or those of `queues`.
+    """Delete the policies with which Hopback lifted delivery limits, all or those of `queues`.
 
-    The policy that was in force before is in force again from then on. Returns what was taken.
-    UnsafeOperation, with nothing changed, if a message came back so often that the limit would
-    soon remove it, or if that cannot be known because somebody holds messages. Looking at them
-    costs each one count.
+    The former policies apply again. Returns the deleted ones. Raise UnsafeOperation before any
+    change if a message was returned so often that the limit would soon remove it, or if that is
+    unknown because a client holds messages. Reading the counts adds one to each.
     """
     live = await management.live_topology(vhost)
     found = lifted_limits(await management.policies(vhost))
     taken = tuple(one for one in found if queues is None or one.queue in queues)
-    # The limits that will be in force again; none of a queue that is not there.
+    # The limits that will apply again. A missing queue has none.
     limits: dict[str, int] = {}
     for one in taken:
         queue = live.queue(one.queue)
@@ -150,7 +152,7 @@ async def restore_limits(
 
 
 async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
-    """Look at every message's count, with the limit still lifted, and give all of them back."""
+    """Check every message's count while the limit is still lifted, and requeue all messages."""
     state = await count_now(connection, queue)
     if state is None or not state.messages:
         return
@@ -177,7 +179,7 @@ async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
                 await news.wait()
     finally:
         await channel.close()
-    # This look was one more return, and the next one must not come near the limit.
+    # This check returned each message once more. The next return must not approach the limit.
     near = [count + 1 for count in counts if spent(count + 1, limit)]
     if near:
         raise UnsafeOperation(

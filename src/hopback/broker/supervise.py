@@ -1,7 +1,7 @@
-"""One supervising loop per connection: connect, run a session, back off, connect again.
+"""A supervising loop for one connection: connect, run a session, back off, reconnect.
 
-Nothing heals itself below this loop. When a connection ends, everything on it has ended; the
-session is started anew on a new connection and rebuilds what it needs from its declarations.
+Recovery happens only in this loop. A connection ends together with all its channels. The session is
+then started again on a new connection and declares its objects again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.broker")
 _FATAL = (TopologyError, UnsafeOperation)
-"""What a new connection cannot repair: these end the loop."""
+"""Errors that a new connection cannot repair. They end the loop."""
 
 
 class SupervisedState(StrEnum):
-    """What an observer sees of a supervised connection."""
+    """The state of a supervised connection."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -36,16 +36,16 @@ class SupervisedState(StrEnum):
 
 
 OnState: TypeAlias = Callable[[SupervisedState, str], object]
-"""Called with each new state and its reason; it must not raise."""
+"""Called with each new state and its reason. It must not raise."""
 OnFailure: TypeAlias = Callable[[Exception], object]
-"""Called with what ended a connection, or kept it from being made; it must not raise."""
+"""Called with the error that ended a connection or prevented it. It must not raise."""
 Session: TypeAlias = "Callable[[Connection], Awaitable[None]]"
-"""What is done with a connection for as long as it lasts."""
+"""Runs on a connection until the connection ends."""
 
 
 @runtime_checkable
 class WatchesBlocking(Protocol):
-    """A connection that can tell when the broker blocks it."""
+    """A connection that reports when the broker blocks it."""
 
     def watch_blocking(self, watcher: Callable[[bool, str], object]) -> None:
         """Call `watcher(blocked, reason)` on each change."""
@@ -53,9 +53,9 @@ class WatchesBlocking(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait after the n-th failure in a row: growing, bounded, jittered.
+    """The delay after the n-th failure in a row: growing, bounded, jittered.
 
-    A session that lasted `stable` seconds counts as a success: the next failure is the first.
+    A session that lasted `stable` seconds resets the count of failures.
     """
 
     first: float = 0.25
@@ -64,19 +64,22 @@ class Backoff:
     stable: float = 10.0
 
     def delay(self, failures: int, chance: float) -> float:
-        """Seconds to wait; `chance` in [0, 1) spreads it over the upper half of the step."""
+        """Return the seconds to wait. `chance` in [0, 1) spreads them over the upper half of the
+        step.
+        """
         exponent = min(max(failures, 1) - 1, 64)
         step = min(self.most, self.first * self.factor**exponent)
         return step * (0.5 + chance / 2)
 
 
 class Supervised:
-    """Keeps a session alive on a broker until it is stopped.
+    """Keeps a session running on a broker until it is stopped.
 
-    `run` is the loop. It returns after `stop`, and raises only what no new connection can repair (a
-    conflict of topologies, a refusal of ours, a user that the broker refuses at the first try; later
-    that may be a password that is being changed). Everything else, also an unexpected error of the
-    session, is tried again after the back-off; it is told to `on_failure`, or logged without one.
+    `run` is the loop. It returns after `stop` and raises only errors that a new connection cannot
+    repair: a topology conflict, an UnsafeOperation, or a login refused at the first attempt. A
+    login refused later is retried, because the password may be changing. All other errors,
+    including unexpected errors of the session, are retried after the back-off. They are passed to
+    `on_failure`, or logged without it.
     """
 
     def __init__(
@@ -104,13 +107,13 @@ class Supervised:
         self._begun, self._told = False, ""
         self.state: SupervisedState = SupervisedState.CONNECTING
         self.reason: str = ""
-        """Why the state is what it is; the last failure while connecting."""
+        """The reason of the state. While connecting, the last failure."""
         self.trouble: Exception | None = None
-        """What ended the last connection, or kept it from being made."""
+        """The error that ended the last connection or prevented it."""
         self.tried: asyncio.Event = asyncio.Event()
-        """Set when something has failed for the first time."""
+        """Set after the first failure."""
         self.connections: int = 0
-        """How many connections were made so far."""
+        """Number of connections opened so far."""
 
     async def run(self) -> None:
         """Connect and run sessions until stopped."""
@@ -124,14 +127,14 @@ class Supervised:
             self._enter(SupervisedState.CLOSED, self.reason)
 
     def stop(self) -> None:
-        """Ask the loop to end: the session is cancelled, the connection closed in order."""
+        """Stop the loop: cancel the session and close the connection."""
         self._stopping.set()
 
     async def _pause(self, seconds: float) -> None:
         await self._sleep(seconds)
 
     async def _once(self) -> None:
-        """One connection and its session, from beginning to end."""
+        """Open one connection and run its session to the end."""
         self._enter(SupervisedState.CONNECTING, self.reason)
         began = asyncio.get_running_loop().time()
         try:
@@ -191,7 +194,7 @@ class Supervised:
             self._on_state(state, reason)
 
     async def _unless_stopped(self, work: Awaitable[None]) -> None:
-        """Do the work, but give it up when asked to stop."""
+        """Await the work, but cancel it on `stop`."""
         doing, _ = await first_of(work, self._stopping.wait())
         if doing is not None:
             doing.result()

@@ -1,8 +1,8 @@
 """A channel of the embedded broker.
 
-What the client asks for happens in the node at once, in the order of the calls; what the node
-answers comes over the connection's line in a later turn of the loop, as over a network. Between
-the end of the channel in the node and the news of it, calls go into the void, as there.
+The node executes requests at once, in call order. Its answers arrive in a later turn of the event
+loop, as over a network. After the node has closed the channel and before the client is notified,
+calls have no effect, as over a network.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FRAME_MAX = 131_072  # bytes, RabbitMQ's default
 
 
 class EmbeddedChannel:
-    """Fills the port's `Channel`, and takes note of what the node says."""
+    """Implements the port's `Channel` and the node's `Sink`."""
 
     def __init__(self, connection: EmbeddedConnection) -> None:
         self._connection = connection
@@ -74,7 +74,9 @@ class EmbeddedChannel:
     async def _ask(
         self, operation: Callable[[], T], orphaned: Callable[[T], object] | None = None
     ) -> T:
-        """Do it now; the answer comes in its turn. `orphaned` cleans up if nobody waits for it."""
+        """Execute an operation and wait for its answer. `orphaned` cleans up if the caller is
+        gone.
+        """
         self._check()
         answer: Future[T] = self._loop.create_future()
         self._requests.add(answer)
@@ -82,11 +84,13 @@ class EmbeddedChannel:
         return await answer
 
     def _tell(self, operation: Callable[[], object]) -> None:
-        """Let the node do it now, or when it reads again, or never if the channel is dead there."""
+        """Execute an operation now, or when the connection is read again. Skip it on a closed
+        channel.
+        """
         if not self._connection.reading:
             self._connection.postpone(lambda: self._tell(operation))
         elif self._state.is_open:
-            # A refusal is told to the channel, which ends what waits for an answer.
+            # The node reports a refusal to the channel, which then fails the pending requests.
             with suppress(Refusal):
                 operation()
 
@@ -103,7 +107,7 @@ class EmbeddedChannel:
             error = self._ended.result() if self._ended.done() else None
             raise (error or ChannelClosed(200, "closed by us")).with_traceback(None)
 
-    # What the node says (the node's `Sink`).
+    # Calls from the node (the node's `Sink`).
 
     def deliver(self, taken: Taken) -> None:
         self._put(self._hand, taken)
@@ -138,7 +142,7 @@ class EmbeddedChannel:
         await self._ask(lambda: None)
 
     async def close(self) -> None:
-        """Close in order; everything unsettled goes back to its queues. Safe to repeat."""
+        """Close the channel. Unsettled deliveries are requeued. Safe to repeat."""
         if not self._over:
             self._over = True
             self._replies.end(self)
@@ -147,11 +151,11 @@ class EmbeddedChannel:
         await self.wait_closed()
 
     async def wait_closed(self) -> BrokerError | None:
-        """Return when the channel has ended: the reason, or None if we closed it."""
+        """Wait until the channel has closed. Return the reason, or None after `close`."""
         return await asyncio.shield(self._ended)
 
     def end(self, error: BrokerError | None) -> None:
-        """The channel is gone. Everyone who waits is told why."""
+        """The channel ended: raise the reason to all waiting callers."""
         if self._ended.done():
             return
         self._over = True
@@ -175,11 +179,11 @@ class EmbeddedChannel:
         await self._ask(lambda: self._state.declare_exchange(exchange, passive=passive))
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete it; an exchange that does not exist is no error."""
+        """Delete an exchange. A missing exchange is not an error."""
         await self._ask(lambda: self._state.delete_exchange(name, if_unused=if_unused))
 
     async def declare_queue(self, queue: Queue, *, passive: bool = False) -> QueueState:
-        """Create it, or check it, and count it."""
+        """Create or check a queue and count its messages."""
 
         def declare() -> QueueState:
             found = self._state.declare_queue(queue, passive=passive)
@@ -190,21 +194,21 @@ class EmbeddedChannel:
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete it with its messages and tell how many."""
+        """Delete a queue and return how many messages it had."""
         return await self._ask(
             lambda: self._state.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
         )
 
     async def purge_queue(self, name: str) -> int:
-        """Remove all ready messages for good and tell how many."""
+        """Delete all ready messages and return how many."""
         return await self._ask(lambda: self._state.purge_queue(name))
 
     async def bind(self, binding: Binding) -> None:
-        """Add the binding; one that exists is no error."""
+        """Add a binding. An existing binding is not an error."""
         await self._ask(lambda: self._state.bind(binding))
 
     async def unbind(self, binding: Binding) -> None:
-        """Remove the binding; a missing one is no error."""
+        """Remove a binding. A missing binding is not an error."""
         await self._ask(lambda: self._state.unbind(binding))
 
     # Publishing.
@@ -213,7 +217,7 @@ class EmbeddedChannel:
         """Hand the message over, in call order, and return its fate."""
         if self._over:
             self._check()
-        # What RabbitMQ's client refuses is refused here, before anything is sent.
+        # Reject unsendable messages before sending, as the RabbitMQ channel does.
         if message.properties is not self._encoded or message.properties.headers:
             encode_message(message, _FRAME_MAX, default_mode=2)
             self._encoded = message.properties
@@ -276,7 +280,7 @@ class EmbeddedChannel:
             self.admit()
 
     def _interfered(self, fate: Future[None], message: Message, *, mandatory: bool) -> bool:
-        """Whether a fault has taken the publish into its hands."""
+        """Apply an injected fault to the publish. Return whether one applied."""
         strikes = self._faults.strikes
         if strikes(Fault.CUT_BEFORE_PUBLISH):
             self._connection.cut()
@@ -315,7 +319,7 @@ class EmbeddedChannel:
             self._check()
 
     def admit(self) -> None:
-        """Something changed: let those who wait for room look again."""
+        """Wake publishers that wait for room after a change."""
         if not self._over and not self.has_room:
             return
         while self._waiters:
@@ -359,7 +363,7 @@ class EmbeddedChannel:
         )
 
     def _refused(self, operation: Callable[[], T]) -> T:
-        """Do it; what is refused ends the channel."""
+        """Run an operation. A refusal closes the channel."""
         try:
             return operation()
         except Refusal as refusal:
@@ -367,7 +371,7 @@ class EmbeddedChannel:
             raise
 
     def take_reply(self, message: Message) -> None:
-        """A direct reply has come for us."""
+        """Deliver a direct reply to this channel."""
         properties = message.properties
         tag = self._state.next_tag()
         reply = Received(REPLY_TO, "", message.routing_key, message.body, properties, tag=tag)
@@ -378,37 +382,39 @@ class EmbeddedChannel:
             self._on_reply(reply)
 
     async def cancel(self, tag: str) -> None:
-        """End the consumer; what it holds stays unsettled on this channel. No delivery comes after."""
+        """Cancel the consumer. Its deliveries stay unsettled on this channel, and no further ones
+        arrive.
+        """
         self._check()
         if tag in self._consumers:
             await self._ask(lambda: self._state.cancel(tag))
             self._consumers.pop(tag, None)
 
     async def get(self, queue: str) -> Taken | None:
-        """Take one message, unsettled, or None if the queue has none ready."""
+        """Get one message, unsettled, or None if the queue has no ready message."""
         return await self._ask(lambda: self._state.get(queue), orphaned=self._give_back)
 
     def _give_back(self, taken: Taken | None) -> None:
-        """The caller has gone away: the message must not stay in nobody's hands."""
+        """Requeue a message whose caller no longer waits."""
         if taken is not None and not self._over:
             self.nack(taken.tag, requeue=True)
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Settle as done; a tag unknown to the broker closes the channel."""
+        """Acknowledge. A tag unknown to the broker closes the channel."""
         if self._over or self._faults.active or not self._connection.reading:
             self._settle(lambda: self._state.ack(tag, multiple=multiple))
         elif self._state.is_open:
             try:
                 self._state.ack(tag, multiple=multiple)
             except Refusal:
-                return  # the channel is being told
+                return  # the node reports it to the channel
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
         """Release to the queue, or dead-letter."""
         self._settle(lambda: self._state.nack(tag, requeue=requeue, multiple=multiple))
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """As nack for one, but RabbitMQ 4.3 counts it as a failed delivery."""
+        """Like nack for one delivery, but RabbitMQ 4.3 counts it as a failed delivery."""
         self._settle(lambda: self._state.reject(tag, requeue=requeue))
 
     def _settle(self, operation: Callable[[], None]) -> None:

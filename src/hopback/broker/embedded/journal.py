@@ -1,4 +1,4 @@
-"""What happens inside the broker, event by event. It costs nothing while nobody listens."""
+"""Events inside the broker. Without a listener they are not created."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ if TYPE_CHECKING:
 
 
 class EventKind(StrEnum):
-    """What happened to a message, or to one copy of it."""
+    """The event of a message or of one copy of it."""
 
     PUBLISHED = "published"
-    """A client handed it to an exchange."""
+    """A client published it to an exchange."""
     ENQUEUED = "enqueued"
-    """A copy of it stands in a queue."""
+    """A copy was added to a queue."""
     RETURNED = "returned"
-    """It was given back to its publisher: no queue wanted it."""
+    """It was returned to its publisher as unroutable."""
     REFUSED = "refused"
-    """A queue refused its copy; the publisher hears a nack."""
+    """A queue rejected its copy. The publisher gets a nack."""
     DELIVERED = "delivered"
     ACKED = "acked"
     REQUEUED = "requeued"
-    """It came back to its queue."""
+    """It was requeued."""
     DELAYED = "delayed"
-    """It came back and waits before it is ready again."""
+    """It was returned to its queue and is delayed before it becomes ready."""
     DIED = "died"
-    """It leaves its queue for `reason`: as a dead letter if the queue says so."""
+    """It leaves its queue for `reason`, as a dead letter if the queue has a dead-letter
+    exchange.
+    """
     HELD = "held"
-    """A dead letter that its queue keeps until the target has taken it."""
+    """Its queue keeps the dead letter until the target has confirmed it."""
     FORWARDED = "forwarded"
-    """A held dead letter was taken by all its targets."""
+    """All targets confirmed a held dead letter."""
     DROPPED = "dropped"
-    """It is gone; `reason` says which of the broker's ways to lose it this was."""
+    """It was lost. `reason` is the kind of loss."""
 
 
 class Loss(StrEnum):
@@ -46,7 +48,7 @@ class Loss(StrEnum):
     UNROUTABLE = "unroutable"
     """Published without mandatory, and no queue was bound."""
     NO_DEAD_LETTER_EXCHANGE = "no dead-letter exchange"
-    """It died in a queue that has none."""
+    """It died in a queue without a dead-letter exchange."""
     MISSING_EXCHANGE = "missing dead-letter exchange"
     UNROUTABLE_DEAD_LETTER = "unroutable dead letter"
     CYCLE = "dead-letter cycle"
@@ -56,18 +58,18 @@ class Loss(StrEnum):
     QUEUE_EXPIRED = "queue expired"
     CRASH = "queue crashed"
     RESTART = "restart"
-    """It was not durable, or its queue was not."""
+    """The message or its queue was not durable."""
     STRATEGY_CHANGED = "dead-letter strategy changed"
     FAULT = "fault"
-    """A fault switch swallowed it on its way in."""
+    """An injected fault dropped it on publish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event.
 
-    `origin` numbers the publish, `copy` the copy in a queue and `parent` the copy that this one
-    was before it died in another queue (each 0 where there is none).
+    `origin` numbers the publish and `copy` the copy in a queue. `parent` is the copy that died in
+    another queue and became this one. Each is 0 if it does not apply.
     """
 
     at: float
@@ -84,7 +86,7 @@ class Event:
 
 
 class EventReporter:
-    """Tells its one listener; `node.journal` is None while there is none."""
+    """Reports events to one listener. `node.journal` is None without a listener."""
 
     __slots__ = ("_listener", "_now")
 
@@ -95,7 +97,7 @@ class EventReporter:
     def content(
         self, kind: EventKind, content: StoredContent, queue: str = "", reason: str = ""
     ) -> None:
-        """Tell of a message that stands in no queue."""
+        """Report an event of a message that is not in a queue."""
         self._tell(kind, content, 0, queue, reason)
 
     def entry(self, kind: EventKind, entry: Entry, queue: str, reason: str = "") -> None:

@@ -1,8 +1,8 @@
-"""The broker itself: a synchronous state machine that a server, a client or a test can sit on.
+"""The embedded broker: a synchronous state machine without I/O.
 
-Nothing here waits, sleeps or reads a clock of its own: time is asked of `now`, and the owner of
-the time calls `run_due` when `next_deadline` has come. A `PublishChecker` looks at every publish before the
-node takes it.
+A server, a client or a test drives it. The node never waits and has no clock. It reads the time
+from `now`, and the owner of the clock calls `run_due` when `next_deadline` has passed. A
+`PublishChecker` checks every publish before the node stores it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 FRAME_PAYLOAD = 131_072
-"""Bytes that properties and headers may take together in a header frame."""
+"""Maximum bytes of properties and headers in a header frame."""
 
 _ALL_OTHERS = 4096
-"""More than all properties but the headers can take."""
+"""Bytes. Upper limit of all properties except the headers."""
 _NOTHING: dict[str, FieldValue] = {}
 _STRINGS = (
     "content_type",
@@ -90,10 +90,10 @@ class PublishChecker:
         self._count = 0
 
     def take(self, message: Message, properties: Properties, user: str) -> StoredContent:
-        """The message as the broker keeps it; Refusal if it does not take it."""
+        """Return the message in stored form. Raise Refusal if the broker rejects it."""
         self._check(message, properties, user)
         if properties.opaque_headers:
-            # No client sends what it could not read: it would not get over the wire either.
+            # Headers that a client could not decode cannot be sent over the wire either.
             properties = replace(properties, opaque_headers=b"")
         headers = self._headers(properties) if properties.headers else _NOTHING
         keys: tuple[str, ...] = (message.routing_key,)
@@ -146,10 +146,10 @@ class PublishChecker:
             raise precondition_failed(f"invalid message: {{delivery_mode_unknown,{mode}}}")
 
     def _headers(self, properties: Properties) -> dict[str, FieldValue]:
-        """The broker's own copy of the headers, in the order in which it hands them out."""
+        """Copy the headers, in the order in which the broker delivers them."""
         table = table_size(properties.headers) + further_size(properties.further_headers)
         if table > FRAME_PAYLOAD - _ALL_OTHERS:
-            # Refuse what does not fit: class, weight, body size, flags, and then the properties.
+            # The header frame contains class, weight, body size, flags and the properties.
             given = (getattr(properties, name) for name in _STRINGS)
             strings = sum(1 + text_bytes(text) for text in given if text is not None)
             octets = sum(
@@ -177,11 +177,11 @@ def _copies(headers: dict[str, FieldValue], name: str) -> tuple[str, ...]:
 
 
 class Node:
-    """One virtual host of a broker: everything that clients of one connection can reach.
+    """One virtual host of a broker, with all objects that a connection can reach.
 
-    `timers` are shared by the virtual hosts of one broker, whose time is one. `max_body_bytes` and
-    `consumer_timeout` (seconds, None for never) are what an operator would configure; left out,
-    they are the version's own.
+    `timers` are shared by all virtual hosts of a broker, which have the same clock.
+    `max_body_bytes` and `consumer_timeout` (seconds, None: never) correspond to RabbitMQ's
+    configuration. By default they are those of the emulated version.
     """
 
     def __init__(
@@ -217,23 +217,23 @@ class Node:
         return self.timers.next()
 
     def run_due(self) -> int:
-        """Do what is due by now and tell how much that was; what it leads to may be due as well."""
+        """Run the due timers, including timers that become due meanwhile. Return how many ran."""
         return self.timers.run(self.now())
 
     def listen(self, listener: Callable[[Event], object] | None) -> None:
-        """Tell `listener` of every event from now on; None: nobody."""
+        """Report every event to `listener` from now on. None stops reporting."""
         self.journal = None if listener is None else EventReporter(self.now, listener)
 
     # Clients.
 
     def connect(self, name: str = "", user: str = "guest", rights: Rights | None = None) -> Session:
-        """A new connection; without `rights` its user may do everything."""
+        """Open a session. Without `rights` its user has all permissions."""
         session = Session(self, name, user, rights)
         self.sessions.append(session)
         return session
 
     def deliveries_of(self, queue: LiveQueue) -> list[Taken]:
-        """What clients hold of a queue."""
+        """List the unacked deliveries of a queue."""
         return [taken for taken in self.deliveries() if taken.source is queue]
 
     def deliveries(self) -> Iterator[Taken]:
@@ -244,7 +244,7 @@ class Node:
     # Publishing.
 
     def publish(self, message_content: StoredContent, *, mandatory: bool) -> EventKind:
-        """Route a message and tell its fate: ENQUEUED, REFUSED, RETURNED or DROPPED."""
+        """Route a message and return its outcome: ENQUEUED, REFUSED, RETURNED or DROPPED."""
         targets = self.targets(message_content)
         journal = self.journal
         if journal is not None:
@@ -263,7 +263,7 @@ class Node:
         return fate
 
     def targets(self, content: StoredContent) -> tuple[LiveQueue, ...] | list[LiveQueue]:
-        """The queues a message reaches; none if its exchange is missing."""
+        """Return the queues a message is routed to. A missing exchange routes to no queue."""
         keys, queues = content.keys, self.queues
         if not content.exchange and len(keys) == 1:
             queue = queues.get(keys[0])
@@ -286,7 +286,7 @@ class Node:
 
     @property
     def copies(self) -> int:
-        """How many copies have been put into queues so far."""
+        """Number of message copies put into queues so far."""
         return self._numbers
 
     def number(self) -> int:
@@ -297,7 +297,7 @@ class Node:
     # Queues.
 
     def declare_queue(self, session: Session, queue: Queue, *, passive: bool = False) -> LiveQueue:
-        """Create it, or check that it is there and the same."""
+        """Create a queue, or check that it exists with the same properties."""
         name = queue.name or self.made_up("amq.gen-")
         if not passive or self.profile.passive_declare_needs_right:
             session.check(Right.CONFIGURE, "queue", name)
@@ -373,7 +373,7 @@ class Node:
     def delete_queue(
         self, session: Session, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete it and tell how many messages were ready; a missing one counts 0."""
+        """Delete a queue and return how many messages were ready, 0 for a missing queue."""
         session.check(Right.CONFIGURE, "queue", name)
         queue = self.queues.get(name)
         if queue is None:
@@ -388,14 +388,14 @@ class Node:
         return count
 
     def remove_queue(self, queue: LiveQueue, loss: Loss) -> None:
-        """Take it away with all it holds."""
+        """Delete a queue with all its messages."""
         if self.queues.pop(queue.name, None) is None:
             return
         self.routing.queue_gone(queue.name)
         queue.close(loss)
 
     def restart(self) -> None:
-        """Stop and start: connections end, what is not durable is gone, the rest comes back."""
+        """Restart: close connections, drop transient objects and messages, keep durable ones."""
         for session in tuple(self.sessions):
             session.close()
         for queue in tuple(self.queues.values()):
@@ -413,7 +413,7 @@ class Node:
             queue.apply(self.policies.settings(queue.name, queue.arguments))
 
     def place(self, kind: str, name: str) -> str:
-        """A queue or exchange of this virtual host as the broker names it."""
+        """Format the name of a queue or exchange as in RabbitMQ's errors."""
         return where(kind, name, self.vhost)
 
     def made_up(self, prefix: str) -> str:
@@ -431,7 +431,7 @@ def advance(node: Node, clock: ManualClock, moment: float) -> None:
 
 
 def _check_same(queue: Queue, found: LiveQueue, session: Session, place: str) -> None:
-    """406 where a redeclaration differs, 405 where it is about exclusiveness."""
+    """Refuse a different redeclaration with 406, and one that differs in exclusivity with 405."""
     if queue.exclusive != (found.owner is session):
         raise resource_locked(place)
     if queue.durable != found.durable:

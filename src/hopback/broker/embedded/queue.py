@@ -1,4 +1,4 @@
-"""One queue, classic or quorum: what it takes in, hands out, takes back and lets go."""
+"""One classic or quorum queue: storing, delivery, requeueing and dead-lettering."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ReturnKind(StrEnum):
-    """How a delivery comes back to its queue."""
+    """How a delivery is returned to its queue."""
 
     NACK = "nack"
     REJECT = "reject"
@@ -31,15 +31,15 @@ class ReturnKind(StrEnum):
     CLOSE = "close"
     """Its channel or connection ended."""
     TIMEOUT = "timeout"
-    """Its consumer was cancelled for holding it too long (4.3)."""
+    """Its consumer was cancelled because it held the delivery too long (4.3)."""
 
 
 _MOST_HOPS = 500
-"""Dead-lettered so often in one moment of the clock, a message is in a cycle that never waits."""
+"""Dead-letterings at one moment of the clock. A message above it is in a cycle without a delay."""
 _REST_S = 10.0
-"""Such a message is left alone for so long, so that virtual time goes on and others are handled."""
+"""Seconds such a message waits, so that virtual time advances and other messages are processed."""
 _MOST_CRASHES = 5
-"""So many crashes …"""
+"""Crashes that take a queue down …"""
 _CRASH_PERIOD_S = 10.0
 """… within these seconds, and RabbitMQ's supervisor does not start the queue again."""
 
@@ -111,7 +111,9 @@ class LiveQueue:
         self.unacked: int = 0
         self.byte_count: int = 0
         self.down: bool = False
-        """Given up after crashing again and again: it neither takes nor gives until a restart."""
+        """Whether the queue is down after repeated crashes. It neither stores nor delivers until a
+        restart.
+        """
         self._crashes: list[float] = []
         self._expiring = False
         self._had_consumers = False
@@ -122,11 +124,12 @@ class LiveQueue:
     # Taking in.
 
     def publish(self, content: StoredContent) -> bool:
-        """Take a published message; False if the queue is full and says so to publishers."""
+        """Store a published message. Return False if the queue is full and rejects publishes."""
         if self.down:
             return False
         if self.settings.bounded and self.settings.overflow != "drop-head":
-            # A classic queue refuses what would be too much, a quorum queue once it has too much.
+            # A classic queue rejects a message that would exceed the limit. A quorum queue rejects
+            # messages once the limit is exceeded.
             more, size = (0, 0) if self.is_quorum else (1, len(content.body))
             is_full = self._exceeds(len(self.safe) + more, self.safe.byte_count + size)
         else:
@@ -139,14 +142,14 @@ class LiveQueue:
         return True
 
     def take_dead_letter(self, content: StoredContent) -> bool:
-        """Take an unconfirmed dead letter; a full quorum queue takes it nevertheless."""
+        """Store an unconfirmed dead letter. A quorum queue accepts it even if it is full."""
         if not self.is_quorum:
             return self.publish(content)
         self._store(content)
         return True
 
     def take_confirmed(self, content: StoredContent) -> bool:
-        """Take a dead letter whose source waits for the answer."""
+        """Store a dead letter whose source waits for the confirm."""
         return self.publish(content)
 
     def _exceeds(self, more: int = 0, size: int = 0) -> bool:
@@ -157,7 +160,7 @@ class LiveQueue:
         return settings.max_bytes is not None and self.byte_count + size > settings.max_bytes
 
     def _entry(self, content: StoredContent) -> Entry:
-        # When it expires: stamped now, by the smaller of the queue's time and its own.
+        # The expiry is fixed now, from the smaller of the queue's and the message's TTL.
         ttl = self.settings.ttl
         if content.properties.expiration is not None:
             own = int(content.properties.expiration) / 1000
@@ -178,7 +181,7 @@ class LiveQueue:
         self.ready.push(entry)
         self.byte_count += len(content.body)
         if content.hops > _MOST_HOPS:
-            # Old brokers can be made to send a dead letter round without end; give others a turn.
+            # Old brokers can dead-letter a message in an endless cycle. Let other work run first.
             self._alarm.set(self.node.now() + _REST_S)
             return
         self._distribute()
@@ -189,7 +192,9 @@ class LiveQueue:
             self._trim()
 
     def _trim(self) -> None:
-        """Drop from the head what is too much, where the queue is told to make room so."""
+        """Drop messages from the head while the queue exceeds its limit, with `drop-head`
+        overflow.
+        """
         if self.settings.overflow == "drop-head":
             while not self.down and len(self.ready) and self._exceeds():
                 self._let_die(self._popped(), Reason.MAXLEN)
@@ -199,7 +204,7 @@ class LiveQueue:
     # Handing out.
 
     def pump(self) -> None:
-        """Hand out what is ready to consumers with room."""
+        """Deliver ready messages to consumers with free prefetch."""
         if self.down:
             return
         if self._expiring:
@@ -217,7 +222,7 @@ class LiveQueue:
             consumer.channel.hand_over(self, self._popped(), consumer)
 
     def take(self) -> Entry | None:
-        """Take the head away, for `basic.get`."""
+        """Remove the head for `basic.get`."""
         self._lease.renew()
         if self._expiring:
             self.expire()
@@ -233,7 +238,7 @@ class LiveQueue:
         return entry
 
     def counts(self, entry: Entry, *, by_get: bool) -> dict[str, FieldValue] | None:
-        """The headers by which a quorum queue tells how often it handed the copy out before."""
+        """Return the headers with which a quorum queue reports earlier deliveries of a message."""
         match self.profile.count_headers:
             case CountHeaders.ALWAYS:
                 shown = entry.acquired
@@ -252,7 +257,7 @@ class LiveQueue:
             return entry.content.failed, entry.content.acquired
         if self.profile.count_headers is CountHeaders.FAILURES:
             return entry.failed, entry.acquired or entry.content.acquired
-        # Before 4.3 there is one count: its own returns hide what came with the message.
+        # Before 4.3 there is one count. The queue's own returns hide the count of earlier queues.
         rejected = reason is Reason.REJECTED and self.profile.discards is Discards.ALL
         return (entry.acquired or entry.failed) + int(rejected), 0
 
@@ -267,7 +272,7 @@ class LiveQueue:
         self._free(taken)
 
     def discarded(self, taken: Taken, how: ReturnKind) -> None:
-        """A client does not want it back: it dies as rejected."""
+        """A client rejected a delivery without requeueing it: dead-letter it as rejected."""
         self.ticks.before_change()
         self.unacked -= 1
         if how is ReturnKind.REJECT and self.is_quorum and self.profile.discards is Discards.REJECT:
@@ -276,7 +281,7 @@ class LiveQueue:
         self._free(taken)
 
     def returned(self, deliveries: Iterable[Taken], how: ReturnKind) -> None:
-        """Deliveries come back, in this order."""
+        """Requeue deliveries in this order."""
         self.ticks.before_change()
         for taken in deliveries:
             self.unacked -= 1
@@ -335,7 +340,8 @@ class LiveQueue:
         if consumer is not None:
             consumer.holding -= 1
             if consumer.cancelled:
-                # A classic queue knows consumers by tag alone: the one that has the tag now gets the room.
+                # A classic queue identifies consumers by tag, so the current consumer of the tag
+                # gets the room.
                 if self.is_quorum:
                     if not consumer.holding and consumer in self.ring.leaving:
                         self.ring.leaving.remove(consumer)
@@ -351,7 +357,7 @@ class LiveQueue:
     # Letting go.
 
     def expire(self) -> None:
-        """Let the messages die whose time is over, as far as the queue looks."""
+        """Dead-letter expired messages, as far into the queue as the broker checks."""
         now = self.node.now()
         self.ticks.before_change()
         while not self.down and (entry := self.ready.pop_expired(now)) is not None:
@@ -381,7 +387,7 @@ class LiveQueue:
             self.node.dead_letterer.post(self, entry, reason)
 
     def purge(self) -> int:
-        """Remove all ready messages for good and tell how many."""
+        """Delete all ready messages and return how many."""
         count = len(self.ready)
         self.drop_ready(Loss.PURGED)
         return count
@@ -398,7 +404,7 @@ class LiveQueue:
             self.node.journal.entry(EventKind.DROPPED, entry, self.name, loss)
 
     def close(self, loss: Loss) -> None:
-        """The queue is deleted: everything in it is gone, its consumers are cancelled."""
+        """The queue was deleted: drop all messages and cancel its consumers."""
         self.drop_ready(loss)
         self.safe.abandon(loss)
         self.delays.abandon(loss)
@@ -410,17 +416,16 @@ class LiveQueue:
         self.cancel_consumers()
 
     def cancel_consumers(self) -> None:
-        """Tell all consumers that they are no more."""
         for consumer in tuple(self.ring.consumers):
             self.ring.remove(consumer)
             consumer.channel.lose_consumer(consumer)
 
     def crash(self, poison: Entry) -> None:
-        """The queue process stumbles over a message (before 3.13).
+        """A message crashes the queue process (before 3.13).
 
         A quorum queue loses that message. A classic queue restarts: its consumers are cancelled,
-        what was handed out is ready again with the poison, and transient messages are gone. A
-        queue that crashes too often in too short a time is not started again.
+        unacked messages and the poison message become ready again, and transient messages are lost.
+        A queue that crashes too often within a short time is not restarted.
         """
         if self.is_quorum:
             self._lose(poison, Loss.CRASH)
@@ -437,7 +442,7 @@ class LiveQueue:
         self.restart(Loss.CRASH, up=len(self._crashes) < _MOST_CRASHES)
 
     def restart(self, loss: Loss = Loss.RESTART, *, up: bool = True) -> None:
-        """Come back with what is durable; a quorum queue keeps everything."""
+        """Restart with the durable messages. A quorum queue keeps all messages."""
         self.down = not up
         if self.is_quorum:
             return
@@ -456,8 +461,9 @@ class LiveQueue:
 
     @property
     def consumer_count(self) -> int:
-        """How many consumers clients are told. A quorum queue does not count those that wait to be the
-        active one, but those that were cancelled and still hold messages."""
+        """The number of consumers that clients see. A quorum queue excludes consumers waiting to
+        become the single active one, and includes cancelled consumers that still hold messages.
+        """
         ring = self.ring
         if not self.is_quorum:
             return len(ring.consumers)
@@ -471,7 +477,7 @@ class LiveQueue:
         self.pump()
 
     def remove_consumer(self, consumer: QueueConsumer, *, by_client: bool = False) -> None:
-        """A consumer ends; an auto-delete queue goes with its last one."""
+        """Remove a consumer. An auto-delete queue is deleted with its last consumer."""
         self.ticks.before_change()
         self.ring.remove(consumer)
         if self.is_quorum and consumer.holding and consumer.channel.is_open:
@@ -485,12 +491,12 @@ class LiveQueue:
             self.node.remove_queue(self, Loss.QUEUE_DELETED)
 
     def redeclared(self) -> None:
-        """Someone declared it again: that renews the expiry of a classic queue."""
+        """The queue was declared again, which renews the expiry of a classic queue."""
         if not self.is_quorum:
             self._lease.renew()
 
     def apply(self, settings: QueueSettings) -> None:
-        """New settings, from a policy: they hold for what is there, except for the time to live."""
+        """Apply settings from a policy to all messages. A new TTL applies only to new messages."""
         was_safe, self.settings = self.settings.at_least_once, settings
         if was_safe and not settings.at_least_once:
             self.safe.abandon(Loss.STRATEGY_CHANGED)

@@ -1,11 +1,11 @@
-"""An event loop whose time jumps: when nothing can run, it is at once the next deadline.
+"""An event loop in virtual time: when no task can run, time jumps to the next deadline.
 
-`asyncio.sleep`, timeouts and the embedded broker's own deadlines all follow it, so half an hour of
-waiting takes no time and every run is the same. Sockets and threads still work: time stands still
-while a thread is busy for the loop, and while somebody outside owes it an answer. That is so after
-something was written to a socket until something is read from it, while a connection is being made,
-and for a moment after each answer, because the rest of it may be on its way. A connection that is
-only open, as those of a pool are, holds nothing up; neither does one between two ends in this loop.
+`asyncio.sleep`, timeouts and the embedded broker's deadlines follow the loop. Half an hour of
+waiting takes no real time, and every run is the same. Sockets and threads still work. Time stops
+while a thread works for the loop and while an external peer owes an answer. A peer owes an answer
+from a write to its socket until the next read, while a connection is being opened, and for a moment
+after each read, because more data may follow. An idle connection, such as one in a pool, does not
+stop time. Neither does a connection between two ends in this loop.
 """
 
 from __future__ import annotations
@@ -27,29 +27,33 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _START = 1_700_000_000.0
-"""14 November 2023: a fixed moment, so that every run gives the same timestamps."""
+"""14 November 2023. A fixed start gives the same timestamps in every run."""
 _LONGEST_RUN_S = 400 * 24 * 3600.0
-"""More than a year: no wait that anyone configures is longer, so the program is stuck."""
+"""Seconds, more than a year. No configured wait is longer, so the program is stuck."""
 _ANSWER_S = 10.0
-"""Real seconds in which an answer is expected: far more than a database on this machine takes. A peer
-that lets them pass is not waited for again before it has spoken: it may only listen, as a log does."""
+"""Real seconds to wait for an answer, far more than a local database needs. A peer that does not
+answer in time is not waited for again until it sends data. It may never answer, like a log
+collector.
+"""
 _REST_S = 0.05
-"""Real seconds in which the next part of an answer is expected; loss on a local line is rarer."""
+"""Real seconds to wait for the next part of an answer."""
 _TURNS_WITHOUT_LOOK = 64
-"""Turns of the loop between two looks at its own pipe while there is work: asking costs as much as a turn."""
+"""Loop turns between two polls of the loop's wake-up pipe while tasks are ready. A poll costs as
+much as a turn.
+"""
 _IN_THREADS = ("aiosqlite.core", "sqlalchemy.dialects.sqlite.aiosqlite")
-"""Something with threads of its own that wakes the loop by a future when they are done."""
+"""Modules that use threads and wake the loop through a future."""
 
 
 class NothingCanHappen(RuntimeError):
-    """Every task waits for something that no deadline will bring; the text names the tasks."""
+    """Every task waits and no deadline is set. The text names the tasks."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, for tests and simulations.
 
-    `loop.time()` is in seconds since 1970, beginning at `start`. When it has run `patience`
-    seconds ahead, the program is taken to wait for something that never comes.
+    `loop.time()` is in seconds since 1970 and starts at `start`. After `patience` virtual seconds
+    the program counts as stuck.
     """
 
     is_virtual = True
@@ -61,8 +65,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads = 0
         self._selector: _JumpingSelector
         super().__init__(_JumpingSelector(self))
-        # The loop runs what is due before now + resolution; the usual nanosecond is lost when it
-        # is added to seconds since 1970.
+        # The loop runs callbacks that are due before now + resolution. The usual nanosecond is lost
+        # when added to seconds since 1970.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
@@ -70,7 +74,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual_now
 
     def now(self) -> float:
-        """The same: the loop is also a clock."""
+        """Return `time()`, because the loop also serves as a clock."""
         return self._virtual_now
 
     def jump(self, seconds: float) -> None:
@@ -83,11 +87,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @property
     def threads_at_work(self) -> int:
-        """How many threads work for this loop; time stands still meanwhile."""
+        """Number of threads working for this loop. Virtual time stops meanwhile."""
         return self._threads
 
     def stuck(self) -> NothingCanHappen:
-        """What to raise when no task can run and no deadline is set."""
+        """Return the error for a loop without ready tasks and deadlines."""
         return NothingCanHappen(f"nothing can happen any more; {self._waiting()}")
 
     def _waiting(self) -> str:
@@ -102,7 +106,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """As usual; virtual time stands still until it is done."""
+        """Run in an executor. Virtual time stops until the call is done."""
         future = super().run_in_executor(executor, func, *args)
         self._threads += 1
         future.add_done_callback(self._thread_done)
@@ -119,7 +123,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return made
 
     def _watch(self, sock: socket.socket, options: Mapping[str, Any]) -> None:
-        """Note when something is written; a server's own end answers and waits for nobody."""
+        """Record writes to the socket. A server's end answers only, so it is not recorded."""
         if options.get("server") is not None:
             return
         descriptor = sock.fileno()
@@ -141,7 +145,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return int(self._ssock.fileno())  # type: ignore[attr-defined]
 
     def create_future(self) -> asyncio.Future[Any]:
-        """As usual; aiosqlite has threads of its own, and time stands still for those as well."""
+        """Create a future. Futures of aiosqlite stop time, because its threads complete them."""
         future = super().create_future()
         if sys._getframe(1).f_globals.get("__name__") in _IN_THREADS:  # noqa: SLF001
             self._threads += 1
@@ -152,7 +156,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads -= 1
 
     async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
-        """As usual; virtual time stands still until it is done."""
+        """Shut down the executor. Virtual time stops until it is done."""
         self._threads += 1
         try:
             await super().shutdown_default_executor(*args, **options)
@@ -161,7 +165,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Looks at the sockets and, if there is nothing, lets time pass instead of waiting."""
+    """Polls the sockets and advances virtual time instead of waiting."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
@@ -183,7 +187,7 @@ class _JumpingSelector(selectors.BaseSelector):
         return key
 
     def on_asked(self, descriptor: int) -> None:
-        """Something is written to a socket: its peer may owe an answer."""
+        """Record a write to a socket, whose peer may now owe an answer."""
         self._asked.add(descriptor)
 
     def modify(
@@ -199,8 +203,8 @@ class _JumpingSelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout == 0 and len(self._real.get_map()) == 1:
-            # Only the loop's own pipe, which says that there is something to do, and there is already:
-            # a glance now and then lets signals in, and the kernel is not asked at every turn.
+            # Only the wake-up pipe is registered, and tasks are ready. Poll it rarely, to notice
+            # signals without a system call in every turn.
             self._turns = (self._turns + 1) % _TURNS_WITHOUT_LOOK
             return self._real.select(0) if self._turns == 0 else []
         if self._loop.threads_at_work and timeout != 0:
@@ -219,14 +223,16 @@ class _JumpingSelector(selectors.BaseSelector):
             self._loop.jump(timeout)
             return []
         if len(self._real.get_map()) > 1:
-            return self._real.select(None)  # more than the loop's own pipe: a socket may speak
+            return self._real.select(None)  # a socket besides the wake-up pipe may become readable
         raise self._loop.stuck()
 
     def _answers(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait, in real time, for those outside who owe an answer; nothing if nobody does."""
+        """Wait in real time for external peers that owe an answer. Return no events if none
+        does.
+        """
         transports: Mapping[int, Any] = self._loop.transports()
         open_ones = {key.fd: key for key in self._real.get_map().values()}
-        # What is registered without a transport is waited for by a task at this moment.
+        # A task is waiting for every descriptor that is registered without a transport.
         direct = {
             fd
             for fd, key in open_ones.items()
@@ -238,7 +244,7 @@ class _JumpingSelector(selectors.BaseSelector):
             inside = {fd for fd in asked if _name(transports[fd], "peername") in ends}
             self._asked -= inside
             asked -= inside
-        # The sockets that somebody outside has to speak on before time may pass.
+        # The sockets that must receive data before time may advance.
         owed = (asked | direct) - self._silent
         if owed:
             found = self._real.select(_ANSWER_S)
@@ -250,12 +256,12 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 def _name(transport: Any, what: str) -> object:
-    """The address of an end; one of a pair without names is taken for the other."""
+    """Return the address of one end. Unnamed sockets of a pair count as connected to each other."""
     return transport.get_extra_info(what) or ""
 
 
 def _listens(key: selectors.SelectorKey) -> bool:
-    """Whether it is the socket of a server: nobody has to connect."""
+    """Check for a listening socket, which does not owe an answer."""
     try:
         with socket.socket(fileno=key.fd) as sock:
             try:
@@ -284,6 +290,6 @@ class LoopClock:
 
 
 def run_virtual(main: Coroutine[Any, Any, T], *, start: float = _START) -> T:
-    """Run a coroutine in virtual time and return what it returns, as `asyncio.run` does."""
+    """Run a coroutine in virtual time and return its result, like `asyncio.run`."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
         return runner.run(main)

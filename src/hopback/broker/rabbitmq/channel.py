@@ -1,7 +1,7 @@
-"""One channel to RabbitMQ: fills the port's `Channel` over the wire.
+"""One channel to RabbitMQ: implements the port's `Channel` over AMQP.
 
-`Publishing` is its publishing half: frames out, confirms in, each sender its own fate. RabbitMQ's refusals
-become our errors, in its own words.
+`Publishing` sends publishes and matches confirms to their senders. RabbitMQ's refusals are raised
+as Hopback's errors with RabbitMQ's text.
 """
 
 from __future__ import annotations
@@ -53,19 +53,22 @@ if TYPE_CHECKING:
     from hopback.wire.transport import Wire
 
 _PUBLISH = METHODS["basic.publish"]
-_PERSISTENT = 2  # the delivery mode of messages that survive a restart of the broker
-# Few applications publish to more; producers with endless keys must not fill the memory.
+_PERSISTENT = 2  # persistent messages survive a restart of the broker
+# Routes. Few applications use more. The limit bounds the memory of producers with unbounded routing
+# keys.
 _CACHED_ROUTES = 512
 _ABANDONED_WINDOWS = 4
-"""A channel on which more than so many windows were never answered is closed: they are kept in
-memory until it ends."""
+"""A channel with more unanswered windows than this is closed, because they stay in memory until the
+channel ends.
+"""
 
 
 class Publishing:
-    """What one channel publishes.
+    """The publishes of one channel.
 
-    `window` publishes may be in flight; `room` waits for a place. After `timeout` seconds without
-    an answer the sender gets ConfirmTimeout; `give_up` ends a channel that has become useless.
+    Up to `window` publishes may be in flight. `room` waits until another may start. After `timeout`
+    seconds without an answer the sender gets ConfirmTimeout. `give_up` closes a channel that has
+    too many unanswered publishes.
     """
 
     def __init__(
@@ -88,8 +91,10 @@ class Publishing:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._alone = True
-        """The last publish had nothing else in flight beside it. Where many are under way, the first of
-        the next ones would be alone too, if all had their confirm: it is better sent with the others."""
+        """Whether the last publish was the only one in flight. Under load, the first publish after
+        all confirms have arrived is also the only one. It is better written together with the
+        publishes that follow.
+        """
         self.blocked: bool = False
 
     @property
@@ -120,10 +125,10 @@ class Publishing:
         body: bytes,
         mandatory: bool = True,
     ) -> asyncio.Future[None]:
-        """Queue a message whose properties are encoded already; its fate."""
+        """Send a message whose properties are already encoded. Return a future for its outcome."""
         route = self._routes.get((exchange, routing_key, mandatory))
         if route is None:
-            # The basic.publish frame, made once for each route.
+            # The basic.publish frame is encoded once per route.
             check_route(exchange, routing_key)
             arguments = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory}
             route = frame(METHOD, self._number, encode_arguments(_PUBLISH, arguments))
@@ -143,15 +148,16 @@ class Publishing:
         alone, self._alone = self._alone, confirms.live == 1
         last, wire.last_publisher = wire.last_publisher, self
         if alone and self._alone and (last is self or last is None):
-            # A caller that publishes one by one waits for this alone: a turn of the loop less to wait for.
+            # A caller that publishes one by one waits only for this message, so write it at once.
             wire.hurry()
         else:
-            # Publishes on several channels share a write: a system call costs more than all the rest.
+            # Publishes on several channels share one write, because the system call is the largest
+            # cost.
             wire.wake()
         return fate
 
     def on_confirm(self, event: SettlementReceived) -> None:
-        """The broker confirmed or refused one or several."""
+        """The broker confirmed or nacked one or several publishes."""
         positive = event.name == "basic.ack"
         for publish in self._confirms.settle(event.tag, multiple=event.multiple):
             fate = publish.ticket
@@ -170,11 +176,11 @@ class Publishing:
             self._admit()
 
     def on_return(self, message: ReturnedMessage) -> bool:
-        """The broker gave one back; False if it is none of ours."""
+        """The broker returned a message. Return False if it does not match a publish in flight."""
         return self._confirms.take_back(message) is not None
 
     def end(self, error: BrokerError | None) -> None:
-        """The channel is gone: nobody will be answered any more."""
+        """The channel ended: fail all publishes that have no outcome."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -192,10 +198,11 @@ class Publishing:
         self._waiters.clear()
 
     def block(self, blocked: bool) -> None:
-        """The broker reads nothing more from this connection, or does again.
+        """The broker blocked or unblocked this connection.
 
-        What it has not read it will read when its alarm is over: sent again meanwhile it would be
-        stored twice. So no time runs while it is blocked, and from its end all of it again.
+        A blocked broker reads the sent messages when its alarm ends. Publishing them again in the
+        meantime would store them twice. The confirm timeout therefore stops while the connection is
+        blocked and then starts again in full.
         """
         self.blocked = blocked
         if not blocked:
@@ -230,7 +237,7 @@ class Publishing:
         return self._confirms.live < self._window and not self.blocked and self._wire.writable
 
     async def room(self, closed: Callable[[], bool]) -> None:
-        """Wait for a place in the window; `closed` tells when there is nothing to wait for."""
+        """Wait until another publish may start. `closed` returns whether waiting is pointless."""
         while not self.has_room and not closed():
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)
@@ -242,11 +249,13 @@ class Publishing:
                 raise
 
     def admit(self) -> None:
-        """Something changed: let those who wait look again."""
+        """Wake waiting publishers after a change."""
         self._admit()
 
     def _admit(self) -> None:
-        """Wake as many as there are places; look again once they have had their turn to use them."""
+        """Wake as many waiting publishers as the window allows, then check again in the next
+        turn.
+        """
         if not self._waiters or not self.has_room:
             return
         for _ in range(min(len(self._waiters), self._window - self._confirms.live)):
@@ -289,7 +298,7 @@ _ANSWERED_BY_QUEUE = frozenset({"basic.consume", "basic.cancel"})
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """A request without its answer; `orphaned` cleans up if nobody waits for the answer any more.
+    """A request without an answer. `orphaned` cleans up if the caller no longer waits.
 
     `arguments` is None once the request is sent.
     """
@@ -302,7 +311,7 @@ class _PendingRequest:
 
 
 class RabbitChannel:
-    """A channel in confirm mode. Settlement is bound to this object: a dead one settles nothing."""
+    """A channel in confirm mode. Deliveries can be settled only on the channel they arrived on."""
 
     def __init__(
         self,
@@ -319,9 +328,9 @@ class RabbitChannel:
             number, wire, window, confirm_timeout, self._give_up
         )
         self.lost: tuple[int, ...] = ()
-        """The tags that were unsettled when the channel ended; the broker has them back.
+        """The tags that were unsettled when the channel ended. The broker has requeued them.
 
-        Those that were held until then are not named one by one.
+        Tags held with `hold` are not listed.
         """
         self._wire = wire
         self._core = wire.connection
@@ -338,7 +347,7 @@ class RabbitChannel:
         self._settlements = Settlements(number)
 
     async def open(self) -> None:
-        """Open it and switch confirms on."""
+        """Open the channel and enable confirms."""
         answer = self._request("channel.open", orphaned=lambda _: self._send_close())
         self._settlements = self._core.channels[self.number].settlements
         await answer
@@ -346,13 +355,13 @@ class RabbitChannel:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended or is ending."""
+        """Whether the channel has ended or is closing."""
         return self._closing or self._ended.done()
 
     async def close(self) -> None:
-        """Close in order; everything unsettled goes back to its queues. Safe to repeat.
+        """Close the channel. Unsettled deliveries are requeued. Safe to repeat.
 
-        A broker that does not answer in time is not waited for: the connection shows whether it is alive.
+        The wait for the broker's answer has a time limit. The connection detects a dead broker.
         """
         if not self.closed:
             self._send_close()
@@ -368,15 +377,15 @@ class RabbitChannel:
         self._wire.wake()
 
     def leave(self) -> None:
-        """The connection is being closed: nothing more is sent on this channel."""
+        """The connection is closing: stop sending on this channel."""
         self._closing = True
 
     async def wait_closed(self) -> BrokerError | None:
-        """Return when the channel has ended: the reason, or None if we closed it."""
+        """Wait until the channel has closed. Return the reason, or None after `close`."""
         return await asyncio.shield(self._ended)
 
     def end(self, error: BrokerError | None) -> None:
-        """The channel or its connection is gone. Everyone who waits is told why."""
+        """The channel or its connection ended: raise the reason to all waiting callers."""
         if self._ended.done():
             return
         self._core.channels.pop(self.number, None)
@@ -403,7 +412,8 @@ class RabbitChannel:
     def _request(
         self, name: str, orphaned: Callable[[Any], object] | None = None, **arguments: Any
     ) -> Future[Any]:
-        """Send a method; the answer's arguments (or its message) come in the order of requests.
+        """Send a method and return a future for its answer. Answers arrive in the order of
+        requests.
 
         A request that follows `basic.consume` or `basic.cancel` waits for that answer.
         """
@@ -443,7 +453,8 @@ class RabbitChannel:
         if oldest.deadline > now:
             self._answer_timer = self._loop.call_at(oldest.deadline, self._on_overdue)
             return
-        # Answers come in order, so no later request can be answered either. The channel is of no more use.
+        # Answers arrive in order, so later requests cannot be answered either. The channel is
+        # unusable.
         error = self._unanswered = AnswerTimeout(
             f"no answer to {oldest.name} within {self._answer_timeout:g} s (answer_timeout)"
         )
@@ -456,7 +467,7 @@ class RabbitChannel:
             self._send_close()
 
     def postpone_answers(self) -> None:
-        """Give all requests the whole time again: the broker has not read them until now."""
+        """Restart the timeout of all requests, because the broker has only now read them."""
         deadline = self._loop.time() + self._answer_timeout
         for request in self._requests:
             request.deadline = deadline
@@ -471,14 +482,14 @@ class RabbitChannel:
             request.orphaned(value)
 
     def on_event(self, event: Event) -> None:
-        """Something came in on this channel."""
+        """Handle an event of this channel."""
         if type(event) is Delivered:
             consumer = self._consumers.get(event.consumer)
             if consumer is None:
                 self._give_back(event)
                 return
             event.queue = consumer.queue
-            try:  # a callback's fault must not end the connection
+            try:  # an error in a callback must not close the connection
                 consumer.on_delivery(event)
             except Exception as problem:
                 self._loop.call_exception_handler(
@@ -491,7 +502,8 @@ class RabbitChannel:
         elif isinstance(event, Got):
             self._answer(event)
         elif isinstance(event, ReturnedMessage) and not self.publishing.on_return(event):
-            # A message of ours was not routed and we cannot tell which: nothing may count as stored.
+            # The unroutable message is unknown, so none of the publishes in flight may count as
+            # stored.
             raise ProtocolError(f"expected a return of a publish in flight, got {event!r}")
 
     def _on_method(self, event: MethodReceived) -> None:
@@ -500,9 +512,9 @@ class RabbitChannel:
         elif event.name == "channel.close-ok":
             self.end(None)
         elif event.name == "basic.cancel":
-            # The broker ended the consumer. RabbitMQ 4.3 keeps a consumer that timed out and
-            # delivers to it again after a late ack, so we cancel it ourselves as well; a tag that
-            # is gone is no error.
+            # The broker cancelled the consumer. RabbitMQ 4.3 keeps a consumer that timed out and
+            # delivers to it again after a late ack, so cancel it from this side as well. An unknown
+            # tag is not an error.
             tag = event.arguments["consumer_tag"]
             self._core.send(self.number, "basic.cancel", consumer_tag=tag, nowait=True)
             consumer = self._consumers.pop(tag.encode("utf-8", "surrogateescape"), None)
@@ -524,11 +536,11 @@ class RabbitChannel:
         )
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete it; an exchange that does not exist is no error."""
+        """Delete an exchange. A missing exchange is not an error."""
         await self._request("exchange.delete", exchange=name, if_unused=if_unused)
 
     async def declare_queue(self, queue: Queue, *, passive: bool = False) -> QueueState:
-        """Create it, or check it, and count it."""
+        """Create or check a queue and count its messages."""
         answer = await self._request(
             "queue.declare",
             queue=queue.name,
@@ -543,23 +555,23 @@ class RabbitChannel:
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete it with its messages and tell how many."""
+        """Delete a queue and return how many messages it had."""
         answer = await self._request(
             "queue.delete", queue=name, if_unused=if_unused, if_empty=if_empty
         )
         return int(answer["message_count"])
 
     async def purge_queue(self, name: str) -> int:
-        """Remove all ready messages for good and tell how many."""
+        """Delete all ready messages and return how many."""
         answer = await self._request("queue.purge", queue=name)
         return int(answer["message_count"])
 
     async def bind(self, binding: Binding) -> None:
-        """Add the binding; one that exists is no error."""
+        """Add a binding. An existing binding is not an error."""
         await self._request(*_binding("bind", binding), **_ends(binding))
 
     async def unbind(self, binding: Binding) -> None:
-        """Remove the binding; a missing one is no error."""
+        """Remove a binding. A missing binding is not an error."""
         await self._request(*_binding("unbind", binding), **_ends(binding))
 
     def publish(self, message: Message, *, mandatory: bool = True) -> Future[None]:
@@ -570,7 +582,7 @@ class RabbitChannel:
     def publish_raw(
         self, exchange: str, routing_key: str, properties: bytes, body: bytes
     ) -> Future[None]:
-        """As `publish`, with properties as a delivery's `raw_properties` gives them."""
+        """Like `publish`, with encoded properties from a delivery's `raw_properties`."""
         self._check()
         return self.publishing.publish_raw(exchange, routing_key, properties, body)
 
@@ -621,7 +633,9 @@ class RabbitChannel:
         return tag
 
     async def cancel(self, tag: str) -> None:
-        """End the consumer; what it holds stays unsettled on this channel. No delivery comes after."""
+        """Cancel the consumer. Its deliveries stay unsettled on this channel, and no further ones
+        arrive.
+        """
         self._check()
         if tag.encode() not in self._consumers:
             return
@@ -633,7 +647,7 @@ class RabbitChannel:
         return answer
 
     async def get(self, queue: str) -> Delivery | None:
-        """Take one message, unsettled, or None if the queue has none ready."""
+        """Get one message, unsettled, or None if the queue has no ready message."""
         found = await self._request("basic.get", orphaned=self._give_back, queue=queue)
         if not isinstance(found, Got):
             return None
@@ -641,14 +655,14 @@ class RabbitChannel:
         return found
 
     def _give_back(self, found: object) -> None:
-        """The caller has gone away: the message must not stay in nobody's hands."""
+        """Requeue a message whose caller no longer waits."""
         if isinstance(found, Delivered) and not self.closed:
             self.nack(found.tag, requeue=True)
 
     def hold(self, tag: int) -> None:
-        """It stays unsettled until the channel ends, or until all up to it are settled at once.
+        """Keep a delivery unsettled until the channel ends or a multiple ack or nack covers it.
 
-        Nothing is sent; so many can be held without remembering each of them.
+        No frame is sent, and held tags are not stored one by one.
         """
         self._settlements.hold(tag)
 
@@ -669,7 +683,7 @@ class RabbitChannel:
         self._wire.wake()
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """As nack for one, but RabbitMQ 4.3 counts it as a failed delivery."""
+        """Like nack for one delivery, but RabbitMQ 4.3 counts it as a failed delivery."""
         self._check()
         self._settlements.reject(tag, requeue=requeue)
         self._wire.wake()

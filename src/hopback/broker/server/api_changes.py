@@ -1,6 +1,6 @@
-"""What the management API lets an operator do: change what is there, publish and get messages.
+"""Changes through the management API: edit objects, publish and get messages.
 
-Refusals are the node's own.
+Refusals come from the node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _Json: TypeAlias = Mapping[str, Any]
 _T = TypeVar("_T")
-_LONGEST_NAME = 255  # bytes of a short string, as AMQP says names
+_LONGEST_NAME = 255  # bytes, AMQP's limit of a short string
 
 
 _BOOLEANS = {"true": True, "false": False}
@@ -37,9 +37,10 @@ _FLAGS = frozenset({"durable", "auto_delete", "internal"})
 
 
 def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
-    """An object of a request; ValueError with everything that is wrong with it.
+    """Parse an object of a request. ValueError lists all problems.
 
-    As at RabbitMQ, truth and the priority of a policy may be text: `rabbitmqadmin` sends them so.
+    As in RabbitMQ, booleans and the priority of a policy may be text, because `rabbitmqadmin` sends
+    text.
     """
     problems: list[Problem] = []
     told: dict[str, Any] = {
@@ -56,9 +57,9 @@ def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
 
 
 def _put_queue(access: VhostAccess, name: str, asked: _Json) -> bool:
-    """Declare a queue; whether it is new."""
+    """Declare a queue. Return whether it is new."""
     if (length := len(name.encode())) > _LONGEST_NAME:
-        # RabbitMQ's own words; exchanges, and names with a NUL, it takes.
+        # RabbitMQ's text. RabbitMQ accepts longer names of exchanges, and names with a NUL.
         raise ValueError(f"queue should be less than 255 bytes, actually was {length}\n")
     queue = _read("queues", name, asked, Queue)
     new = name not in access.node.queues
@@ -69,7 +70,7 @@ def _put_queue(access: VhostAccess, name: str, asked: _Json) -> bool:
 
 
 def _put_exchange(access: VhostAccess, name: str, asked: _Json) -> bool:
-    """Declare an exchange; whether it is new."""
+    """Declare an exchange. Return whether it is new."""
     exchange = _read("exchanges", name, {"type": "direct", **asked}, Exchange)
     new = name not in access.node.routing.exchanges
     _check_room(access.broker, new=new)
@@ -79,12 +80,12 @@ def _put_exchange(access: VhostAccess, name: str, asked: _Json) -> bool:
 
 
 def _put_policy(access: VhostAccess, name: str, asked: _Json) -> bool:
-    """Set a policy; whether it is new."""
+    """Set a policy. Return whether it is new."""
     return _set_policy(access, _read("policies", name, asked, Policy), operator=False)
 
 
 def _put_operator_policy(access: VhostAccess, name: str, asked: _Json) -> bool:
-    """Set an operator policy; whether it is new."""
+    """Set an operator policy. Return whether it is new."""
     policy = _read("policies", name, {"apply-to": "queues", **asked}, Policy)
     return _set_policy(access, policy, operator=True)
 
@@ -98,7 +99,7 @@ def _set_policy(access: VhostAccess, policy: Policy, *, operator: bool) -> bool:
 
 
 def _delete_queue(access: VhostAccess, name: str) -> bool:
-    """Delete a queue; whether it was there."""
+    """Delete a queue. Return whether it existed."""
     found = access.node.queues.get(name)
     if found is not None:
         with access.session() as session:
@@ -108,7 +109,7 @@ def _delete_queue(access: VhostAccess, name: str) -> bool:
 
 
 def _delete_exchange(access: VhostAccess, name: str) -> bool:
-    """Delete an exchange; whether it was there."""
+    """Delete an exchange. Return whether it existed."""
     there = name in access.node.routing.exchanges
     with access.channel() as channel:
         channel.delete_exchange(name)
@@ -116,21 +117,21 @@ def _delete_exchange(access: VhostAccess, name: str) -> bool:
 
 
 def _delete_policy(access: VhostAccess, name: str) -> bool:
-    """Remove a policy; whether it was there."""
+    """Delete a policy. Return whether it existed."""
     there = any(each.name == name for each in access.node.policies.all())
     access.node.policies.remove(name)
     return there
 
 
 def _delete_operator_policy(access: VhostAccess, name: str) -> bool:
-    """Remove an operator policy; whether it was there."""
+    """Delete an operator policy. Return whether it existed."""
     there = any(each.name == name for each in access.node.policies.operators())
     access.node.policies.remove(name, operator=True)
     return there
 
 
 def purge(access: VhostAccess, name: str) -> bool:
-    """Remove what is ready in a queue; whether the queue is there."""
+    """Delete the ready messages of a queue. Return whether the queue exists."""
     found = access.node.queues.get(name)
     if found is not None:
         with access.session() as session:
@@ -140,7 +141,9 @@ def purge(access: VhostAccess, name: str) -> bool:
 
 
 def bind(access: VhostAccess, source: str, destination: tuple[str, bool], asked: _Json) -> str:
-    """Bind a queue, or an exchange (True), to an exchange; the key of the binding in a path."""
+    """Bind a queue, or an exchange (True), to an exchange. Return the properties key of the
+    binding.
+    """
     found = _read(
         "bindings",
         "",
@@ -159,7 +162,7 @@ def bind(access: VhostAccess, source: str, destination: tuple[str, bool], asked:
 
 
 def unbind(access: VhostAccess, source: str, destination: tuple[str, bool], key: str) -> bool:
-    """Remove the binding with that key; whether it was there."""
+    """Remove the binding with that properties key. Return whether it existed."""
     for found in access.node.routing.bindings:
         ends = (found.source, (found.destination, found.to_exchange))
         if ends == (source, destination) and properties_key(found) == key:
@@ -174,13 +177,13 @@ def take_definitions(
 ) -> None:
     """Import definitions as RabbitMQ does, into one virtual host if it is named.
 
-    Policies are overwritten, bindings added, nothing is deleted; a queue or exchange that exists
-    with other arguments is skipped without a word. Parameters are not taken.
+    Policies are overwritten, bindings are added, and no object is deleted. A queue or exchange that
+    exists with other arguments is skipped silently. Parameters are ignored.
     """
     problems: list[Problem] = []
     if vhost is not None:
         known = {vhost}
-    else:  # those that are there, and those that the document makes
+    else:  # existing virtual hosts and those of the document
         listed = document.get("vhosts", [])
         entries = listed if isinstance(listed, list) else []
         names = (each.get("name") for each in entries if isinstance(each, Mapping))
@@ -250,7 +253,7 @@ PUTS: dict[str, Callable[[VhostAccess, str, _Json], bool]] = {
     "policies": _put_policy,
     "queues": _put_queue,
 }
-"""What can be made or replaced by name."""
+"""The objects that can be created or replaced by name."""
 
 DELETES: dict[str, Callable[[VhostAccess, str], bool]] = {
     "exchanges": _delete_exchange,
@@ -258,14 +261,14 @@ DELETES: dict[str, Callable[[VhostAccess, str], bool]] = {
     "policies": _delete_policy,
     "queues": _delete_queue,
 }
-"""What can be removed by name."""
+"""The objects that can be deleted by name."""
 
 _VHOST_LIMITS = ("max-connections", "max-queues")
 _USER_LIMITS = ("max-connections", "max-channels")
 
 
 def put_limit(limits: dict[str, int], name: str, asked: _Json, *, of_user: bool = False) -> None:
-    """`PUT /api/vhost-limits/…` and `/api/user-limits/…`; ValueError for what is not a limit."""
+    """`PUT /api/vhost-limits/…` and `/api/user-limits/…`. Raise ValueError for an invalid limit."""
     value = asked.get("value")
     if name not in (_USER_LIMITS if of_user else _VHOST_LIMITS):
         shown = json.dumps(value)
@@ -279,7 +282,7 @@ def put_limit(limits: dict[str, int], name: str, asked: _Json, *, of_user: bool 
 
 
 _MOST_MESSAGES = 10_000
-"""What one answer holds is built in memory, while no other client is served."""
+"""Messages per answer. The answer is built in memory, and other clients wait meanwhile."""
 _ACK_MODES = {
     "ack_requeue_true": True,
     "ack_requeue_false": False,
@@ -302,7 +305,7 @@ _NUMBERS = ("delivery_mode", "priority", "timestamp")
 
 
 def publish(access: VhostAccess, exchange: str, asked: _Json) -> dict[str, object]:
-    """`POST /api/exchanges/{vhost}/{name}/publish`; ValueError for what cannot be published."""
+    """`POST /api/exchanges/{vhost}/{name}/publish`. Raise ValueError for an invalid request."""
     key, payload = asked.get("routing_key"), asked.get("payload")
     encoding = asked.get("payload_encoding")
     if not isinstance(key, str) or not isinstance(payload, str):
@@ -327,7 +330,9 @@ def publish(access: VhostAccess, exchange: str, asked: _Json) -> dict[str, objec
 
 
 def _properties(asked: object) -> Properties:
-    """The properties of a request; an empty list is an empty table, as PHP writes it."""
+    """Parse the properties of a request. An empty list counts as an empty table, as PHP encodes
+    it.
+    """
     given = {} if asked in (None, []) else asked
     if not isinstance(given, dict):
         raise ValueError(f"expected properties as an object, got {asked!r}")
@@ -351,7 +356,7 @@ def _properties(asked: object) -> Properties:
 
 
 def get(access: VhostAccess, queue: str, asked: _Json) -> list[dict[str, object]]:
-    """`POST /api/queues/{vhost}/{name}/get`; ValueError for what cannot be asked."""
+    """`POST /api/queues/{vhost}/{name}/get`. Raise ValueError for an invalid request."""
     count = asked.get("count")
     count = int(count) if isinstance(count, str) and count.isdecimal() and len(count) < 9 else count
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= _MOST_MESSAGES:
@@ -377,7 +382,7 @@ def get(access: VhostAccess, queue: str, asked: _Json) -> list[dict[str, object]
                 else:
                     channel.reject(taken.tag, requeue=False)
         if _ACK_MODES[mode]:
-            # All at once and at the end, so that none is got twice.
+            # Requeue all messages at the end, so that no message is returned twice.
             for tag in reversed(tuple(channel.unacked)):
                 channel.nack(tag, requeue=True)
     return found
@@ -401,7 +406,7 @@ def _message(taken: Taken, encoding: str, most: int | None) -> dict[str, object]
         "routing_key": plain(taken.routing_key),
         "redelivered": taken.redelivered,
         "message_count": len(taken.source.ready),
-        "properties": told or [],  # RabbitMQ writes an empty list of properties so
+        "properties": told or [],  # RabbitMQ encodes empty properties as a list
         "payload_bytes": len(taken.body),
         "payload": base64.b64encode(body).decode() if text is None else text,
         "payload_encoding": "base64" if text is None else "string",

@@ -1,6 +1,7 @@
-"""Users, virtual hosts and permissions, as RabbitMQ's management API tells and changes them.
+"""Users, virtual hosts and permissions, as in RabbitMQ's management API.
 
-`Caller` is the user who calls it: what its tags let it see, and what its permissions let it do.
+`Caller` is the authenticated user. Its tags decide what it sees, its permissions decide which
+operations are allowed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NODE = "hopback@localhost"
 
 
 def plain(value: object) -> object:
-    """A field value as JSON has it; bytes that are no text in base64."""
+    """Convert a field value to JSON. Bytes become base64."""
     if isinstance(value, Mapping):
         return table(value)
     if isinstance(value, list | tuple):
@@ -38,20 +39,20 @@ def plain(value: object) -> object:
 
 
 def table(value: Mapping[str, object]) -> dict[str, Any]:
-    """A field table as JSON has it."""
+    """Convert a field table to JSON."""
     return {str(key): plain(inner) for key, inner in value.items()}
 
 
 class Missing(Exception):
-    """There is no such thing here."""
+    """The object does not exist."""
 
 
 class Denied(Exception):
-    """The caller may not do that; in RabbitMQ's words."""
+    """The caller lacks permission. The text is RabbitMQ's."""
 
 
 class _Nowhere:
-    """Nobody listens to a channel that lasts for one request."""
+    """The sink of a channel that lasts for one request and has no consumers."""
 
     def deliver(self, taken: Taken) -> None:
         """There is no consumer."""
@@ -65,7 +66,7 @@ class _Nowhere:
 
 @dataclass(frozen=True, slots=True)
 class VhostAccess:
-    """One caller in one virtual host: what it does is done as by a connection of its own."""
+    """A caller in one virtual host. Each request uses a separate session."""
 
     broker: ServedBroker
     node: Node
@@ -73,7 +74,7 @@ class VhostAccess:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A connection that lasts for one request."""
+        """Open a session for one request."""
         rights = self.broker.rights(self.user, self.node.vhost)
         session = self.node.connect("management", self.user, rights)
         try:
@@ -83,7 +84,7 @@ class VhostAccess:
 
     @contextmanager
     def channel(self) -> Iterator[SessionChannel]:
-        """A channel that lasts for one request."""
+        """Open a channel for one request."""
         with self.session() as session:
             yield session.open_channel(_Nowhere())
 
@@ -101,11 +102,11 @@ class Caller:
 
     @property
     def is_monitor(self) -> bool:
-        """Whether it sees all virtual hosts and everybody's connections."""
+        """Whether the caller sees all virtual hosts and all connections."""
         return self._is_administrator or "monitoring" in self.tags
 
     def check_management(self) -> None:
-        """Only users with a tag that means something may ask anything."""
+        """Refuse users without a management tag."""
         if not self.is_monitor and not {"management", "policymaker"} & {*self.tags}:
             raise Denied("Not management user")
 
@@ -128,7 +129,7 @@ class Caller:
 
     @property
     def visible(self) -> tuple[Node, ...]:
-        """The virtual hosts that it sees in lists."""
+        """Return the virtual hosts that the caller may list."""
         return tuple(
             node for node in self.broker.nodes if self.is_monitor or self._may_enter(node.vhost)
         )
@@ -137,13 +138,15 @@ class Caller:
         return self.broker.permissions.get(self.name, vhost) is not None
 
     def access(self, vhost: str) -> VhostAccess:
-        """What it reaches in a virtual host; `Missing` or `Denied` where that is nothing."""
+        """Return the caller's access to a virtual host. Raise `Missing` or `Denied` without
+        access.
+        """
         node = self.broker.vhosts.get(vhost)
         if node is None:
             raise Missing
         if not self._may_enter(vhost):
             if node.profile.passive_declare_needs_right:
-                raise Missing("not_found")  # 4.3 does not say that it is there
+                raise Missing("not_found")  # 4.3 does not reveal that it exists
             raise Denied("User not authorised to access virtual host")
         return VhostAccess(self.broker, node, self.name)
 
@@ -159,7 +162,7 @@ def users(broker: ServedBroker) -> list[_Object]:
 
 
 def user(broker: ServedBroker, name: str) -> _Object:
-    """One user; `Missing` if there is none."""
+    """Return one user. Raise `Missing` if it does not exist."""
     found = broker.users.get(name)
     if found is None:
         raise Missing
@@ -212,7 +215,7 @@ def vhost(node: Node) -> _Object:
 
 
 def put_vhost(broker: ServedBroker, name: str, creator: str) -> bool:
-    """Make a virtual host, in which its creator may do everything; whether it is new."""
+    """Create a virtual host and grant its creator all permissions. Return whether it is new."""
     if name not in broker.vhosts and len(broker.vhosts) >= _MOST_VHOSTS:
         raise ValueError(f"expected at most {_MOST_VHOSTS} virtual hosts, got more")
     new = broker.add_vhost(name)
@@ -222,14 +225,14 @@ def put_vhost(broker: ServedBroker, name: str, creator: str) -> bool:
 
 
 def put_user(broker: ServedBroker, name: str, asked: _Json) -> bool:
-    """Make or replace a user; whether it is new. Without a password it cannot log in."""
+    """Create or replace a user. Return whether it is new. Without a password it cannot log in."""
     if "tags" not in asked:
         raise ValueError("tags_not_present")
     return broker.users.put(name, _account(asked))
 
 
 def delete_users(broker: ServedBroker, asked: _Json) -> None:
-    """Remove several at once; before 4.0 none of them if one is not there."""
+    """Remove several users. Before 4.0 none is removed if one does not exist."""
     if "users" not in asked:
         raise ValueError("[{key_missing,users}]")
     names = asked["users"]
@@ -244,7 +247,7 @@ def delete_users(broker: ServedBroker, asked: _Json) -> None:
 
 
 def _account(asked: _Json) -> Account:
-    # Tags are a list, or, as it was before 3.9, one text with commas.
+    # Tags are a list or, as before 3.9, a comma-separated text.
     told = asked.get("tags", "")
     parts: Iterable[object] = told.split(",") if isinstance(told, str) else ()
     if isinstance(told, list):
@@ -268,14 +271,14 @@ def _account(asked: _Json) -> Account:
 
 
 def put_permission(broker: ServedBroker, place: str, name: str, asked: _Json) -> bool:
-    """Set what a user may do in a virtual host; whether that is new."""
+    """Set a user's permissions in a virtual host. Return whether they are new."""
     configure, write, read = _patterns(asked, "configure", "write", "read")
     _check_both(broker, place, name)
     return broker.permissions.put(name, place, Permission(configure, write, read))
 
 
 def put_topic_permission(broker: ServedBroker, place: str, name: str, asked: _Json) -> bool:
-    """Set which keys of a topic exchange a user may use; whether that is new."""
+    """Set a user's permission on a topic exchange. Return whether it is new."""
     exchange, write, read = _patterns(asked, "exchange", "write", "read")
     _check_both(broker, place, name)
     return broker.permissions.put_topic(name, place, TopicPermission(exchange, write, read))
@@ -297,10 +300,10 @@ def _check_both(broker: ServedBroker, place: str, name: str) -> None:
 
 
 def take_users(broker: ServedBroker, document: _Json, creator: str | None) -> None:
-    """Take users, virtual hosts and permissions of definitions.
+    """Import users, virtual hosts and permissions of definitions.
 
-    As at the start of a broker (`creator` None) users that are there stay as they are: they were
-    given on the command line, to log in.
+    At the start of a broker (`creator` is None) existing users are kept, because the command line
+    defined them for logging in.
     """
     present = () if creator is not None else broker.users.names
     for entry in _entries(document, "vhosts"):

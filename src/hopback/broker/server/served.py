@@ -1,4 +1,4 @@
-"""What all clients of a server share: the node, the users, the limits, the memory, and who is there."""
+"""The state that all clients of a server share: node, users, limits, memory and connections."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 MESSAGE_BYTES = 600
-"""What a message takes beside its body, roughly."""
+"""Approximate bytes of a message in addition to its body."""
 _WORTH_GIVING_BACK = 16 * 1024 * 1024
-"""Published since the last time: below this there is little to give back."""
+"""Bytes published since the last trim. Below it a trim frees little memory."""
 _HIGH = 0.95
-"""Publishers are stopped a little below the limit: what is on its way still has to fit."""
+"""Share of the limit at which publishers are blocked, so that messages in transit still fit."""
 _LOW = 0.8
 """Far enough below the other that they are not stopped and let go with every message."""
 
 
 class Pressure:
-    """Keeps the count of one broker."""
+    """Counts the memory of one broker's messages."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._broker = broker
@@ -45,10 +45,10 @@ class Pressure:
         self._copies: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
         self._published = 0
         self.is_high: bool = False
-        """Whether publishers have to wait; once so, it stays until there is some room again."""
+        """Whether publishers are blocked. It stays set until some memory is free again."""
 
     def add(self, node: Node, size: int) -> None:
-        """A message of this size was published; how many queues took a copy, the node knows."""
+        """Account for a published message and the copies that the node made of it."""
         copies = node.copies
         self._published += size + MESSAGE_BYTES
         self._used += size + (copies - self._copies.get(node, 0)) * MESSAGE_BYTES
@@ -57,14 +57,14 @@ class Pressure:
             self._broker.check_memory()
 
     def is_giving_back_worth_it(self) -> bool:
-        """Whether much has come, and perhaps gone, since this was last asked with that answer."""
+        """Whether enough was published since the last trim. A positive answer resets the count."""
         worth = self._published > _WORTH_GIVING_BACK
         if worth:
             self._published = 0
         return worth
 
     def measure(self) -> None:
-        """Count everything, and hang up on those who never finish a large message."""
+        """Count all memory, and disconnect clients with unfinished large messages."""
         nodes = self._broker.nodes
         stored = 0
         for queue in (queue for node in nodes for queue in node.queues.values()):
@@ -85,10 +85,10 @@ class Pressure:
 
 
 def give_back_memory() -> None:
-    """Give the system what messages that are gone have left behind.
+    """Return the memory of deleted messages to the system.
 
-    glibc keeps it otherwise: 134 MB after 100,000 messages of 1 KiB, 31 MB after this. Where the C
-    library has no such function, nothing happens.
+    glibc keeps it otherwise: 134 MB after 100,000 messages of 1 KiB, 31 MB after this call. Other C
+    libraries may lack the function. Then only the garbage collector runs.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -109,11 +109,11 @@ class ServedBroker:
         self.permissions: Permissions = Permissions()
         self.timers: Timers = Timers()
         self.vhosts: dict[str, Node] = {}
-        """By name; each has all its queues, exchanges and policies to itself."""
+        """Virtual hosts by name. Each has separate queues, exchanges and policies."""
         self._clock = clock
         self._seed = seed
         self.node: Node = self._new_node("/")
-        """That of the virtual host `/`, which keeps the time for the others too."""
+        """The node of the virtual host `/`, which also provides the timers of the others."""
         for vhost in settings.vhosts:
             self.add_vhost(vhost)
         for user in settings.users:
@@ -124,27 +124,27 @@ class ServedBroker:
             self.permissions.put(user, vhost, permission)
         self.clients: list[Client] = []
         self.empty: asyncio.Event = asyncio.Event()
-        """Whether nobody is there."""
+        """Set while no client is connected."""
         self.empty.set()
         self.ports: dict[str, int] = {}
-        """Protocol → the port where it is spoken."""
+        """Port of each protocol."""
         self.cluster_name = "hopback@localhost"
         self.vhost_limits: dict[str, dict[str, int]] = {}
         self.user_limits: dict[str, dict[str, int]] = {}
-        """Limits that the management API was given. They are reported, not enforced."""
+        """Limits set through the management API. They are reported, not enforced."""
         self.blocked: bool = False
-        """Whether publishers wait."""
+        """Whether publishers are blocked."""
         self.stirred: int = 0
-        """How often a client has said something."""
+        """Number of client activities."""
         self.spoken: int = 0
-        """How often a client was told something."""
+        """Number of notifications to clients."""
         self.replies: DirectReplies[ServerChannel] = DirectReplies()
         self._pressure = Pressure(self)
         self._alarmed = False
 
     @property
     def full_version(self) -> str:
-        """The version with all three numbers, as RabbitMQ tells it."""
+        """The version with three numbers, as RabbitMQ reports it."""
         version = self.node.profile.version
         return f"{version.major}.{version.minor}.{version.patch}"
 
@@ -152,11 +152,11 @@ class ServedBroker:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Those of all virtual hosts."""
+        """The nodes of all virtual hosts."""
         return tuple(self.vhosts.values())
 
     def add_vhost(self, name: str) -> bool:
-        """Make a virtual host; whether it is new."""
+        """Create a virtual host. Return whether it is new."""
         if name in self.vhosts:
             return False
         node = self.vhosts[name] = self._new_node(name)
@@ -176,20 +176,20 @@ class ServedBroker:
         )
 
     def remove_vhost(self, name: str) -> bool:
-        """Take a virtual host away with all that is in it; whether it was there."""
+        """Delete a virtual host with all its objects. Return whether it existed."""
         node = self.vhosts.pop(name, None)
         if node is None:
             return False
         self.permissions.forget_vhost(name)
         self.vhost_limits.pop(name, None)
         for client in self._of(lambda session: session.node is node):
-            client.socket.abort()  # RabbitMQ does not say why either
+            client.socket.abort()  # RabbitMQ does not send a reason either
         for queue in tuple(node.queues.values()):
             node.remove_queue(queue, Loss.QUEUE_DELETED)
         return True
 
     def remove_user(self, name: str) -> bool:
-        """Take a user away; whether it was there."""
+        """Delete a user. Return whether it existed."""
         if not self.users.remove(name):
             return False
         self.permissions.forget_user(name)
@@ -203,13 +203,13 @@ class ServedBroker:
         return [client for client in self.clients if client.session and whom(client.session)]
 
     def rights(self, user: str, vhost: str) -> UserRights:
-        """What a user may do in a virtual host."""
+        """Return a user's rights in a virtual host."""
         return UserRights(self.permissions, user, vhost)
 
-    # Who is there.
+    # Connections.
 
     def enter(self, client: Client) -> bool:
-        """Whether there is room for another."""
+        """Add a client. Return False if the connection limit is reached."""
         self.stir()
         if len(self.clients) >= self.limits.connections:
             return False
@@ -225,7 +225,7 @@ class ServedBroker:
             self.empty.set()
 
     def may_open_channel(self) -> bool:
-        """Whether there is room for another channel."""
+        """Whether another channel is within the limit."""
         sessions = (session for node in self.nodes for session in node.sessions)
         channels = sum(len(session.channels) for session in sessions)
         return channels < self.limits.all_channels
@@ -238,17 +238,17 @@ class ServedBroker:
         )
         return declared >= self.limits.declared
 
-    # What happens.
+    # Activity.
 
     def stir(self) -> None:
-        """A client came, spoke or went."""
+        """Record that a client connected, sent data or disconnected."""
         self.stirred += 1
 
     def spoke(self) -> None:
         self.spoken += 1
 
     def is_held(self) -> bool:
-        """Whether a client holds a delivery that it has not settled."""
+        """Whether a client holds an unsettled delivery."""
         return any(queue.unacked for node in self.nodes for queue in node.queues.values())
 
     # Memory.
@@ -258,7 +258,7 @@ class ServedBroker:
         self._pressure.add(node, size)
 
     def is_receiving_much(self) -> bool:
-        """Whether messages that are not complete yet take much already."""
+        """Whether incomplete messages use much memory."""
         unfinished = sum(client.core.unfinished_bytes for client in self.clients)
         return unfinished > self.limits.memory_bytes / 4
 
@@ -275,11 +275,11 @@ class ServedBroker:
                 client.listen_again()
 
     def tidy_up(self) -> None:
-        """Give memory back after a burst: called now and then."""
+        """Return memory to the system after a burst. Called periodically."""
         if self._pressure.is_giving_back_worth_it():
             give_back_memory()
 
     def check_memory(self) -> None:
-        """Measure anew: called now and then, and by the alarm itself."""
+        """Measure memory. Called periodically and on an alarm."""
         self._pressure.measure()
         self.weigh()

@@ -1,4 +1,4 @@
-"""The broker as a server: it listens, lets clients in, and stops cleanly."""
+"""The broker as a server: listens, accepts clients and stops cleanly."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ if TYPE_CHECKING:
     from hopback.topology.model import Policy
 
 _LOOK_S = 0.25
-"""How soon blocked publishers may go on when memory is free again; each look counts all messages."""
+"""Seconds between memory checks while publishers are blocked. Each check counts all messages."""
 _TIDY_S = 10.0
-"""How often memory is given back at most: it takes some milliseconds in which nobody is served."""
+"""Minimum seconds between returns of memory to the system. Clients wait some milliseconds for
+it.
+"""
 _FAREWELL_S = 1.0
-"""Clients in good order answer a close in milliseconds; who does not is cut off."""
+"""Seconds for clients to answer a close. Healthy ones take milliseconds. Others are cut off."""
 _LARGEST_REQUEST = 16 * 1024 * 1024
-"""A body of the HTTP API: definitions of a large broker are a few megabytes."""
+"""Bytes of an HTTP request body. Definitions of a large broker are a few megabytes."""
 
 
 class BrokerServer:
-    """RabbitMQ in memory behind a socket, for development, tests and demos on one machine.
+    """An in-memory RabbitMQ behind a socket, for development, tests and demos on one machine.
 
-    Use it as an async context manager, or `start` and `stop` it. `broker.node` is the broker inside.
+    Use it as an async context manager, or call `start` and `stop`. `broker.node` is the embedded
+    broker.
     """
 
     def __init__(self, settings: ServerSettings | None = None) -> None:
@@ -53,12 +56,12 @@ class BrokerServer:
 
     @property
     def url(self) -> str:
-        """Where AMQP clients find it; no password in it."""
+        """The AMQP address, without a password."""
         return f"amqp://{_place(self.settings.host)}:{self._port}"
 
     @property
     def http_url(self) -> str | None:
-        """Where the management API is, if there is one."""
+        """The address of the management API, if enabled."""
         if self._endpoint is None:
             return None
         return f"http://{_place(self.settings.host)}:{self._http_port}"
@@ -71,7 +74,7 @@ class BrokerServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen; OSError if a port is in use. Port 0 takes a free one."""
+        """Listen. Raise OSError if a port is in use. Port 0 selects a free port."""
         loop = asyncio.get_running_loop()
         host = self.settings.host
         self._server = await loop.create_server(
@@ -93,7 +96,7 @@ class BrokerServer:
         self._watch = loop.create_task(self._watch_memory(), name="memory watch")
 
     async def stop(self) -> None:
-        """Tell clients, give them a moment to leave, and be gone. Safe to repeat."""
+        """Close the connections, wait briefly for the clients, and stop. Safe to repeat."""
         if self._server is not None:
             self._server.close()
         if self._watch is not None:
@@ -126,14 +129,14 @@ class BrokerServer:
                 tidied = now
                 self.broker.tidy_up()
 
-    # What an operator can do.
+    # Operations.
 
     async def advance(self, seconds: float) -> Advanced:
-        """Let time pass at once; ValueError if the clock is the system's."""
+        """Advance the clock at once. Raise ValueError for the system clock."""
         return await self.time.advance(seconds)
 
     async def restart(self) -> None:
-        """Stop and start the broker inside: what is not durable is gone."""
+        """Restart the embedded broker. Transient objects and messages are lost."""
         await self.disconnect()
         for node in self.broker.nodes:
             node.restart()
@@ -143,22 +146,22 @@ class BrokerServer:
         self.broker.alarm(on=blocked)
 
     def snapshot(self) -> NodeSnapshot:
-        """Everything in it at this moment, as values."""
+        """Return a snapshot of the current state."""
         return snapshot(self.broker.node)
 
     def load(self, definitions: Mapping[str, Any]) -> None:
-        """Take RabbitMQ definitions; ValueError says what is wrong with them."""
+        """Import RabbitMQ definitions. ValueError lists their problems."""
         try:
             take_definitions(self.broker, definitions)
         except Refusal as refusal:
             raise ValueError(refusal.text) from refusal
 
     def set_policy(self, policy: Policy, *, operator: bool = False) -> None:
-        """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""
+        """Create or overwrite a policy. Raise ValueError where RabbitMQ answers 400."""
         self.broker.node.policies.put(policy, operator=operator)
 
     def clear_policy(self, name: str, *, operator: bool = False) -> None:
-        """Remove a policy; a missing one is no error."""
+        """Delete a policy. A missing policy is not an error."""
         self.broker.node.policies.remove(name, operator=operator)
 
 

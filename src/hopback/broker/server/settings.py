@@ -1,4 +1,4 @@
-"""How a server is set up: whom it lets in, and how much it bears."""
+"""Settings of a server: addresses, users and limits."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from hopback.broker.server.users import Permission
 
 _MIB = 1024 * 1024
-"""Bytes; limits are given in mebibytes."""
+"""Bytes. Limits are given in mebibytes."""
 
 
 class ClockKind(StrEnum):
-    """Whose time holds for what waits in the broker."""
+    """The clock that the broker's deadlines follow."""
 
     SYSTEM = "system"
     """The machine's."""
     VIRTUAL = "virtual"
-    """It stands still until somebody advances it."""
+    """Stops until it is advanced."""
     AUTO = "auto"
-    """It stands still while anything can happen, and then is the next deadline at once."""
+    """Jumps to the next deadline as soon as the broker is idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What clients may use together, or each, before they are held back or refused."""
+    """Limits per client or for all clients. A client above a limit is blocked or refused."""
 
     connections: int = 4096
     channels: int = 2047
-    """Of one connection; this is what it is told when it tunes."""
+    """Per connection. Sent to the client in `connection.tune`."""
     all_channels: int = 20_000
     declared: int = 100_000
     """Queues, exchanges and bindings together."""
     consumers: int = 10_000
-    """Of one channel."""
+    """Per channel."""
     memory_bytes: int = 1024 * _MIB
-    """What messages may take; above it publishers are blocked, as by RabbitMQ's memory alarm."""
+    """Bytes of stored messages. Above it publishers are blocked, as by RabbitMQ's memory alarm."""
     message_bytes: int | None = None
-    """The largest body; None: that of the version shown."""
+    """Bytes of the largest body. None uses the limit of the emulated version."""
     frame_max: int = 131_072
     heartbeat: int = 60
     handshake_seconds: float = 10.0
@@ -52,11 +52,11 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Everything that is chosen when a server starts.
+    """The settings of a server at its start.
 
-    `http_port` None: no management API. `users` are names with their passwords; `guest` is let in
-    from this machine only. Those for whom `permissions` say nothing may do everything in every
-    virtual host of the start; those without `tags` of their own are administrators.
+    Without `http_port` the server has no management API. `users` maps names to passwords. `guest`
+    may log in from this machine only. Users without `permissions` have all permissions in every
+    initial virtual host. Users without `tags` are administrators.
     """
 
     host: str = "127.0.0.1"
@@ -76,5 +76,5 @@ class ServerSettings:
     """By user, for the management API."""
     limits: ServerLimits = ServerLimits()
     seed: int | None = None
-    """Decides the names that the broker makes up; None: chance does."""
+    """Seed of generated names. None makes them random."""
     consumer_timeout: float | None = 1800.0

@@ -1,7 +1,7 @@
-"""The server's time: the machine's, or one that tests turn.
+"""The server's clock: the system clock, or a virtual clock that tests advance.
 
-What waits in the broker (times to live, leases, timeouts) follows it. Heartbeats and the sockets'
-own timeouts are always of the real world, where the clients are.
+The broker's deadlines (TTLs, queue expiry, timeouts) follow this clock. Heartbeats and socket
+timeouts always use real time.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 _GLANCE_S = 0.01
 """How often we look whether clients are still busy."""
 _QUIET = 3
-"""So many glances without a word from anyone, and nobody is busy."""
+"""Checks without client activity after which all clients count as idle."""
 _STUBBORN = 50
-"""So many, and who holds a delivery means to keep it for now."""
+"""Checks after which a client that holds a delivery counts as idle too."""
 _LONGEST_WAIT_S = 10.0
-"""How long one advance waits for busy clients altogether."""
+"""Real seconds that one advance waits for busy clients in total."""
 _A_TURN = 100
-"""So many deadlines, and others have their turn."""
+"""Deadlines processed before other tasks get a turn."""
 _LONGEST_S = 10 * 365 * 24 * 3600.0
-"""Ten years: more is a mistake in the unit, milliseconds for seconds."""
+"""Seconds, ten years. A longer advance is probably given in milliseconds by mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """What an advance came to: the time now, and how many deadlines passed."""
+    """The result of an advance: the time now and the number of deadlines passed."""
 
     now: float
     deadlines: int
 
 
 class ServerTime(Protocol):
-    """Who lets time pass for one broker."""
+    """The clock of one broker and the timer that runs its deadlines."""
 
     kind: ClockKind
 
@@ -54,7 +54,9 @@ class ServerTime(Protocol):
         """Time is over."""
 
     async def advance(self, seconds: float) -> Advanced:
-        """Let `seconds` pass at once; ValueError where time cannot be turned, or not so far."""
+        """Advance by `seconds` at once. Raise ValueError if the clock cannot advance, or not that
+        far.
+        """
 
 
 def time_of(kind: ClockKind) -> ServerTime:
@@ -64,7 +66,7 @@ def time_of(kind: ClockKind) -> ServerTime:
 
 
 class SystemTime:
-    """The machine's clock; the event loop wakes the node at its deadlines."""
+    """The system clock. The event loop runs the node's deadlines."""
 
     kind = ClockKind.SYSTEM
 
@@ -79,14 +81,14 @@ class SystemTime:
         broker.node.timers.on_earlier = self._arm
 
     async def stop(self) -> None:
-        """Wake nobody any more."""
+        """Stop the timer."""
         if self._broker is not None:
             self._broker.node.timers.on_earlier = None
         if self._timer is not None:
             self._timer.cancel()
 
     async def advance(self, seconds: float) -> Advanced:
-        """Nobody turns the machine's clock."""
+        """Raise ValueError, because the system clock cannot be advanced."""
         raise ValueError(
             f"expected a broker with a virtual clock to advance by {seconds:g} s, got one with the"
             " system's; start it with --clock virtual"
@@ -109,10 +111,10 @@ class SystemTime:
 
 
 class VirtualTime:
-    """A clock that stands still until somebody advances it, deadline by deadline.
+    """A clock that stops until it is advanced, deadline by deadline.
 
-    After each deadline that let clients hear something, they are given the time to react: a chain
-    of retries plays out within one advance as it would in real time.
+    After each deadline that notified clients, the clock gives them time to react. A chain of
+    retries therefore completes within one advance, as it would in real time.
     """
 
     kind = ClockKind.VIRTUAL
@@ -123,14 +125,14 @@ class VirtualTime:
         self._turning = asyncio.Lock()
 
     def start(self, broker: ServedBroker) -> None:
-        """From now on it can be advanced."""
+        """Attach the broker whose deadlines the clock runs."""
         self._broker = broker
 
     async def stop(self) -> None:
-        """Nothing happens by itself anyway."""
+        """No timer to stop."""
 
     async def advance(self, seconds: float) -> Advanced:
-        """Let `seconds` pass at once; two who turn the clock take turns."""
+        """Advance by `seconds` at once. Concurrent calls run one after the other."""
         if not 0 <= seconds <= _LONGEST_S:
             raise ValueError(f"expected 0 to {_LONGEST_S:.0f} seconds, got {seconds!r}")
         async with self._turning:
@@ -150,7 +152,7 @@ class VirtualTime:
         return None if self._broker is None else self._broker.node.next_deadline()
 
     def _pass(self, due: float) -> bool:
-        """Let the deadline pass; whether a client heard of it."""
+        """Advance to the deadline. Return whether a client was notified."""
         if self._broker is None:
             return False
         before = self._broker.spoken
@@ -159,7 +161,7 @@ class VirtualTime:
         return self._broker.spoken != before
 
     async def _settled(self, left_s: float) -> float:
-        """Wait until clients are done with what they heard; how long that took."""
+        """Wait until clients have reacted. Return the real seconds that took."""
         broker, loop = self._broker, asyncio.get_running_loop()
         begin, quiet = loop.time(), 0
         while broker is not None and (loop.time() - begin) < left_s:
@@ -172,9 +174,9 @@ class VirtualTime:
 
 
 class AutoTime(VirtualTime):
-    """A clock that is the next deadline as soon as nothing else can happen.
+    """A clock that jumps to the next deadline as soon as the broker is idle.
 
-    Nothing can happen when no client has said anything for a moment and none holds a delivery.
+    The broker is idle when no client has been active for a moment and no client holds a delivery.
     """
 
     kind = ClockKind.AUTO

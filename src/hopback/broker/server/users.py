@@ -1,7 +1,7 @@
-"""Who may come in and who may do what where.
+"""Authentication and authorization.
 
-Names, passwords and tags, and `guest` from this machine alone; permissions on names and on topics, each for
-one user in one virtual host.
+Users have a name, a password and tags. `guest` may log in from this machine only. Permissions apply
+to object names or topics, for one user in one virtual host.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Three patterns for names of queues and exchanges; an empty one matches nothing.
+    """Three patterns for names of queues and exchanges. An empty pattern does not match any name.
 
-    ValueError names a pattern that RabbitMQ would not take, or that is not evaluated here.
+    ValueError names a pattern that RabbitMQ rejects or that this broker does not evaluate.
     """
 
     configure: str
@@ -62,7 +62,9 @@ EVERYTHING = Permission(".*", ".*", ".*")
 
 
 class Permissions:
-    """All permissions of a broker. A user without one in a virtual host cannot enter it."""
+    """All permissions of a broker. A user without a permission in a virtual host cannot connect to
+    it.
+    """
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], Permission] = {}
@@ -77,13 +79,13 @@ class Permissions:
         return self._named.get((user, vhost))
 
     def put(self, user: str, vhost: str, permission: Permission) -> bool:
-        """Set it; whether it is new."""
+        """Set a permission. Return whether it is new."""
         new = (user, vhost) not in self._named
         self._named[user, vhost] = permission
         return new
 
     def remove(self, user: str, vhost: str) -> bool:
-        """Take it away; whether it was there."""
+        """Remove a permission. Return whether it existed."""
         return self._named.pop((user, vhost), None) is not None
 
     def topics(self) -> Iterator[tuple[str, str, TopicPermission]]:
@@ -93,18 +95,18 @@ class Permissions:
                 yield user, vhost, each
 
     def topic(self, user: str, vhost: str, exchange: str) -> TopicPermission | None:
-        """The permission of a user on a topic exchange; None: every key is allowed."""
+        """Return the permission of a user on a topic exchange. None allows every routing key."""
         return self._topics.get((user, vhost), {}).get(exchange)
 
     def put_topic(self, user: str, vhost: str, permission: TopicPermission) -> bool:
-        """Set it; whether it is new."""
+        """Set a topic permission. Return whether it is new."""
         known = self._topics.setdefault((user, vhost), {})
         new = permission.exchange not in known
         known[permission.exchange] = permission
         return new
 
     def remove_topics(self, user: str, vhost: str) -> bool:
-        """Take all of the user's topic permissions there away; whether there was one."""
+        """Remove all topic permissions of a user in a virtual host. Return whether any existed."""
         return bool(self._topics.pop((user, vhost), None))
 
     def forget_user(self, user: str) -> None:
@@ -117,7 +119,7 @@ class Permissions:
 
 
 class UserRights:
-    """The rights of one user in one virtual host, as they are at the moment. Fills `Rights`."""
+    """The current rights of one user in one virtual host. Implements `Rights`."""
 
     __slots__ = ("_permissions", "_user", "_vhost")
 
@@ -138,7 +140,7 @@ class UserRights:
         return _matches(pattern, name)
 
     def allows_topic(self, right: Right, exchange: str, key: str) -> bool:
-        """Whether the key is allowed; every key is where nothing is said about the exchange."""
+        """Check a routing key. Every key is allowed on an exchange without a topic permission."""
         permission = self._permissions.topic(self._user, self._vhost, exchange)
         if permission is None:
             return True
@@ -154,12 +156,12 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 MECHANISMS = "PLAIN AMQPLAIN"
-"""What clients may choose from; the second is PLAIN in a field table, and PHP's favourite."""
+"""The offered SASL mechanisms. AMQPLAIN is PLAIN in a field table and is common in PHP clients."""
 
 TAGS = ("administrator", "monitoring", "policymaker", "management")
-"""Those that mean something to the management API; others may be given and mean nothing."""
+"""The tags that the management API evaluates. Other tags have no effect."""
 
-_SALT_BYTES = 4  # as RabbitMQ writes its hashes: the salt, then the hash of salt and password
+_SALT_BYTES = 4  # RabbitMQ's format: the salt, then the hash of salt and password
 _ALGORITHMS = {
     "rabbit_password_hashing_sha256": hashlib.sha256,
     "rabbit_password_hashing_sha512": hashlib.sha512,
@@ -169,7 +171,7 @@ _SHA256 = "rabbit_password_hashing_sha256"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user: the hash of its password, empty for one that cannot log in, and its tags."""
+    """A user: the password hash (empty for a user that cannot log in) and the tags."""
 
     password_hash: str
     tags: tuple[str, ...] = ()
@@ -186,7 +188,7 @@ class Account:
 
     @classmethod
     def with_password(cls, password: str, tags: Iterable[str] = ()) -> Account:
-        """A user with that password; an empty one lets nobody in."""
+        """Create a user with that password. With an empty password the user cannot log in."""
         if not password:
             return cls("", tuple(tags))
         salt = secrets.token_bytes(_SALT_BYTES)
@@ -202,7 +204,7 @@ class Account:
 
 
 class Users:
-    """Checks who somebody claims to be; every answer is a name, or None to refuse."""
+    """Authenticates users. Each check returns the user name, or None to refuse."""
 
     def __init__(
         self, passwords: Mapping[str, str], tags: Mapping[str, Iterable[str]] | None = None
@@ -221,13 +223,13 @@ class Users:
         return self._accounts.get(name)
 
     def put(self, name: str, account: Account) -> bool:
-        """Make or replace a user; whether it is new."""
+        """Create or replace a user. Return whether it is new."""
         new = name not in self._accounts
         self._accounts[name] = account
         return new
 
     def remove(self, name: str) -> bool:
-        """Take a user away; whether it was there."""
+        """Remove a user. Return whether it existed."""
         return self._accounts.pop(name, None) is not None
 
     def sasl(self, mechanism: str, response: bytes, peer: str) -> str | None:
