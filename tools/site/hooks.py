@@ -27,12 +27,12 @@ DOCS = ROOT / "docs"
 HERE = Path(__file__).parent
 ALL_PAGES = "pages.md"  # docs/README.md, which is index.html otherwise: that is the landing page
 _PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+# Sections of docs/README.md and their tabs.
 _TABS = {
-    "To learn": "Tutorial",
-    "To copy from": "Tutorial",
-    "To get something done": "How-to",
-    "To look up": "Reference",
-    "To understand": "Explanation",
+    "Tutorials": "Tutorial",
+    "How-to guides": "How-to",
+    "Reference": "Reference",
+    "Explanation": "Explanation",
 }
 DOORS = {
     "hopback": "The names that a service module imports.",
@@ -86,8 +86,8 @@ def _listed() -> Iterator[tuple[str, str, str]]:
     """Section, title and target of each link of the list of pages, each target once."""
     text = (DOCS / "README.md").read_text(encoding="utf-8")
     seen: set[str] = set()
-    for part in re.split(r"^\*\*(?=To )", text, flags=re.MULTILINE)[1:]:
-        section, _, rest = part.partition(":**")
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        section, _, rest = part.partition("\n")
         for link in _LINK.finditer(rest):
             target = link["target"].partition("#")[0]
             title = link["text"][1:-1].replace("`", "")
