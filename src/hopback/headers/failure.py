@@ -1,4 +1,4 @@
-"""The failure record: what went wrong, short enough to travel with the message."""
+"""The failure record: a description of an error, short enough for a message header."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ FAILURE_BYTES = 8 * 1024
 """The largest failure record."""
 
 _MESSAGE_BYTES = 1024  # a screenful: enough to know the failure again
-_NAME_BYTES = 255  # what every name in AMQP 0-9-1 is held to
+_NAME_BYTES = 255  # limit of every name in AMQP 0-9-1
 _STACK_BYTES = 4096  # so that the record leaves room for the rest
 _FRAMES = 30  # the innermost thirty of each cause: the rest is the framework's
-_CAUSES = 3  # a chain of more says nothing new, and a cycle ends here
-_LONGEST_JSON = 64 * 1024  # we never write half as much: what is longer is not ours
-# Where the standard library lies; whatever is installed lies there too, or says so in its path.
+_CAUSES = 3  # a longer chain adds no information, and a cycle ends here
+_LONGEST_JSON = 64 * 1024  # Hopback writes less than half of it, so longer texts are foreign
+# The folder of the standard library. Installed packages are in it too or have a typical path.
 _LIBRARY = (dataclasses.__file__ or "").removesuffix("dataclasses.py")
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _LONGEST_TRACE = 64 * 1024  # a traceback of thousands of frames repeats itself
 _FRAME = re.compile(r'  File "(?P<path>[^"]{1,1000})", line \d+, in (?P<function>[^\s]{1,255})')
 _RAISED = re.compile(r"[A-Za-z_][\w.]{0,254}(?::|$)")
-"""The line of a traceback that names what was raised: it alone begins at the margin."""
+"""The line of a traceback that names the exception. Only this line is not indented."""
 _VARYING = re.compile(
     r"(?P<status>\b(?:HTTP|status(?:[ _-]?code)?)\W{1,3}[1-5]\d\d(?!\d))"
     r"|0x[0-9a-f]+|[0-9a-f]{8,}(?:-[0-9a-f]+)*|\d+",
     re.IGNORECASE,
 )
-"""The parts of a reason that do not tell failures apart, and the HTTP statuses, which do."""
+"""The variable parts of a reason, and the HTTP statuses, which distinguish failures."""
 
 
 class Failure(NamedTuple):
-    """What went wrong with a message.
+    """The failure of a message.
 
-    `frame` is the application's own frame nearest to the error, `module:function`. `fingerprint`
-    is a short hash of type and frame, the same wherever the same code fails in the same way.
-    `first` and `last` are seconds since 1970, `attempts` the runs that failed so far.
+    `frame` is the application's frame nearest to the error, `module:function`. `fingerprint` is a
+    short hash of type and frame, the same wherever the same code fails in the same way. `first` and
+    `last` are seconds since 1970. `attempts` is the number of failed runs so far.
     """
 
     type: str
@@ -61,7 +61,7 @@ class Failure(NamedTuple):
 
 
 def failure_from_exception(error: BaseException) -> Failure:
-    """The record of an exception; time, host and attempts are filled in when it is written."""
+    """Build the record of an exception. Time, host and attempts are added when it is written."""
     kind, frames = _type_name(error), _frames(error)
     frame, status = _own_frame(frames), _http_status(error)
     return Failure(
@@ -74,13 +74,15 @@ def failure_from_exception(error: BaseException) -> Failure:
 
 
 def type_and_message(error: BaseException) -> tuple[str, str]:
-    """What the record of an exception would have for its type and its message."""
+    """Return the type and the message that the record of an exception would have."""
     kind, text = _type_name(error), _message(error)
     return clipped(kind, _NAME_BYTES), clipped(text, _MESSAGE_BYTES)
 
 
 def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
-    """The record of a failure that is only a reason; numbers but HTTP statuses do not tell failures apart."""
+    """Build the record of a failure with only a reason. Its fingerprint ignores numbers except HTTP
+    statuses.
+    """
     return Failure(
         type=clipped(kind, _NAME_BYTES),
         message=clipped(reason, _MESSAGE_BYTES),
@@ -89,7 +91,7 @@ def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
 
 
 def failure_from_status(status: int, reason: str = "") -> Failure:
-    """The record of an HTTP answer that was a failure; the reason is kept if it is more than the status."""
+    """Build the record of a failed HTTP response. The reason is kept if it adds to the status."""
     kind = f"HTTP {status}"
     return failure_from_reason("" if reason == kind else reason, kind=kind)
 
@@ -113,7 +115,7 @@ def _http_status(error: BaseException) -> int | None:
 
 
 def failure_from_traceback(text: str) -> Failure:
-    """The record of a traceback as Python prints it; the end of a very long one is read."""
+    """Build the record of a printed Python traceback. Only the end of a very long one is read."""
     lines = text[-_LONGEST_TRACE:].rstrip().splitlines()
     raised = next((line for line in reversed(lines) if _RAISED.match(line)), "")
     kind, _, message = raised.partition(":")
@@ -133,7 +135,7 @@ def failure_from_traceback(text: str) -> Failure:
 
 
 def _end_of(text: str, limit: int) -> str:
-    """At most so many bytes of the end: there a traceback says most."""
+    """Return at most `limit` bytes of the end, the most useful part of a traceback."""
     whole = text.encode("utf-8", "backslashreplace")
     if len(whole) <= limit:
         return text
@@ -141,7 +143,10 @@ def _end_of(text: str, limit: int) -> str:
 
 
 def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
-    """The record as JSON of at most `room` bytes: stack, then message shrink; None if it cannot."""
+    """Encode the record in at most `room` bytes of JSON. Stack, then message shrink.
+
+    Returns None if it does not fit.
+    """
     room = min(room, FAILURE_BYTES)
     if len(failure.stack) <= _STACK_BYTES and failure.stack.isascii():
         # The first of the ever smaller ones, which nearly always fits.
@@ -174,14 +179,14 @@ def failure_in(value: FieldValue) -> Failure | None:
 
 
 def failure_text_in(value: FieldValue) -> str | None:
-    """The record in a header as it stands, if it is one and no larger than we write them."""
+    """Return a header's unchanged text if it is a valid record within the size limit."""
     if not isinstance(value, str) or text_bytes(value) > FAILURE_BYTES:
         return None
     return value if isinstance(json_in(value), dict) else None
 
 
 def _decoded(found: dict[str, object]) -> Failure:
-    """Every field that is what it should be; the others as if they were not there."""
+    """Build a record of the valid fields. Invalid ones count as absent."""
     attempts = found.get("attempts")
     return Failure(
         type=_field(found, "type"),
@@ -227,7 +232,7 @@ def _written(fields: dict[str, str | int]) -> str:
 
 
 def _ever_smaller(fields: dict[str, str | int]) -> Iterator[dict[str, str | int]]:
-    """The record with ever less of its stack, then of its message; at last with neither."""
+    """Yield the record with less and less of its stack, then of its message, and last without both."""
     for stack in _shrinking(str(fields["stack"]), _STACK_BYTES):
         yield fields | {"stack": stack}
     for message in _shrinking(str(fields["message"]), _MESSAGE_BYTES):
@@ -236,13 +241,14 @@ def _ever_smaller(fields: dict[str, str | int]) -> Iterator[dict[str, str | int]
 
 
 def _shrinking(text: str, limit: int) -> Iterator[str]:
-    """The text at most `limit` bytes long, then half of that, and so on; never quite nothing."""
+    """Yield the text cut to `limit` bytes, then to half of that, and so on, but never empty."""
     while limit > len("…".encode()):
         yield clipped(text, limit)
         limit //= 2
 
 
-# A service fails in few places and in each of them often: what only depends on the place is kept.
+# A service fails in few places, and often in each. Results that depend only on the place are
+# cached.
 @lru_cache(maxsize=256)
 def _fingerprint(kind: str, place: str) -> str:
     whole = f"{kind}\n{place}".encode("utf-8", "backslashreplace")
@@ -259,7 +265,7 @@ def _message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        # Someone else's code: an exception that cannot even be printed must not stop parking.
+        # An exception with a broken `__str__` must not prevent parking.
         return "(its message could not be read)"
 
 
@@ -293,7 +299,7 @@ def _is_application(path: str, place: str) -> bool:
 
 
 def _stack(error: BaseException, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
-    """The innermost frames of the error, then of what caused it; no line of source is read."""
+    """Yield the innermost frames of the error, then of its causes. Source lines are not read."""
     cause: BaseException | None = error
     for depth in range(_CAUSES):
         if cause is None:

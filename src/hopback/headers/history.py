@@ -1,8 +1,9 @@
-"""What a message tells of its past: the broker's record of deaths, and our own headers.
+"""The history of a message: the broker's death records and Hopback's headers.
 
-`x-death` is read from any shape. Only the broker's own entries can be trusted, and only by what they say:
-their order is kept by 4.x alone; before it, nothing but the first place is certain. So we search by queue
-and reason. `hopback-deaths` is our bounded memory of it.
+`x-death` is read in any format. Only the broker's entries can be trusted, and only their content:
+RabbitMQ keeps their order from 4.x on, and before that only the first position is certain. The
+entries are therefore searched by queue and reason. `hopback-deaths` is Hopback's bounded copy of
+them.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from hopback.text import clipped, count_in, json_in, text_in
 REMEMBERED_DEATHS = 10
 """How many deaths `hopback-deaths` remembers."""
 
-# Of the wire, of JSON, and of programs that write headers in Python; a union of types is asked more slowly.
+# Types from the wire, from JSON, and from programs that write headers in Python. A tuple, because
+# `isinstance` with a union is slower.
 _ARRAYS = (list, tuple)
 _KEY_TYPES = (str, LongStr)  # a routing key may be any bytes
 _NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
-_KEYS = 3  # the first is where it came from; CC brings the others, which only inform
-_LONGEST_JSON = 32 * 1024  # we never write more: what is longer is not ours, and not worth parsing
+_KEYS = 3  # the first is the original key, the others are from CC and only informative
+_LONGEST_JSON = (
+    32 * 1024
+)  # characters. Hopback never writes more, so longer texts are foreign and not parsed
 
 
 class Death(NamedTuple):
@@ -45,15 +49,15 @@ class Death(NamedTuple):
 
 
 def deaths(headers: Headers) -> tuple[Death, ...]:
-    """Every entry of `x-death` that names a queue and a reason; nothing else, and never an error."""
+    """Return all `x-death` entries with a queue and a reason. Other entries are ignored."""
     return tuple(_deaths_in(headers.get(X_DEATH)))
 
 
 def well_formed_deaths(headers: Headers) -> bool:
-    """Whether `x-death` is absent, or such as a broker writes it.
+    """Whether `x-death` is absent or has the format that a broker writes.
 
-    RabbitMQ up to 3.12 takes a client's `x-death` for its own; one of another form crashes the
-    queue that dead-letters the message, or loses it.
+    RabbitMQ up to 3.12 accepts a client's `x-death` as its own. One in another format crashes the
+    queue that dead-letters the message, or loses the message.
     """
     value = headers.get(X_DEATH, ())
     return isinstance(value, _ARRAYS) and all(map(_well_formed, value))
@@ -69,7 +73,7 @@ def last_death_queue(headers: Headers) -> str | None:
 
 
 def remembered_deaths(headers: Headers) -> tuple[Death, ...]:
-    """What `hopback-deaths` remembers, the most recent first; nothing if it makes no sense."""
+    """Return the deaths in `hopback-deaths`, most recent first. An invalid header gives none."""
     value = headers.get(DEATHS)
     if isinstance(value, _ARRAYS):
         pieces = [piece for piece in islice(value, _LONGEST_JSON) if isinstance(piece, str)]
@@ -85,20 +89,24 @@ def _read_json(text: str) -> tuple[Death, ...]:
     return tuple(_deaths_in(json_in(text)))[:REMEMBERED_DEATHS]
 
 
-# Neighbours in a queue remember the same deaths; a stranger's long texts are not kept.
+# Characters. Adjacent messages have the same deaths, so parsed texts are cached. Long foreign texts
+# are not cached.
 _KEPT_JSON = 4096
 _kept_json = lru_cache(maxsize=256)(_read_json)
 
 
 _PIECE_BYTES = 64
-"""Erlang keeps longer texts apart from what has them, and looks after each. With one such text in each of
-500,000 messages RabbitMQ took a quarter more processor time for a message."""
+"""Bytes. Erlang stores longer binaries outside the process heap and counts references to each. With
+one such text in each of 500,000 messages RabbitMQ needed a quarter more CPU time per message.
+"""
 _PIECE_HEAD = 5  # its type and its length
 _MOST_CHARACTER_BYTES = 4  # of UTF-8
 
 
 def deaths_json(known: Iterable[Death], room: int) -> list[str] | None:
-    """As many of the most recent deaths as fit into `room` bytes, as JSON in pieces; None if none does."""
+    """Return as many recent deaths as fit into `room` bytes, as pieces of JSON, or None if none
+    fits.
+    """
     entries = [_entry_json(death) for death in islice(known, REMEMBERED_DEATHS)]
     while entries:
         text = f"[{','.join(entries)}]"
@@ -118,7 +126,7 @@ def _deaths_in(value: object) -> list[Death]:
 
 def _death(entry: object) -> Death | None:
     """One entry, or None if it names no queue or no reason."""
-    # The wire reads a dict; to ask for an abstract class costs ten times as much.
+    # Headers from the wire are a dict. A check for an abstract class takes ten times as long.
     if type(entry) is not dict and not isinstance(entry, Mapping):
         return None
     queue, reason = text_in(entry.get("queue")), text_in(entry.get("reason"))
@@ -128,7 +136,7 @@ def _death(entry: object) -> Death | None:
     return Death(
         queue,
         reason,
-        # A count that is no number still stands for a death that happened.
+        # An entry with an invalid count is still at least one death.
         count_in(entry.get("count")) or 1,
         text_in(entry.get("exchange")) or "",
         _texts(entry.get("routing-keys")),
@@ -185,10 +193,10 @@ _COUNTED = frozenset({"rejected", "delivery_limit"})
 
 
 class History:
-    """Our headers of one message, for one queue; each is read when it is asked for.
+    """Hopback's headers of one message, for one queue. Each is parsed on first use.
 
-    `attempts`, `snoozes` and `failure` hold only for the queue they were written for; for another
-    queue they read as if they were not there.
+    `attempts`, `snoozes` and `failure` are valid only for the queue they were written for. For
+    another queue they are absent.
     """
 
     __slots__ = ("_deaths", "_headers", "_here", "marked_queue", "queue")
@@ -220,12 +228,12 @@ class History:
         return failure_in(self._headers.get(names.FAILURE)) if self._here else None
 
     def failure_text(self) -> str | None:
-        """The record of the last failure as it stands, if it may go on so."""
+        """Return the unchanged record of the last failure, if it may be published again."""
         return failure_text_in(self._headers.get(names.FAILURE)) if self._here else None
 
     @property
     def lineage(self) -> str | None:
-        """What all copies of this message have in common since its first failure here."""
+        """The common token of all copies of this message since its first failure in this queue."""
         return text_in(self._headers.get(names.LINEAGE)) if self._here else None
 
     @property
@@ -255,7 +263,9 @@ class History:
 
     @property
     def deaths(self) -> tuple[Death, ...]:
-        """The most recent deaths: the broker's record now, then what we remember; each once."""
+        """The most recent deaths without duplicates: the broker's records, then the remembered
+        ones.
+        """
         if not self._headers:
             return ()
         known = (*self.broker_deaths, *remembered_deaths(self._headers))
@@ -263,7 +273,7 @@ class History:
 
     @property
     def broker_deaths(self) -> tuple[Death, ...]:
-        """The broker's record now; read once."""
+        """The broker's present records, parsed once."""
         if self._deaths is None:
             self._deaths = deaths(self._headers)
         return self._deaths
@@ -287,7 +297,7 @@ class History:
 
 
 def read_history(headers: Headers, queue: str) -> History:
-    """Our headers as they concern `queue`; what makes no sense reads as absent, never an error."""
+    """Return Hopback's headers for `queue`. Invalid headers count as absent."""
     return History(headers, queue)
 
 
@@ -307,5 +317,5 @@ def marked_queue(headers: Headers) -> str | None:
 
 
 def counter_in(headers: Headers, name: str | None) -> int:
-    """A design's own counter, 0 where there is none or it is no count."""
+    """Return a design's counter, or 0 if it is absent or invalid."""
     return 0 if name is None else count_in(headers.get(name))

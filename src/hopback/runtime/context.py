@@ -1,4 +1,4 @@
-"""What a handler may know of the delivery it works on, and publish from it."""
+"""The delivery as a handler sees it, and publishing from a handler."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 current_context: ContextVar[Context] = ContextVar("hopback_current_context")
-"""The context of the delivery that is being handled; what is published meanwhile belongs to it."""
+"""The context of the delivery that is being handled. Messages published meanwhile refer to it."""
 
 
 class Send(Protocol):
-    """Publishes a message; `ended` is set when the delivery that causes the publish is lost."""
+    """Publishes a message. `ended` is set when the delivery that causes the publish is lost."""
 
     def __call__(
         self, message: Message, ended: asyncio.Event | None = None, /
@@ -67,7 +67,9 @@ def end_of_session() -> asyncio.Event | None:
 
 
 class Context:
-    """One delivery as its handler sees it. Read on demand: what nobody asks for costs nothing."""
+    """One delivery as its handler sees it. Properties are read on demand, so unused ones cost no
+    time.
+    """
 
     _codecs: ClassVar[Codecs | None] = None
     """The application's codecs, which encode payloads by content type (see `context_with`)."""
@@ -123,7 +125,7 @@ class Context:
 
     @property
     def message_id(self) -> str:
-        """The message id; a message without one has a stable hash of its content and origin."""
+        """The message id, or a stable hash of content and origin for a message without one."""
         return self.delivery.properties.message_id or self._read().message_id
 
     @property
@@ -148,10 +150,11 @@ class Context:
         payload: object,
         **options: Unpack[PublishOptions],
     ) -> Coroutine[Any, Any, None]:
-        """Publish a message that this one caused: confirmed, with its correlation id and trace.
+        """Publish a message caused by this one, with its correlation id and trace, and wait for the
+        confirm.
 
-        To be awaited: what is not is never published, and the message of this context is parked
-        with that reason. In a sync handler use `publish_sync`.
+        The call must be awaited. Otherwise the message is not published, and the message of this
+        context is parked with that reason. In a sync handler use `publish_sync`.
         """
         publishing = self._publish(
             compose(exchange, routing_key, payload, cause=self, codecs=self._codecs, **options)
@@ -177,11 +180,12 @@ class Context:
     def reply(
         self, payload: object, **options: Unpack[PublishOptions]
     ) -> Coroutine[Any, Any, None]:
-        """Answer the sender, with the correlation id of the request. To be awaited.
+        """Reply to the sender, with the correlation id of the request. To be awaited.
 
-        It is fire and forget: one who has stopped waiting is no failure. ValueError if the message
-        asks for no reply (`wants_reply`). ReplyRefused, which parks the message, if its `reply_to` is
-        neither a direct reply address nor one of the application's reply queues.
+        It is fire and forget: a sender that has stopped waiting is not an error. Raises ValueError
+        if the message does not ask for a reply (`wants_reply`). Raises ReplyRefused, which parks
+        the message, if its `reply_to` is neither a direct reply address nor one of the
+        application's reply queues.
         """
         properties = self.delivery.properties
         if not properties.reply_to:
@@ -246,7 +250,7 @@ def end_run(context: Context) -> None:
 
 
 def context_with(codecs: Codecs | None, reply_queues: Sequence[str] = ()) -> type[Context]:
-    """The context of an application with codecs or reply queues; others pay nothing for them."""
+    """Return the context class of an application. Only codecs or reply queues need a special one."""
     if codecs is None and not reply_queues:
         return Context
     given, queues = codecs, tuple(reply_queues)
@@ -287,19 +291,19 @@ one that the message came with."""
 
 
 _BYTES = (bytes, bytearray, memoryview, str)
-"""Payloads that are sent as they are, whatever their content type says."""
+"""Payloads that are sent unchanged, whatever their content type."""
 
 
 class PublishOptions(TypedDict, total=False):
-    """What can be said of a message that is published, wherever it is published from.
+    """The options of a published message.
 
-    `message_id` is drawn and `correlation_id` taken from the cause unless given. `expiration` is how
-    long it may wait in a queue. `content_type` names the codec of the
-    payload; of bytes it is only said. `compress` compresses the body and says so in the property
-    `content_encoding`. With `mandatory=False` it is fire and forget: a message that no queue wants is
-    dropped without a word. Direct replies are always sent so. `delay` or
-    `at` (a datetime with its time zone) hold it in the broker until then, where the application has
-    declared `app.delays()`. Durations are `"2h"`, a number of seconds or a timedelta.
+    By default `message_id` is generated and `correlation_id` is copied from the cause. `expiration`
+    is the maximum time in a queue. `content_type` selects the codec of the payload. Bytes are only
+    labelled with it. `compress` compresses the body and sets the property `content_encoding`.
+    `mandatory=False` is fire and forget: an unroutable message is dropped without an error. Direct
+    replies are always sent this way. `delay` or `at` (a datetime with time zone) hold the message
+    in the broker, if the application has declared `app.delays()`. Durations are `"2h"`, a number of
+    seconds or a timedelta.
     """
 
     message_id: str | None
@@ -328,10 +332,10 @@ def compose(
     codecs: Codecs | None = None,
     **options: Unpack[PublishOptions],
 ) -> Message:
-    """A persistent message with an id, and the correlation and trace of its cause.
+    """Build a persistent message with an id, and the correlation id and trace of its cause.
 
-    Without `cause` it is the delivery that is being handled right now, if there is one. `codecs`
-    encode a payload by its `content_type`; without them it is JSON, or what its type says.
+    The default `cause` is the delivery that is being handled, if any. `codecs` encode the payload
+    by its `content_type`. Without them it is encoded as JSON or by its type.
     """
     check_options(options)
     content_type = options.get("content_type")
@@ -380,7 +384,7 @@ def compose(
 
 
 def check_options(options: Mapping[str, Any], *more: str) -> None:
-    """TypeError unless all are publish options or one of `more`; it names the nearest known option."""
+    """Raise TypeError for an unknown publish option not in `more`. It suggests the nearest option."""
     if options.keys() <= _OPTIONS:
         return
     known = (*PublishOptions.__annotations__, *more)
@@ -412,10 +416,10 @@ def _inherited(cause: Context | None) -> Headers:
 
 
 class Outlet:
-    """The way to the broker for coroutines and for threads.
+    """Sends messages to the broker from coroutines and threads.
 
-    On the loop `send` returns what has to be awaited. In a thread nothing can be awaited, and a
-    publish that nobody awaits would be lost without a word: there `send` returns when it is done.
+    On the loop `send` returns an awaitable. A thread cannot await it, and the message would be lost
+    silently. In a thread `send` therefore returns after the publish has finished.
     """
 
     def __init__(
@@ -427,9 +431,9 @@ class Outlet:
     def send(
         self, message: Message, ended: asyncio.Event | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Publish and wait for the confirm; raises what the publisher raises.
+        """Publish and wait for the confirm. Raises the publisher's errors.
 
-        `ended` is the end of the session of the run that publishes, by default of the current run.
+        `ended` is the end of the publishing run's session, by default that of the current run.
         """
         ended = end_of_session() if ended is None else ended
         try:
@@ -444,7 +448,7 @@ class Outlet:
 
 
 class _Sent(Coroutine[Any, Any, None]):
-    """Nothing is left to be awaited, and nothing is lost if nobody does."""
+    """An awaitable for a finished publish. It need not be awaited."""
 
     def __await__(self) -> Generator[None]:
         return
@@ -454,8 +458,8 @@ class _Sent(Coroutine[Any, Any, None]):
         raise StopIteration
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None, /) -> Any:
-        """What is thrown into it comes out again."""
+        """Raise the exception again."""
         raise kind if value is None else value
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""

@@ -62,15 +62,16 @@ _SHORTENED = (
 )
 
 _TRUSTED_S = 60.0
-"""How long an exchange or queue of others that was found is not looked for again: a look is a round trip,
-and what vanishes later is seen when the message is due."""
+"""Seconds for which a foreign exchange or queue is assumed to exist after a check, because a check
+is a round trip. If it is deleted later, that is noticed when the message is due.
+"""
 
 _MOST_TRUSTED = 10_000
 """Destinations that are remembered: routing keys may be endless, memory is not."""
 
 
 class Cancellations(Protocol):
-    """Which delayed messages were cancelled: `hopback.store.DelayedMessages` in SQL, or one of your own."""
+    """The cancelled delayed messages: `hopback.store.DelayedMessages` in SQL, or a custom class."""
 
     async def begin(self, message_id: str, /) -> bool:
         """The message is due: from now on it cannot be cancelled. False if it was."""
@@ -86,13 +87,13 @@ class DelayQueues:
         self._longest_ms = longest_delay_ms(topology)
         self._seen: dict[tuple[str, str], float] = {}
         self.connection: Connection | None = None
-        """Where destinations of others are looked for; without one they are not."""
+        """Connection for checking foreign destinations. Without one they are not checked."""
 
     async def wrap(self, message: Message) -> Message:
-        """The message as it has to be published in order to wait.
+        """Return the message to publish in order to delay the given one.
 
-        InvalidTopology if the application has no queues for so long a delay. Returned if the queue
-        or exchange that it is meant for is not there.
+        Raises InvalidTopology if the application's queues do not cover the delay. Raises Returned
+        if the destination queue or exchange does not exist.
         """
         now_ms = math.floor(self._clock.now() * 1000)
         if isinstance(message.delay, datetime):
@@ -113,7 +114,7 @@ class DelayQueues:
         return delay(plain, delay_ms, now_ms + delay_ms, by_clock=by_clock)
 
     async def _check(self, exchange: str, routing_key: str) -> None:
-        """Returned if nothing of that name is there."""
+        """Raise Returned if the destination does not exist."""
         if exchange in self._own_exchanges or (not exchange and routing_key in self._own_queues):
             return
         destination = (exchange, "" if exchange else routing_key)
@@ -123,7 +124,7 @@ class DelayQueues:
         try:
             there = await _is_there(self.connection, *destination)
         except BrokerError:
-            return  # no connection to ask by: what is wrong is seen when it is due
+            return  # no connection for the check: an error shows when it is due
         if not there:
             raise Returned(exchange, routing_key, 404, "not there, so nothing was delayed")
         if len(self._seen) >= _MOST_TRUSTED:
@@ -205,10 +206,11 @@ class DueMessages:
     async def _send_back(
         self, context: Context, delayed: Delayed, left_ms: int, told: dict[str, Any]
     ) -> None:
-        """Let an early message wait for the rest: in the ladder, or else in the retry queues of this hop.
+        """Delay an early message for the remaining time: in the ladder, or in the retry queues of
+        this hop.
 
-        Missing levels are restored first. A message that was early before waits for a second outside
-        the ladder, so that a ladder which nothing can repair is not run through in a loop.
+        Missing levels are restored first. A message that was early before waits for a second
+        outside the ladder, so that it does not loop through a ladder that cannot be repaired.
         """
         service = self._service()
         now_ms = math.floor(service.world.clock.now() * 1000)

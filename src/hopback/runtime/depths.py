@@ -1,7 +1,8 @@
-"""How many messages wait: looked at every few seconds, beside the consumers.
+"""Queue depths, counted every few seconds beside the consumers.
 
-Depths come from AMQP (passive declares) and are exact. What at-least-once dead-lettering holds back
-is visible to the management API alone. What cannot be read is told as None, never as an old number.
+Depths come from AMQP (passive declares) and are exact. Only the management API shows the messages
+held by at-least-once dead-lettering. An unreadable value is reported as None, never as an old
+number.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def watched_queues(topology: Topology, queues: Iterable[str]) -> tuple[Watched, 
 
 
 class Depths:
-    """Counts queues again and again, on a channel of its own."""
+    """Counts queues periodically on a separate channel."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Depths:
         self._channel: Channel | None = None
 
     async def attend(self, connection: Connection) -> None:
-        """Count as long as the connection lasts; afterwards nothing is known."""
+        """Count until the connection ends. Then all depths are unknown."""
         try:
             while True:
                 for one in self._queues:
@@ -70,7 +71,7 @@ class Depths:
                 self._tell(one.queue, one.role, None)
 
     async def _count(self, connection: Connection, queue: str) -> int | None:
-        """None if it cannot be told; a queue that is missing costs the channel."""
+        """Count a queue. Returns None on errors. A missing queue closes the channel."""
         try:
             if self._channel is None:
                 self._channel = await connection.open_channel()
@@ -104,7 +105,9 @@ class HeldBackReader:
         self._sleep = sleep
 
     async def attend(self, _connection: Connection) -> None:
-        """Read as long as the consumers run; a dead-letter queue dead-letters nothing itself."""
+        """Read as long as the consumers run. A dead-letter queue does not dead-letter messages
+        itself.
+        """
         sources = [one.queue for one in self._queues if one.role != "dead-letter"]
         while True:
             held: dict[str, int | None] = {}

@@ -1,4 +1,4 @@
-"""A handler: the function a developer wrote, what it asks for, and how it is to be run."""
+"""A handler: the developer's function, its parameters, and its run options."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def blames_rows(error: Exception) -> bool:
 class BatchOptions:
     """How batches are gathered and run.
 
-    A batch goes at `size` messages or `wait` seconds after its first; `batchers` run at once.
-    `isolates` says of an exception whether the bad rows should be looked for. `deadline` (seconds)
-    ends a call that takes too long. `breaker` pauses the queue when everything fails.
+    A batch starts at `size` messages or `wait` seconds after its first message. Up to `batchers`
+    batches run concurrently. `isolates` decides for an exception whether to search for the bad
+    rows. `deadline` (seconds) ends a call that takes too long. `breaker` pauses the queue when
+    everything fails.
     """
 
     size: int = 1000
@@ -70,10 +71,10 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchHandler:
-    """A function of a list of payloads; it returns nothing, or an outcome for each.
+    """A function of a list of payloads. It returns None or one outcome per payload.
 
-    `prepare` makes the row of one message before it joins a batch, several at once; what it returns
-    takes the payload's place, and an outcome concludes its message alone.
+    `prepare` makes the row of one message before it joins a batch. Several calls run concurrently.
+    Its return value replaces the payload. An outcome concludes its message alone.
     """
 
     queue: str
@@ -89,7 +90,7 @@ class BatchHandler:
 
 
 def deadline_seconds(deadline: Duration | None) -> float | None:
-    """Seconds of a deadline as it was said; None: there is none."""
+    """Return a deadline in seconds. None means no deadline."""
     return None if deadline is None else duration_seconds(deadline)
 
 
@@ -125,7 +126,7 @@ def require_queue_name(decorator: str, queue: object) -> None:
 
 
 def wait_ms(wait: object, option: str, *, where: str) -> int:
-    """Milliseconds of a duration as it was written; InvalidTopology names the option."""
+    """Return a duration in milliseconds. InvalidTopology names the option."""
     try:
         found = parse_wait_ms(wait)  # type: ignore[arg-type]
     except ValueError as error:
@@ -135,7 +136,9 @@ def wait_ms(wait: object, option: str, *, where: str) -> int:
 
 
 def waits_ms(waits: Iterable[object], *, where: str) -> list[int]:
-    """Milliseconds of each wait of `retry=`; a single text is refused with the list to write."""
+    """Return the waits of `retry=` in milliseconds. A single text is refused with a correct
+    example.
+    """
     if isinstance(waits, str | int):
         expected = f"a list of waits, as in `retry=[{waits!r}]`"
         raise InvalidTopology((Problem("retry", expected, repr(waits)),), where=where)
@@ -146,10 +149,11 @@ def waits_ms(waits: Iterable[object], *, where: str) -> list[int]:
 class HandlerOptions:
     """How a handler is run.
 
-    `concurrency` is how many run at once; the prefetch is derived from it. `deadline` (seconds)
-    ends a handler that takes too long: a coroutine is cancelled and its message retried, a thread
-    cannot be stopped and is reported. `key` names the lane of a message: messages of one lane are
-    handled one after another. `breaker` pauses the queue when everything fails.
+    `concurrency` is the maximum number of concurrent runs. The prefetch is derived from it.
+    `deadline` (seconds) ends a handler that takes too long: a coroutine is cancelled and its
+    message retried. A thread cannot be stopped and is reported. `key` returns the lane of a
+    message. Messages of one lane are handled one after another. `breaker` pauses the queue when
+    everything fails.
     """
 
     concurrency: int = 10
@@ -178,7 +182,7 @@ class HandlerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """One queue's handler; `decode` is None where the function takes no payload."""
+    """One queue's handler. `decode` is None if the function takes no payload."""
 
     queue: str
     call: Callable[..., Any]
@@ -191,9 +195,9 @@ class Handler:
     names: tuple[str, ...] = ()
     """The names of the others, in the order of `arguments`."""
     wanted: Any = None
-    """The type of the payload, for codecs; None where its codec is fixed."""
+    """The type of the payload, for codecs. None if its codec is fixed."""
     replies: bool = False
-    """Whether what it returns is the reply to a message that asks for one."""
+    """Whether its return value is the reply to a message that asks for one."""
 
     def arguments(self, payload: object, context: Context) -> tuple[object, ...]:
         given = () if self.decode is None else (payload,)
@@ -208,21 +212,21 @@ def inspect_handler(
     makes_row: bool = False,
     replies: bool = False,
 ) -> Handler:
-    """Read a function's signature; InvalidTopology says what a handler may look like.
+    """Inspect a function's signature. InvalidTopology describes the valid signatures.
 
-    What a handler returns is its outcome; one that `makes_row` for a batch or `replies` may return
-    anything.
+    The return value of a handler is its outcome. With `makes_row` (for a batch) or `replies` it may
+    return any value.
     """
     where = f"handler of queue {queue!r}"
     needs = needs_of(call, where)
-    Injector(needs, where=where)  # what can never be provided is refused here
+    Injector(needs, where=where)  # refuse impossible dependencies here
     provided = {need.name for need in needs}
     signature = inspect.signature(call).parameters.values()
     parameters = [one for one in signature if one.name not in provided]
     hints = _hints(call, where)
     takes_context = bool(parameters) and _is_context(parameters[-1], hints)
     payload = parameters[:-1] if takes_context else parameters
-    kinds = _NAMED if needs else _POSITIONAL  # beside what is provided, all go by their names
+    kinds = _NAMED if needs else _POSITIONAL  # with dependencies, all arguments are passed by name
     if len(payload) > 1 or any(one.kind not in kinds for one in parameters):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
         raise InvalidTopology(
@@ -300,8 +304,8 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
-    """The annotations, resolved; a name that cannot be resolved is the developer's to correct."""
-    # What is called in the end: the function in a partial, the method of an object.
+    """Return the resolved annotations. InvalidTopology names an unresolvable one."""
+    # The called function: that of a partial, or the method of an object.
     inner = getattr(call, "func", None)
     called = inner if callable(inner) else type(call).__call__
     try:
@@ -323,7 +327,7 @@ def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str
 
 
 def _may_be_outcome(hint: Any) -> bool:
-    """Whether every value of the annotated type can be an outcome; of a TypeVar nothing is known."""
+    """Whether every value of the annotated type can be an outcome. A TypeVar may be any type."""
     if get_origin(hint) in (Union, UnionType):
         return all(map(_may_be_outcome, get_args(hint)))
     if hint in (None, type(None), Any, object, NoReturn, Never) or isinstance(hint, TypeVar):
@@ -338,13 +342,13 @@ def _is_context(parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
 
 
 def _codec_of(hint: Any) -> Codec | None:
-    """The codec in `Annotated[T, codec]`: it decodes whatever the message says of itself."""
+    """Return the codec in `Annotated[T, codec]`. It overrides the message's content type."""
     further = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((one for one in further if isinstance(one, Codec)), None)
 
 
 def _decoder(parameter: inspect.Parameter, hints: dict[str, Any], where: str) -> Decoder:
-    """The decoder of the payload parameter; without annotation any JSON is welcome."""
+    """Return the decoder of the payload parameter. Without annotation any JSON is accepted."""
     try:
         return decoder_for(hints.get(parameter.name, Any))
     except TypeError as error:

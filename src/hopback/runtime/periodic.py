@@ -53,7 +53,7 @@ _JUMP_S = 5.0
 smaller differences."""
 
 _SETTLE_S = 5.0
-"""Seconds that a sender waits after a jump: a clock that returns meanwhile has cost nothing."""
+"""Seconds that a sender waits after a jump. A clock that returns meanwhile has no effect."""
 
 _AHEAD_MS = 60_000
 """Milliseconds by which the progress may be ahead of the clock. Up to here it is the difference between two
@@ -63,7 +63,7 @@ back to the present."""
 
 @dataclass(frozen=True, slots=True)
 class PeriodicMessage:
-    """What the handler of a periodic message gets: its name, and when it was due."""
+    """The argument of a periodic handler: the name and the due time."""
 
     name: str
     due: datetime
@@ -71,7 +71,7 @@ class PeriodicMessage:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """What is declared of a periodic message: its queue, when it is due, and what was missed."""
+    """The declaration of a periodic message: queue, schedule, and handling of missed times."""
 
     queue: str
     schedule: Schedule
@@ -81,7 +81,7 @@ class Periodic:
 def read_schedule(
     period: Duration | None, cron: str | None, timezone: str, *, where: str
 ) -> Schedule:
-    """When it is due; InvalidTopology says what is wrong with how it was said."""
+    """Return the schedule. InvalidTopology describes an invalid one."""
     if (period is None) == (cron is None):
         got = "neither" if period is None else f"both: {period!r} and {cron!r}"
         found = Problem("period", 'a period like "5m", or a line like cron="0 3 * * *"', got)
@@ -109,7 +109,7 @@ class SentSoFar:
 
     @classmethod
     def read(cls, body: bytes) -> SentSoFar | None:
-        """What `write` wrote; None if it is none."""
+        """Parse the output of `write`. Returns None if it is invalid."""
         try:
             found = json.loads(body)
             since_ms, last_ms = found["since"], found["last"]
@@ -120,7 +120,7 @@ class SentSoFar:
 
     @classmethod
     def together(cls, several: Iterable[SentSoFar]) -> SentSoFar | None:
-        """What is covered from the earliest on without a gap; None of none."""
+        """Return the range covered without a gap from the earliest start, or None if there is none."""
         first, *others = sorted(several, key=lambda one: one.since_ms) or (None,)
         if first is None:
             return None
@@ -141,10 +141,12 @@ class JumpWatch:
         self._before: tuple[float, SentSoFar, float] | None = None
         """The offset and the progress before a jump forward, and until when the clock may return."""
         self.gained: float = 0.0
-        """Seconds of the jump that the last look found; 0 if there was none."""
+        """Seconds of the jump found by the last comparison. 0 if there was none."""
 
     def look(self, now: float, time: float, reached: SentSoFar) -> SentSoFar | None:
-        """Compare the clocks; the progress before the jump if the clock has returned from it."""
+        """Compare the clocks. Returns the progress before the jump if the clock has returned from
+        it.
+        """
         offset = now - time
         gained, self._offset = offset - self._offset, offset
         self.gained = gained if abs(gained) >= _JUMP_S else 0.0
@@ -199,7 +201,7 @@ class PeriodicSender:
     async def serve(
         self, connection: Connection, usable: Callable[[str, Connection, float], Awaitable[str]]
     ) -> None:
-        """Be there on this connection until it ends; a channel that ends is replaced."""
+        """Serve on this connection until it ends. A closed channel is replaced."""
         failures, lost_at, said = 0, float("-inf"), None
         time = asyncio.get_running_loop().time
         while True:
@@ -223,7 +225,7 @@ class PeriodicSender:
             await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
 
     async def _attend(self, channel: Channel) -> None:
-        """Wait for our turn, and do what is due for as long as it lasts; returns when it is over."""
+        """Wait to become the active consumer, and send due messages until that ends."""
         self._held = {}
         arrived, over = asyncio.Event(), asyncio.Event()
 
@@ -252,7 +254,7 @@ class PeriodicSender:
     async def _send_due(
         self, channel: Channel, arrived: asyncio.Event, over: asyncio.Event
     ) -> None:
-        """Wait until something is due or has to be renewed; send it, write it down, acknowledge."""
+        """Wait until a message is due or the progress must be renewed. Send, record, acknowledge."""
         clock, periodic = self._world.clock, self._periodic
         renew_at = self._time() + _RENEW_S
         while True:

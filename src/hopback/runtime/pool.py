@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class KeyedItems(Generic[T]):
-    """Items wait behind a running item of the same key; an item without key (None) never waits."""
+    """Items wait behind a running item of the same key. An item without key (None) never waits."""
 
     __slots__ = ("_busy", "_ready")
 
@@ -37,7 +37,7 @@ class KeyedItems(Generic[T]):
         return bool(self._ready)
 
     def offer(self, key: str | None, item: T) -> bool:
-        """Add an item; True if it is ready to be taken, False if it waits behind its key."""
+        """Add an item. Returns True if it is ready, False if it waits for its key."""
         if key is not None:
             waiting = self._busy.get(key)
             if waiting is not None:
@@ -48,11 +48,11 @@ class KeyedItems(Generic[T]):
         return True
 
     def take(self) -> tuple[str | None, T]:
-        """The next item and its key; IndexError if none is ready."""
+        """Return the next item and its key. Raises IndexError if none is ready."""
         return self._ready.popleft()
 
     def finished(self, key: str | None) -> bool:
-        """An item of this key is finished; True if that made another one ready."""
+        """Mark an item of this key as finished. Returns True if another one became ready."""
         if key is None:
             return False
         waiting = self._busy[key]
@@ -83,12 +83,12 @@ class KeyedItems(Generic[T]):
 
 _LOG = logging.getLogger("hopback.runtime")
 
-_CANCELLATIONS = 3  # a handler may swallow one or two; one that swallows three is left behind
-_SECONDS_FOR_EACH = 1.0  # a handler that cleans up gets a moment; shutdown has a limit of its own
+_CANCELLATIONS = 3  # a handler may swallow one or two, and is abandoned after three
+_SECONDS_FOR_EACH = 1.0  # time for a handler to clean up, while shutdown has a separate limit
 
 
 async def ended(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their end; one that will not be cancelled is not waited for."""
+    """Cancel tasks and wait for their end. A task that ignores cancellation is abandoned."""
     left = set(tasks)
     for _ in range(_CANCELLATIONS):
         for task in left:
@@ -123,7 +123,7 @@ class Pool(Generic[T]):
 
     @property
     def running(self) -> tuple[T, ...]:
-        """What is being handled right now."""
+        """The items being handled."""
         return tuple(self._running.values())
 
     def runs(self) -> list[tuple[asyncio.Task[None], T]]:
@@ -145,19 +145,19 @@ class Pool(Generic[T]):
         return len(self._items)
 
     def limit(self, size: int) -> None:
-        """Run at most so many from now on: 0 pauses, and the size given at first is the most."""
+        """Set the maximum number of concurrent items, up to the initial size. 0 pauses."""
         self._wished = min(size, self._size)
         if not self._held:
             self._limit = self._wished
             self._wake()
 
     def hold(self) -> None:
-        """Start nothing until `go_on`, whatever limit is set meanwhile."""
+        """Start no items until `go_on`, whatever limit is set meanwhile."""
         self._held = True
         self._limit = 0
 
     def go_on(self) -> None:
-        """Start again what waits, up to the limit."""
+        """Start waiting items again, up to the limit."""
         self._held = False
         self.limit(self._wished)
 
@@ -167,12 +167,12 @@ class Pool(Generic[T]):
         self._settle_quiet()
 
     async def still(self) -> None:
-        """Return when nothing runs but slow items, though things may wait."""
+        """Return when only slow items are running. Items may still be waiting."""
         while len(self._running) > len(self._slow):
             await self._end_of_one()
 
     async def drain(self) -> None:
-        """Return when nothing waits and nothing runs but slow items."""
+        """Return when no item is waiting and only slow items are running."""
         while len(self._items) or len(self._running) > len(self._slow):
             await self._end_of_one()
 
@@ -186,7 +186,7 @@ class Pool(Generic[T]):
         await self._next_end.wait()
 
     def submit(self, item: T, key: str | None = None) -> None:
-        """Hand over an item; it is run as soon as a worker and its key are free."""
+        """Add an item. It is run as soon as a worker and its key are free."""
         self._quiet.clear()
         if self._items.offer(key, item) and not self._called:
             self._wake()
@@ -198,18 +198,18 @@ class Pool(Generic[T]):
         return left
 
     async def join(self) -> None:
-        """Return when nothing runs and nothing waits."""
+        """Return when no item is running or waiting."""
         await self._quiet.wait()
 
     async def stop(self) -> tuple[T, ...]:
-        """Cancel what still runs, wait for its end, and tell what was cancelled."""
+        """Cancel the running items, wait for their end, and return them."""
         left = self.running
         self._limit = 0
         await ended(self._tasks)
         return left
 
     def _wake(self) -> None:
-        """Call one worker if there is work for it; it calls the next if there is more."""
+        """Wake one worker if there is work. It wakes the next if there is more."""
         if self._called or not self._may_start():
             return
         if self._idle:
@@ -229,7 +229,7 @@ class Pool(Generic[T]):
         return self._items.has_ready and len(self._running) < self._limit
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Nothing of ours should raise in a worker; if it does, that is said at once."""
+        """Log an unexpected exception of a worker."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -253,21 +253,21 @@ class Pool(Generic[T]):
                     self._tasks.discard(me)
                     raise
                 finally:
-                    del self._running[me], item  # a worker that rests holds no message
+                    del self._running[me], item  # an idle worker holds no message
                     if self._slow:
                         self._slow.discard(me)
                     if self._items.finished(key) or me not in self._tasks:
                         self._wake()
                     self._settle_quiet()
                 if copy_context() != clean or me.cancelling():
-                    # A tainted context ends with its task; another worker takes its place.
+                    # A tainted context ends with its task. Another worker replaces it.
                     self._tasks.discard(me)
                     self._wake()
                     return
             await self._rest()
 
     async def _rest(self) -> None:
-        """Wait for work; a wake-up that was meant for us is never lost."""
+        """Wait for work. A cancelled worker does not lose a wake-up."""
         call = asyncio.get_running_loop().create_future()
         self._idle.append(call)
         try:

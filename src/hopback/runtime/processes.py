@@ -1,10 +1,10 @@
 """Several processes under one: started, watched, restarted after a pause, stopped together.
 
-A child has a connection to its parent (a socket): it says when it is ready and, at its end, what it
-left; when it breaks, the parent is gone and the child stops by itself. Children are process groups of
-their own, so that Ctrl-C at a terminal reaches the parent alone, which passes it on once.
+A child has a socket to its parent. It reports when it is ready and, at its end, its unsettled work.
+When the socket closes, the parent is gone and the child stops. Each child is a separate process
+group, so that Ctrl-C at a terminal reaches only the parent, which forwards it once.
 
-For development, `Changes` notices that Python files have changed, by looking and without a dependency.
+For development, `Changes` detects changed Python files by polling and without a dependency.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.run")
 _DEATHS = "HOPBACK_DEATHS"
 _MOST_BLAMED = 100
-"""So many messages are remembered, the most recently blamed: about 4 KB of a child's environment."""
+"""Number of blamed messages to remember, most recent first: about 4 KB of a child's environment."""
 _HURRY = 5.0
 """How long (seconds) a child may take to make way for its successor when files have changed."""
 
@@ -41,7 +41,7 @@ class ParentConnection:
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
-        # What the application starts must not hold it open when we are gone.
+        # Processes started by the application must not keep it open after this process has ended.
         self._socket.set_inheritable(False)
 
     async def broken(self) -> None:
@@ -51,14 +51,14 @@ class ParentConnection:
                 pass
 
     def say(self, **fact: object) -> None:
-        """Tell the parent something; one that is gone is told nothing."""
+        """Send a fact to the parent. It is dropped if the parent is gone."""
         with suppress(OSError):
             self._socket.send(json.dumps(fact).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: its exit code (negative: the signal), and what it said.
+    """The end of a child: its exit code (negative: the signal) and its reports.
 
     `alone` is the token of the message that it was handling alone at its end.
     """
@@ -82,7 +82,7 @@ class Child:
     async def start(
         cls, command: Callable[[int], Sequence[str]], environment: Mapping[str, str]
     ) -> Child:
-        """Start `command(descriptor)`; the descriptor is the child's end of the connection."""
+        """Start `command(descriptor)`. The descriptor is the child's end of the socket."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -120,14 +120,14 @@ class Child:
             self.writer.close()
 
     def stop(self) -> None:
-        """Ask it to end; the second time at once, the third time it is not asked."""
+        """Stop the child: the first signal is graceful, the second immediate, the third kills it."""
         self.asked += 1
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM if self.asked < 3 else signal.SIGKILL)
 
 
 def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
-    """What the parent knows of its children's deaths, by token."""
+    """Return the parent's record of its children's deaths, by token."""
     try:
         found = json.loads(environment.get(_DEATHS, "{}"))
     except ValueError:
@@ -140,11 +140,11 @@ def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
 class Supervisor:
     """Keeps `count` children alive. `command(number, descriptor)` starts one.
 
-    A child that ends before it was ever ready has something wrong that a restart does not repair:
-    then all end, and `code` is its exit code. One that dies later is started again after a pause.
-    With `changes` (an awaitable that returns when files have changed) all are started anew on each
-    change, and a child that cannot start waits for the next one. What a child died of, handling it
-    alone, its successors are told by their environment (`deaths_in` reads it).
+    If a child ends before any child was ready, a restart does not help: all end, and `code` is its
+    exit code. A child that dies later is restarted after a pause. With `changes` (an awaitable that
+    returns when files have changed) all are restarted on each change, and a child that cannot start
+    waits for the next one. If a child dies while it handles a message alone, its successors find
+    that message in their environment (`deaths_in` reads it).
     """
 
     count: int
@@ -174,7 +174,7 @@ class Supervisor:
             await asyncio.gather(watching, return_exceptions=True)
 
     def stop(self) -> None:
-        """Ask all to end; again, at once."""
+        """Stop all children. A second call stops them immediately."""
         self._ending.set()
         for child in tuple(self._children.values()):
             child.stop()
@@ -189,7 +189,9 @@ class Supervisor:
             if self._ending.is_set() or changed.is_set():
                 continue
             _LOG.warning("process %d ended by itself with %s", number, _told(ended.code))
-            was_ready = was_ready or ended.ready  # later a message may end it before it says so
+            was_ready = (
+                was_ready or ended.ready
+            )  # later a message may kill it before it reports ready
             if ended.alone is not None:
                 self.deaths[ended.alone] = self.deaths.pop(ended.alone, 0) + 1
                 if len(self.deaths) > _MOST_BLAMED:
@@ -220,7 +222,7 @@ class Supervisor:
             del self._children[number]
         if ended.report is not None:
             self.reports.append(ended.report)
-        # A child that was still starting had no ear for our signal yet, and nothing in hand either.
+        # A child that was still starting had no signal handler yet, and no deliveries either.
         unheard = ended.code == -signal.SIGTERM and not ended.ready
         if self._ending.is_set() and ended.code and not unheard:
             self.code = self.code or (ended.code if ended.code > 0 else 1)
@@ -266,7 +268,7 @@ _LOOK_EVERY = 0.5  # short for a developer who has just saved a file, and cheap:
 
 
 def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Every .py file below the folders with its time of change and size; hidden folders are not."""
+    """Return modification time and size of all .py files below the folders, except hidden ones."""
     found: dict[Path, tuple[int, int]] = {}
     for folder in folders:
         for where, below, names in os.walk(folder):
@@ -282,21 +284,21 @@ def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 def changed(
     before: dict[Path, tuple[int, int]], after: dict[Path, tuple[int, int]]
 ) -> tuple[Path, ...]:
-    """What was written, made or removed between two looks."""
+    """Return the files written, created or removed between two scans."""
     return tuple(
         sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     )
 
 
 class Changes:
-    """Tells what has changed since it was last asked, also while nobody asked."""
+    """Reports the files that changed since the last call."""
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
         self._seen = python_files(folders)
 
     async def __call__(self) -> tuple[Path, ...]:
-        """Return what changed, as soon as something has."""
+        """Wait for changes and return the changed files."""
         while True:
             now = python_files(self._folders)
             found, self._seen = changed(self._seen, now), now

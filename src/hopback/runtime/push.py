@@ -1,7 +1,8 @@
-"""HTTP push: each delivery is posted to a service's endpoint, and the answer is its outcome.
+"""HTTP push: each delivery is posted to a service's endpoint, and the response is its outcome.
 
-Targets come from configuration, never from a message. Redirects are not followed, no proxy of the
-environment is used, and nothing of a message becomes an HTTP header unless it is plain text of one line.
+Targets come from the configuration, never from a message. Redirects are not followed and proxies of
+the environment are not used. Values of a message become HTTP headers only if they are plain text of
+one line.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _POLL_S = 2.5
 At most 30 calls a minute for each event are allowed."""
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 SIGNATURE = "x-hopback-signature"
-"""The header that says that a request comes from here, and when it was made."""
+"""The header that authenticates a request and its time."""
 _OURS = frozenset(
     {
         "authorization",
@@ -59,7 +60,7 @@ _OURS = frozenset(
         SIGNATURE,
     }
 )
-"""Headers that say something of the message or the connection: nobody else may set them."""
+"""Reserved headers that describe the message or the connection."""
 _IDLE_S = 3.0
 """How long an idle connection is used again: shorter than servers keep theirs (many of them 5 s), or an
 event would now and then meet a connection that is just being closed, and have failed."""
@@ -79,8 +80,9 @@ class PushTarget:
     bearer: str = field(default="", repr=False)
     """A token, sent as `Authorization: Bearer …`."""
     secret: str = field(default="", repr=False)
-    """What requests are signed with: `x-hopback-signature: t=SECONDS,v1=HEX`, where HEX is the
-    HMAC-SHA256 of `SECONDS.BODY`. A receiver that refuses old times cannot be sent a copy later."""
+    """Key for signing requests: `x-hopback-signature: t=SECONDS,v1=HEX`, where HEX is the
+    HMAC-SHA256 of `SECONDS.BODY`. A receiver that refuses old times is protected against replays.
+    """
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://[^/\s@]+(/\S*)?\Z", self.url):
@@ -107,7 +109,7 @@ class PushTarget:
             raise InvalidTopology(tuple(problems), where="push target")
 
     def signature(self, body: bytes, now: float) -> str:
-        """What the header `x-hopback-signature` says of a body."""
+        """Return the `x-hopback-signature` of a body."""
         moment = str(int(now))
         signed = hmac.new(self.secret.encode(), f"{moment}.".encode() + body, hashlib.sha256)
         return f"t={moment},v1={signed.hexdigest()}"
@@ -123,7 +125,7 @@ class PushHandler:
 
 
 class PushRunner:
-    """Posts deliveries to one target; an exception or a timeout is retried like a server error."""
+    """Posts deliveries to one target. An exception or a timeout is retried like a server error."""
 
     def __init__(self, target: PushTarget, plan: Plan, clock: Clock) -> None:
         self._target = target
@@ -142,7 +144,7 @@ class PushRunner:
         except Exception as error:
             return Answer(Retry(reason_of(error)), failure_from_exception(error), error=error)
         due_in = self._due_in(delivery) if status == TOO_EARLY else 0.0
-        # A Retry-After in seconds; a date is not worth a clock that may differ.
+        # Retry-After in seconds. A date is ignored, because clocks may differ.
         after = None
         if retry_after is not None and retry_after.isascii() and retry_after.isdigit():
             after = float(retry_after) if len(retry_after) < 7 else None
@@ -150,7 +152,9 @@ class PushRunner:
         return DONE if isinstance(outcome, Done) else Answer(outcome, None, status)
 
     async def _post(self, delivery: Delivery) -> tuple[int, str | None]:
-        """The status and `Retry-After` of the answer; no more of its body is read than is harmless."""
+        """Return the status and `Retry-After` of the response. Only a limited part of its body is
+        read.
+        """
         request = self._client.stream(
             "POST", self._target.url, content=delivery.body, headers=self._headers(delivery)
         )
@@ -191,7 +195,7 @@ class PushRunner:
         return {**self._target.headers, **harmless}
 
     def _due_in(self, delivery: Delivery) -> float:
-        """Seconds until `processAfterDelayMs` is over; `_POLL_S` if it is over or unknown."""
+        """Seconds until `processAfterDelayMs` is over, or `_POLL_S` if it is over or unknown."""
         try:
             event: Any = json.loads(delivery.body)
         except (ValueError, RecursionError):
@@ -207,15 +211,15 @@ class PushRunner:
 
 
 def push_client(target: PushTarget) -> httpx.AsyncClient:
-    """What asks a target, and nobody else: no redirect, no proxy, no cookie.
+    """Return an HTTP client for one target, without redirects, proxies or cookies.
 
-    httpx is needed by push alone, so it is imported here.
+    httpx is needed only for push, so it is imported here.
     """
     from http.cookiejar import CookieJar, DefaultCookiePolicy
 
     with needs("push", "push"):
         import httpx
-    # A line for each request would be most of the log: what went wrong is told by the delivery's own event.
+    # A line for each request would be most of the log. The delivery's event reports errors.
     logger = logging.getLogger("httpx")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.WARNING)

@@ -1,10 +1,11 @@
-"""The outbox relay: publishes what transactions left behind, with confirms, in order per key.
+"""The outbox relay: publishes the messages of committed transactions, with confirms, in order per
+key.
 
-A message leaves the outbox only after the broker has confirmed it. A relay that dies leaves its lease
-to run out; another then publishes what was in flight again, with the same message id.
+A message leaves the outbox only after the broker has confirmed it. If a relay dies, its lease
+expires. Another relay then publishes the unconfirmed messages again, with the same message ids.
 
-A message that cannot be published must not hold up others. A message that has failed before is published
-after the rest, and waits for a growing time between two attempts.
+A message that cannot be published must not hold up others. A message that has failed before is
+published after the rest, and waits for a growing time between two attempts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _Series: TypeAlias = "list[Pending]"
 
 @dataclass(slots=True)
 class _Round:
-    """What became of one page: confirmed, failed and why, and whether there was no connection at all."""
+    """The result of one page: confirmed messages, failures with reasons, and whether it was
+    offline.
+    """
 
     published: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
@@ -40,19 +43,21 @@ class _Round:
 
 
 class OutboxStore(Protocol):
-    """An outbox as a relay sees it: `hopback.store.Outbox` in SQL, or one of your own.
+    """An outbox as a relay sees it: `hopback.store.Outbox` in SQL, or a custom class.
 
-    Messages lie in slots, those of one key in the same slot. `lease` is for how many seconds a slot
-    is claimed; the relay that holds it is the only one to publish from it.
+    Messages are stored in slots. Those of one key are in the same slot. `lease` is the duration of
+    a claim in seconds. Only the relay that has claimed a slot publishes from it.
     """
 
     lease: float
 
     async def claim(self) -> Sequence[int]:
-        """Lease slots that hold messages and that nobody else has leased; none if there are none."""
+        """Lease slots with messages that no other relay has leased. Returns an empty list if there
+        are none.
+        """
 
     async def renew(self, claimed: Sequence[int], /) -> bool:
-        """Prolong the lease; False if any of it was lost meanwhile."""
+        """Prolong the lease. Returns False if any part of it was lost."""
 
     async def release(self, claimed: Sequence[int], /) -> None:
         """Give the slots back before their lease ends."""
@@ -63,7 +68,7 @@ class OutboxStore(Protocol):
         """The oldest messages of the claimed slots, by rising id, those after an id."""
 
     async def settle(self, published: Sequence[int], failed: Mapping[int, str], /) -> None:
-        """Take away what the broker has confirmed and note why the rest was not published."""
+        """Remove confirmed messages and record the errors of the others."""
 
 
 class Relay:
@@ -98,7 +103,7 @@ class Relay:
         self._nudged.set()
 
     async def run(self) -> None:
-        """Look again and again; between looks at an empty outbox it rests."""
+        """Sweep repeatedly, with pauses while the outbox is empty."""
         self._skips_looks = is_time_virtual() and hasattr(self._outbox, "written")
         self._written_at = self._time()
         while True:
@@ -133,7 +138,7 @@ class Relay:
         return is_quiet and now - looked_at < _QUIET_S
 
     async def sweep(self) -> int:
-        """Publish what can be claimed now and tell how many messages went."""
+        """Publish the messages that can be claimed now and return their number."""
         claiming = asyncio.ensure_future(self._outbox.claim())
         try:
             claimed = await to_its_end(claiming)
@@ -164,9 +169,9 @@ class Relay:
             await to_its_end(asyncio.ensure_future(self._outbox.release(claimed)))
 
     async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
-        """Publish side by side, of one key one after another; what has failed before goes last."""
+        """Publish keys concurrently and each key in order. Messages that failed before are last."""
         this, now = _Round(), self._time()
-        # The messages of each key, in order; one without key stands alone.
+        # The messages of each key, in order. A message without key forms a separate series.
         by_key: dict[str | int, _Series] = {}
         for one in page:
             by_key.setdefault(one.id if one.key is None else one.key, []).append(one)
@@ -178,7 +183,7 @@ class Relay:
                     group.create_task(self._send_in_order(series, this))
         for series in filter(_is_suspect, awake):
             if this.offline or self._time() - now > self._outbox.lease / 2:
-                break  # the lease must not run out over what may be hopeless
+                break  # publishing hopeless messages must not outlast the lease
             await self._send_in_order(series, this)
         gone = set(this.published)
         left = [series[0].key for series in found if series[-1].id not in gone]
@@ -186,12 +191,12 @@ class Relay:
         return this
 
     async def _send_in_order(self, series: _Series, this: _Round) -> None:
-        """One after another; what comes after a failure of its key must wait."""
+        """Publish in order. A failure holds up the following messages of its key."""
         for one in series:
             try:
                 await self._publish(one.message)
             except ConnectionFailed:
-                this.offline = True  # nothing was sent, and that is not the message's fault
+                this.offline = True  # no message was sent, and the message is not the cause
                 return
             except BrokerError as error:
                 this.failed[one.id] = f"{type(error).__name__}: {error}"

@@ -1,9 +1,9 @@
-"""Questions with an answer: a request waits for its reply, by the broker's direct reply-to.
+"""Requests with a reply, by the broker's direct reply-to.
 
-Replies pass no queue: the broker hands them to the channel that asked, if it is still there. So nothing is
-left behind by a caller that has stopped waiting, and an answer whose channel is gone is gone with it.
-A refused request closes its channel. Requests that may be refused therefore have a channel each
-(`broker.proven_routes`).
+Replies do not pass through a queue: the broker sends them to the requesting channel if it is still
+open. A caller that has stopped waiting therefore leaves nothing behind, and a reply to a closed
+channel is lost. A refused request closes its channel. Requests that may be refused therefore have a
+channel each (`broker.proven_routes`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST_TIMEOUT: Duration = "10s"
-"""How long a reply is waited for unless something else is said: longer than people do."""
+"""Default timeout of a request."""
 
 _OURS = ("correlation_id", "reply_to", "delay", "at", "mandatory")
-"""What a request needs for itself, or what makes no sense of it."""
+"""Options that a request sets itself or that do not apply to it."""
 
 _APART = 64
 """Requests that may be refused and are asked at the same time, on a channel each. Further ones wait."""
@@ -50,10 +50,10 @@ _MOST_READERS = 1_000
 
 
 class RequestClient:
-    """Asks and waits for the answer, on a connection of its own; an async context manager.
+    """Sends requests and waits for replies on a separate connection. An async context manager.
 
-    An `App` has one (`app.request`); this is for programs that are none. `codecs` encode requests and
-    decode replies by their content type.
+    An `App` has one (`app.request`). Use this class in programs without an `App`. `codecs` encode
+    requests and decode replies by their content type.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RequestClient:
         self._waiting: dict[str, asyncio.Future[Delivery]] = {}
         self._readers: dict[Any, Callable[[Delivery], Any]] = {}
         self.late: int = 0
-        """How many replies came that nobody waited for any more."""
+        """Number of replies that arrived after their caller had stopped waiting."""
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -94,11 +94,11 @@ class RequestClient:
         """Begin to connect."""
         if self._task is None:
             self._task = asyncio.create_task(self._line.run(), name="hopback-requests")
-            # What ended it is told to every caller that asks.
+            # Its error is raised to every caller of `request`.
             self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
-        """End the connection; callers that wait are told that no reply will come. Safe to repeat."""
+        """Close the connection. Waiting callers get NoReply. Safe to repeat."""
         self._line.stop()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -115,9 +115,9 @@ class RequestClient:
     ) -> T | Any:
         """Publish a request and return the reply, decoded into `returns`.
 
-        Returned if no queue wants the request. NoReply if no reply has come within `timeout`, or none
-        can come any more because the connection was lost: whether the request was handled is then not
-        known. Undecodable if the reply is not what was expected.
+        Raises Returned if the request cannot be routed. Raises NoReply if no reply arrives within
+        `timeout`, or none can arrive because the connection was lost. It is then unknown whether
+        the request was handled. Raises Undecodable if the reply does not match `returns`.
         """
         check_options(options, "timeout", "returns")
         refused = [name for name in _OURS if options.get(name) is not None]
@@ -144,12 +144,14 @@ class RequestClient:
         return read(reply)
 
     async def _answered(self, message: Message) -> Delivery:
-        """The reply to a request; what is asked on a channel that proves closed is asked on the next."""
+        """Return the reply to a request. If the channel turns out to be closed, the next one is
+        used.
+        """
         number = message.properties.correlation_id or ""
         ended = end_of_session()
         may_share = check_message(message, may_ask=True)
         while True:
-            # The channel to ask on; raises what no new connection can repair.
+            # Wait for the channel. Raises errors that a new connection cannot repair.
             if not self._channel.done() and self._task is not None:
                 await first_of(self._channel, self._task)
                 if not self._channel.done():
@@ -163,7 +165,7 @@ class RequestClient:
                         try:
                             return await self._answered_apart(message, ended, turn)
                         except ConnectionLost:
-                            self._forget(channel)  # nothing was asked
+                            self._forget(channel)  # the request was not sent
                 continue
             answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
             self._waiting[number] = answer
@@ -178,7 +180,7 @@ class RequestClient:
                 await first_of(channel.wait_closed())
                 self._forget(channel)
                 continue
-            # An answer may be here before the confirm, and then nobody asks for that any more.
+            # The reply may arrive before the confirm, which is then never awaited.
             fate.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
                 await first_of(fate, answer)
@@ -191,9 +193,10 @@ class RequestClient:
     async def _answered_apart(
         self, message: Message, ended: asyncio.Event | None, turn: AsyncExitStack
     ) -> Delivery:
-        """The reply to a request that the broker may refuse, on a channel that no other request shares.
+        """Return the reply to a request that the broker may refuse, on a separate channel.
 
-        `turn` ends when the broker has accepted the request. ConnectionLost if nothing was asked.
+        `turn` ends when the broker has accepted the request. Raises ConnectionLost if it was not
+        sent.
         """
         answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
@@ -271,7 +274,7 @@ class RequestClient:
             self._channel = asyncio.get_running_loop().create_future()
 
     def _give_up(self, error: BrokerError | None) -> None:
-        """Replies to what was asked so far cannot come any more."""
+        """Fail all pending requests, because their replies cannot arrive any more."""
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():

@@ -1,8 +1,8 @@
-"""From an answer to settlement: decide, carry out the effects in order, record what happened.
+"""From an answer to settlement: decide, carry out the effects in order, and report the result.
 
-Settlement is the last effect. If a step before it fails, the delivery stays in our hands and the step
-is tried again after a growing pause; a requeue in a loop would burn a quorum queue's delivery limit.
-If the channel dies meanwhile nothing is settled and the broker delivers the message again.
+Settlement is the last effect. If an earlier step fails, the delivery stays unsettled and the step
+is repeated after a growing pause. Requeueing in a loop would use up a quorum queue's delivery
+limit. If the channel closes meanwhile, the delivery is not settled and the broker redelivers it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything that the runtime takes from the world: time, chance, the host, who listens.
+    """The environment of the runtime: clock, random numbers, host and observers.
 
-    `witness` is shown every exception behind a failed run, as it was raised; events carry no objects.
-    `around` is put around the runs of every handler, as `tracing.traced` is, and `around_batch` around
-    the handling of every batch, as `tracing.traced_batch` is. `backoff` is how long what failed waits
-    before it is tried again, `reconnect` how long a lost connection does. `lineage` draws what the
-    copies of one message are known by: it must never give the same text twice. `survivor` is who outlives
-    this process and can tell of what it died.
+    `witness` receives every exception of a failed run, because events carry no objects. `around`
+    wraps the runs of every handler, as `tracing.traced` does. `around_batch` wraps the handling of
+    every batch, as `tracing.traced_batch` does. `backoff` is the wait before a failed step is
+    repeated, `reconnect` the wait before a lost connection is opened again. `lineage` generates the
+    common token of the copies of one message. It must never return the same text twice. `survivor`
+    outlives this process and can report the message that killed it.
     """
 
     bus: Bus = field(default_factory=Bus)
@@ -63,7 +63,7 @@ class Environment:
 
 
 class _Abandoned(Exception):
-    """The channel died: nothing can be settled, nothing needs to be."""
+    """The channel is closed: the delivery cannot be settled and need not be."""
 
 
 class Settling:
@@ -88,16 +88,16 @@ class Settling:
         self._kept: list[HeldDelivery] = []
         self._ended = EndedRuns()
         self.held: int = 0
-        """How many deliveries wait in hand because a publish of theirs has failed."""
+        """Number of deliveries held because one of their publishes failed."""
         self.trouble: str = ""
-        """Why the last of them failed; empty if none is held."""
+        """Why the last of them failed. Empty if none is held."""
         self._publish = publish
         self._world = world
         self._dead_letters_park = dead_letters_park
 
     @property
     def kept(self) -> int:
-        """How many deliveries nothing safe could be done about; their channels still have them."""
+        """Number of deliveries without a safe action. They are unsettled on open channels."""
         self._kept = [taken for taken in self._kept if not taken.session.ended.is_set()]
         return len(self._kept)
 
@@ -106,7 +106,7 @@ class Settling:
         return any(taken.session is session for taken in self._kept)
 
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
-        """Settle a delivery by its answer; False if it stays where it was, and that was said."""
+        """Settle a delivery by its answer. Returns False if it stays unsettled, which is reported."""
         if answer.error is not None:
             # Show the exception of a failed run to the witness, if there is one.
             if self._world.witness is not None:
@@ -150,7 +150,7 @@ class Settling:
         return decided.Keep(1, f"{reason}; not parked: {type(last).__name__}: {last}")
 
     def abandon(self, taken: HeldDelivery, duration: float, reason: str) -> None:
-        """Say that a delivery was not settled: the broker will deliver it again."""
+        """Report a delivery that was not settled. The broker will redeliver it."""
         if not taken.session.ended.is_set():
             self._kept.append(taken)
         if self._world.bus.active:
@@ -158,7 +158,9 @@ class Settling:
             self._world.bus.emit("delivery.abandoned", fields)
 
     def acknowledge(self, taken: HeldDelivery, duration: float) -> bool:
-        """The short way for a handler that worked and is only counted; False if it has to be long."""
+        """Acknowledge a successful run that is only counted. Returns False if the full path is
+        needed.
+        """
         tallies = self._world.bus.tallies(self.plan.queue)
         if tallies is None:
             return False
@@ -173,7 +175,9 @@ class Settling:
         return True
 
     def settle_copy(self, taken: HeldDelivery) -> bool:
-        """Ack a second copy of a run that ended here, instead of running it; False if it is none."""
+        """Ack a second copy of a finished run instead of running it. Returns False for other
+        messages.
+        """
         if not self._ended or not may_be_copy(taken.delivery):
             return False
         token = token_of(taken.reading(self.plan))
@@ -188,7 +192,9 @@ class Settling:
         return True
 
     def _remember(self, taken: HeldDelivery) -> None:
-        """This run has ended: done, or its next home confirmed. An ack that gets lost changes nothing."""
+        """Remember a run that is done or whose next publish is confirmed, in case its ack gets
+        lost.
+        """
         token = token_of(taken.reading(self.plan))
         if token is not None:
             self._ended.add(token)
@@ -260,7 +266,7 @@ class Settling:
     async def _publish_at_last(
         self, message: Message, error: BrokerError, taken: HeldDelivery, answer: Answer
     ) -> None:
-        """What failed by `error`: publish until the broker has confirmed, or it is no longer ours."""
+        """Repeat a publish that failed with `error` until it is confirmed or the delivery is lost."""
         failures = 0
         self.held += 1
         try:
@@ -286,7 +292,7 @@ class Settling:
     def _record(
         self, taken: HeldDelivery, answer: Answer, decision: Decision, duration: float
     ) -> None:
-        extra: dict[str, Any]  # what only this kind of event has
+        extra: dict[str, Any]  # the fields of this kind of event
         match decision:
             case decided.Ack():
                 name, extra = "delivery.done", {}
@@ -310,7 +316,7 @@ class Settling:
         self._world.bus.emit(name, fields)
 
     def _fields(self, taken: HeldDelivery, duration: float) -> dict[str, Any]:
-        """What every event of a delivery has."""
+        """Return the common fields of a delivery's events."""
         reading, properties = taken.reading(self.plan), taken.delivery.properties
         return {
             "queue": self.plan.queue,
@@ -350,7 +356,7 @@ def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:
 
 
 def _settle(taken: HeldDelivery, how: Settlement) -> None:
-    """Settle on the channel it came by; a channel that has ended settles nothing."""
+    """Settle on the delivery's channel. A closed channel cannot settle it."""
     channel, tag = taken.session.channel, taken.delivery.tag
     try:
         if how is Settlement.ACK:

@@ -107,9 +107,9 @@ def threads_in_use() -> int:
 
 
 def consumer_timeout_in(error: BrokerError | None) -> float | None:
-    """The consumer timeout (seconds) by which the broker closed a channel, 0 if it did not say.
+    """Return the consumer timeout (seconds) for which the broker closed a channel, or 0 if unknown.
 
-    None if the channel was closed for another reason.
+    Returns None if the channel was closed for another reason.
     """
     found = _TIMED_OUT.search(str(error)) if isinstance(error, PreconditionFailed) else None
     return None if found is None else max(0.0, int(found[1]) / 1000)
@@ -274,7 +274,7 @@ class SlowRuns:
         return bool(self._lost or self.slow)
 
     def answer_to_return(self, taken: HeldDelivery) -> Answer | None:
-        """The answer to a delivery that was taken back during an earlier run here; None if it was not."""
+        """Return the answer to a delivery that was requeued during an earlier run here, or None."""
         returned = taken.delivery.redelivered
         if not self._lost and not returned:
             return None

@@ -155,8 +155,9 @@ class Upkeep:
     async def attend(self, connection: Connection) -> None:
         """Carry out requested checks until the connection ends.
 
-        A check waits first, because a queue that is being replaced exists again soon. The wait grows while
-        checks restore nothing: an exchange may have no queue for a message on purpose.
+        A check waits first, because a queue that is being replaced exists again soon. The wait
+        grows while checks restore no object: an exchange may deliberately have no queue for a
+        message.
         """
         fruitless = 0
         self._connection = connection

@@ -1,8 +1,8 @@
-"""Play one message's life: a real plan, real decisions, the embedded broker, virtual time.
+"""Simulate the life of one message with a real plan, the embedded broker and virtual time.
 
-The handler of one queue follows a script; every other consumer succeeds at once. What the
-timeline tells is what the broker did, not what the plan intended: when, in which queue, what happened,
-which headers count.
+The handler of one queue follows a script. All other consumers succeed at once. The timeline shows
+the behaviour of the broker and not the intention of the plan: time, queue, event and the relevant
+headers.
 
 A script is written as `3` (the first three runs fail), `always`, or one character per run:
 
@@ -15,7 +15,7 @@ character  the run
 `s`        is not due yet: snooze, for a second
 =========  =============================================================
 
-After the last one every run succeeds. Scripts are values: no clock, no chance.
+After the last one every run succeeds. Scripts depend on neither time nor chance.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.topology.model import Topology
 
-_MOST_PLANNED_RUNS = 10_000  # a plan of more attempts is a slip; the simulation must end
+_MOST_PLANNED_RUNS = 10_000  # a plan of more attempts is a mistake, and the simulation must end
 _DONE = Done()
 _OUTCOMES: dict[str, Outcome] = {
     ".": _DONE,
@@ -83,7 +83,7 @@ class Script:
         return cls(tuple(_OUTCOMES[letter] for letter in words))
 
     def outcome(self, run: int) -> Outcome:
-        """What the handler says in its run number `run`, beginning with 1."""
+        """Return the handler's outcome in run number `run`, counted from 1."""
         return self.outcomes[run - 1] if run <= len(self.outcomes) else self.rest
 
 
@@ -92,28 +92,28 @@ _OWN = ("hopback-attempts", "hopback-queue", "hopback-snoozes")
 
 
 class TimelineStep(StrEnum):
-    """What can happen in a message's life."""
+    """The events in a message's life."""
 
     PUBLISHED = "published"
-    """It entered the queue whose life is told."""
+    """It entered the simulated queue."""
     RUN = "run"
     """The handler ran."""
     WAITS = "waits"
-    """It stands in a retry queue."""
+    """It is in a retry queue."""
     DUE = "due"
     """Its delay is over, and it is sent on."""
     RETURNED = "returned"
     """It is back in its queue."""
     PARKED = "parked"
-    """It rests in the dead-letter queue."""
+    """It is in the dead-letter queue."""
     DONE = "done"
-    """The handler succeeded; the message is gone for good."""
+    """The handler succeeded and the message was acknowledged."""
     COPY = "copy"
-    """Another queue received its own copy of what was published."""
+    """Another queue received a copy of the published message."""
     EXTRA = "extra copy"
     """Another queue received a copy because of a retry."""
     LOST = "lost"
-    """The broker dropped it; the text says which of its ways this was."""
+    """The broker dropped it. The text gives the reason."""
 
 
 _FOR_OTHERS = (TimelineStep.COPY, TimelineStep.EXTRA)
@@ -156,7 +156,7 @@ class Timeline:
 
     @property
     def ending(self) -> TimelineEvent:
-        """How it ended: the last entry that is not a copy for someone else."""
+        """The last entry that is not a copy for another queue."""
         return next(entry for entry in reversed(self.entries) if entry.step not in _FOR_OTHERS)
 
     @property
@@ -166,7 +166,9 @@ class Timeline:
 
 
 def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:
-    """The headers that decide or explain: counts, what the design says of them, broker's deaths."""
+    """Return the headers that decide or explain: counts, headers of the design, and broker's
+    deaths.
+    """
     every = (*plan.retry_stamps, *plan.park_stamps)
     stamps = (stamp.header for stamp in every if stamp.fact in _EXPLAINING)
     names = dict.fromkeys((plan.count_header or "", *stamps, *_OWN))
@@ -176,11 +178,13 @@ def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:
 
 
 DEFAULT_VERSION = BrokerVersion(4, 0)
-"""The RabbitMQ that is simulated when nothing else is said."""
+"""The default RabbitMQ version of a simulation."""
 
-_MOST_RUNS = 10_000  # what runs on after that never ends
+_MOST_RUNS = 10_000  # more runs mean an endless loop
 _MOST_IDLE_DEADLINES = 100
-"""A dead letter that cannot be delivered is tried again forever; so often we watch it."""
+"""An undeliverable dead letter is retried forever. The simulation ends after this number of
+retries.
+"""
 
 
 def simulate(
@@ -236,7 +240,7 @@ async def play(
 
 
 class _MessageRun:
-    """Consumes, decides, carries out, and writes down what the broker says."""
+    """Consumes the message, applies the decisions, and records the broker's events."""
 
     def __init__(
         self,
@@ -271,7 +275,7 @@ class _MessageRun:
         await self._channel.publish(message)
 
     async def run(self) -> None:
-        """Go on until nothing is ready and no deadline brings anything more."""
+        """Run until no message is ready and no deadline causes an event."""
         idle = 0
         while idle <= _MOST_IDLE_DEADLINES and self._runs <= _MOST_RUNS:
             seen = len(self.entries)
@@ -323,7 +327,7 @@ class _MessageRun:
             self._add(TimelineStep.DONE, delivery.queue, "")
 
     def _note(self, event: Event) -> None:
-        """Write down what the broker tells of our message."""
+        """Record the broker's events about the message."""
         if event.kind is EventKind.ENQUEUED:
             if event.queue == self._plan.queue:
                 step = TimelineStep.RETURNED if self._runs else TimelineStep.PUBLISHED
@@ -401,7 +405,7 @@ def sequence_of(timeline: Timeline) -> str:
         lines.append(f"    participant {alias} as {label(name)}")
         if name == timeline.queue:
             lines.append("    participant handler")
-    # One arrow for each entry; what returns comes from where the message waited last.
+    # One arrow per entry. A returning message starts from its last wait.
     last = known[timeline.queue]
     for entry in timeline.entries:
         arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)

@@ -1,7 +1,7 @@
-"""A topology as a plain document: what JSON holds as it is, and the TOML of topology files.
+"""A topology as a plain document of JSON types, and the TOML of topology files.
 
-`to_document` writes every topology; `from_document` reads it back equal, and reads the short form
-that people write by hand, with every problem at its path. The format is described in
+`to_document` writes every topology. `from_document` restores an equal one. It also reads the short
+form for handwritten files, and reports every problem with its path. The format is described in
 `docs/reference/topology-file.md`.
 """
 
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 
 def from_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
-    """The topology that a document describes; InvalidTopology lists everything wrong with it."""
+    """Return the topology of a document. InvalidTopology lists all problems."""
     return read_document(data, where=where)
 
 
 def to_document(topology: Topology, *, terse: bool = False) -> dict[str, object]:
-    """The topology as plain dicts, lists, texts and numbers.
+    """Return the topology as plain dicts, lists, texts and numbers.
 
-    `terse` is for people: defaults are left out, and what follows the recommended pattern is
-    written in its short form, where that is read back as the same topology.
-    InvalidTopology if it is not valid: a document has each name once, for one.
+    `terse` is the readable form: defaults are omitted, and queues of the recommended pattern are
+    written in short form if that restores the same topology. Raises InvalidTopology for an invalid
+    topology, for example with duplicate names.
     """
     found = problems(topology)
     if found:
@@ -157,12 +157,12 @@ def _header_stamps(plan: Table, key: str) -> tuple[Stamp, ...]:
 
 
 def read_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
-    """The topology that a document describes; InvalidTopology lists everything wrong with it."""
+    """Return the topology of a document. InvalidTopology lists all problems."""
     root = Located("", data, [])
     reader = _DocumentReader(root.table())
     topology = reader.topology()
     blamed = {problem.path for problem in root.problems}
-    # What only follows from something that could not be read, at its path or above it, goes unsaid.
+    # Omit problems that only follow from an unreadable value at the same path or above.
     above = tuple(f"{path}{step}" for path in blamed for step in ".[")
     root.problems.extend(
         problem
@@ -268,7 +268,7 @@ class _DocumentReader:
         table.close()
 
     def binding(self, place: Located, to: str | None = None, to_exchange: bool = False) -> None:
-        """One binding; `to` is known where it stands under the queue or exchange it feeds."""
+        """Read one binding. `to` is given if it is nested under its queue or exchange."""
         table = place.table()
         source = table.need("exchange", Located.text, "", "the name of an exchange")
         if to is None:
@@ -296,7 +296,7 @@ class _DocumentReader:
 
 
 def _pattern(table: Table, silent: bool) -> Pattern:
-    """The pattern that is asked for; `silent` if none is meant where nothing is said."""
+    """Return the requested pattern. With `silent` the default is NONE."""
     place = table.get("pattern")
     if place is None:
         return Pattern.NONE if silent else Pattern.RECOMMENDED
@@ -307,16 +307,18 @@ def _pattern(table: Table, silent: bool) -> Pattern:
 
 
 class Pattern(StrEnum):
-    """What is made of a queue in a file."""
+    """The objects declared for a queue in a file."""
 
     RECOMMENDED = "recommended"
-    """The queue, its retry queues, its dead-letter queue and its plan; all quorum."""
+    """The queue, its retry queues, its dead-letter queue and its plan. All queues are quorum
+    queues.
+    """
     NONE = "none"
-    """The queue as it is written, and nothing else."""
+    """Only the queue as written."""
 
 
 def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan | None]:
-    """The queues and the plan of a queue in short form; no plan if its delays cannot be read."""
+    """Read a queue in short form. The plan is None if its delays are invalid."""
     tiers_ms = _tiers_ms(table)
     attempts = table.read("attempts", Located.positive, None)
     delivery_limit = table.read("delivery_limit", Located.positive, DELIVERY_LIMIT)
@@ -332,7 +334,7 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
         return (Queue(name, QueueType.QUORUM, arguments=arguments),), None
     plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
     main, *others = hardened_queues(plan, delivery_limit=delivery_limit)
-    # The pattern's own arguments are what keeps messages safe, so they are not up for change.
+    # The pattern's arguments keep messages safe, so they cannot be changed.
     for key in main.arguments.keys() & arguments.keys():
         hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
         own = table.place.inner("arguments", None).inner(key, arguments[key])
@@ -342,7 +344,7 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
 
 
 def write_recommended(plan: Plan, topology: Topology) -> dict[str, object] | None:
-    """The short form of a queue, if plan and queues are just what it stands for."""
+    """Return the short form of a queue, if it describes plan and queues exactly."""
     main = topology.queue(plan.queue)
     limit = main.arguments.get("x-delivery-limit") if main is not None else None
     if main is None or not isinstance(limit, int) or limit < 1:
@@ -396,9 +398,9 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
 
 
 def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
-    """The document in short form, its bindings `nested` or in a list of their own.
+    """Return the document in short form, its bindings `nested` or in a separate list.
 
-    It need not mean the same: order can be lost, so `to_document` reads it back first.
+    The result may differ, for example in order. `to_document` therefore reads it again to compare.
     """
     # The queues that have a short form.
     forms = ((plan.queue, write_recommended(plan, topology)) for plan in topology.plans)
@@ -416,7 +418,7 @@ def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
         if queue.name in short or queue.name not in implied
     }
     for item in topology.bindings if nested else ():
-        # Under what it feeds; one that feeds something implied has no place there.
+        # Nest the binding under its destination, unless that is implied and has no entry.
         home = (exchanges if item.to_exchange else queues).get(item.destination)
         if home is not None:
             written = write_binding(item, terse=True)
@@ -441,7 +443,7 @@ _Field = tuple[str, object, object]
 
 
 def write_explicit(topology: Topology, terse: bool) -> dict[str, object]:
-    """The whole document; `terse` leaves out what is the default anyway."""
+    """Return the whole document. `terse` omits defaults."""
     policies = {
         policy.name: _fields(
             terse,
@@ -465,7 +467,7 @@ def write_explicit(topology: Topology, terse: bool) -> dict[str, object]:
 
 
 def _fields(terse: bool, *fields: _Field) -> dict[str, object]:
-    """The fields that are there; None is never written, because TOML has no word for it."""
+    """Return the fields without None, because TOML has no null."""
     return {
         key: value
         for key, value, default in fields
@@ -586,7 +588,7 @@ _POSITION = re.compile(r"(.*) \(at (.*)\)", re.DOTALL)
 
 
 def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
-    """The topology in a TOML file; InvalidTopology lists everything wrong, each with its path.
+    """Return the topology of a TOML file. InvalidTopology lists all problems with their paths.
 
     `where` names the file in that error.
     """
@@ -605,7 +607,9 @@ def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
 
 
 def write_toml(topology: Topology) -> str:
-    """The topology as TOML that `read_toml` reads back equal; InvalidTopology if it is not valid."""
+    """Return TOML from which `read_toml` restores the topology. Raises InvalidTopology if it is
+    invalid.
+    """
     import tomli_w
 
     return tomli_w.dumps(to_document(topology, terse=True))
