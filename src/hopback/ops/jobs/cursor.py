@@ -1,11 +1,12 @@
 """A cursor decides which messages of a queue belong to a job, also after a crash. This is the shared part.
 
-A cursor is a pure state machine. It receives events and never does input or output. A driver
-(`cursor_driver`) takes messages from the queue, reports each event, and saves the cursor's checkpoint
-before the job sends messages. After a crash or a lost connection the job continues with a new cursor that
-starts from the last saved checkpoint. Each cursor's file begins with its states, events and invariants,
-and contains the table that `Machine.handle` reads. There is one cursor for each way to find the selection
-again:
+A cursor is a pure state machine. It receives events and never does input or output. The driver
+(`cursor_driver`) takes messages from the queue and reports deliveries, an empty queue, kept messages and
+acks. The engine (`engine`) reports the other events, for example that the last message goes alone or that
+another consumer was seen. The engine also saves the cursor's checkpoint before it sends messages. After a
+crash or a lost connection the job continues with a new cursor that starts from the last saved checkpoint.
+Each cursor's file begins with its states, events and invariants, and contains the table that
+`Machine.handle` reads. There is one cursor for each way to find the selection again:
 
 - `quorum_cursor`: the first messages of a quorum queue, by position and one mark.
 - `classic_cursor`: the first messages of a classic queue, by position, marks and counts.
@@ -15,6 +16,25 @@ Marks
 -----
 A *mark* is a short checksum of a message. It is the same after a redelivery and cheap enough to compute for
 every message. Equal messages have equal marks, so marks alone never show where a selection ends.
+
+Words
+-----
+*Kept* messages were delivered to the job and stay in the queue: they do not match the filter, or they
+could not be moved.
+
+The *window* is the set of messages that may still be in the queue, besides the kept ones. The job holds
+them, or it has acked them so recently that the queue may not have applied the ack. The checkpoint contains
+their marks.
+
+The *head* is the part of the queue before the untouched messages of the selection, as an interrupted job
+finds it. It consists of kept messages and of the messages of the window that are still in the queue.
+
+The *rest* is the part of the selection that was not delivered to the job before the last checkpoint. It
+follows the head.
+
+The *anchor* is the message at which the head ends. It is usually the last delivered message of the
+selection. `BatchReader` holds it back until the next checkpoint is saved, so that an interrupted job finds
+it in the queue.
 """
 
 from __future__ import annotations
@@ -59,7 +79,7 @@ class CursorState(Enum):
 
 
 class CursorEvent(Enum):
-    """The events of all cursors, with the value that the driver passes."""
+    """The events of all cursors, with the value that the driver or the engine passes."""
 
     DELIVERED = "delivered"  # the delivery
     EMPTY = "empty"  # the queue has no more ready messages
@@ -123,12 +143,11 @@ class Machine:
 class CountingCursor(Machine):
     """The first messages of a queue: counts them as they are delivered.
 
-    After a crash the queue begins with its *head*: the messages that the job kept or held. The untouched
-    *rest* of the selection follows. If the length of the head is known, the selection is the first
-    `head + rest` messages, whatever their marks are.
+    If the length of the head is known, the selection is the first `head + rest` messages, whatever their
+    marks are.
 
-    The driver holds back the last delivered message of each batch until the next checkpoint is saved. So the
-    head always ends with that message, the *anchor*, until the last message of the selection is sent alone.
+    `BatchReader` holds back the last message of each batch until the next checkpoint is saved. So the head
+    ends with that message, the anchor, until the last message of the selection is sent alone.
     """
 
     def __init__(self, state: CursorState, checkpoint: Checkpoint, remembered: int) -> None:
