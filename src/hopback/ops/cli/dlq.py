@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
+_TO_BROWSE = "to look at it"
+"""Reason in the audit when a command that browses lifts a delivery limit. It has no --reason."""
 _SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
 
 queue_argument = click.argument("queue", shell_complete=complete_queue)
@@ -101,11 +103,16 @@ def refusals_explained(queue: str) -> Iterator[None]:
         raise CommandFailed(str(refused), do=do, code=Exit.NOT_ALLOWED) from refused
 
 
-async def lift_if_needed(dead_letters: DeadLetters, queue: str, *, job: bool = False) -> None:
-    """Lift the delivery limit of a queue by a policy, if a look, or a job, could lose messages."""
+async def lift_if_needed(
+    dead_letters: DeadLetters, queue: str, reason: str = _TO_BROWSE, *, job: bool = False
+) -> None:
+    """Lift the delivery limit of a queue by a policy if browsing, or a job, could lose messages.
+
+    The audit records the reason.
+    """
     detail = await dead_letters.queue(queue)
     if (detail.job_cost if job else detail.cost).price is Price.REFUSED:
-        await dead_letters.lift_limit(queue, reason="to look at it")
+        await dead_letters.lift_limit(queue, reason=reason)
 
 
 @asynccontextmanager

@@ -225,7 +225,7 @@ def _act(request: JobRequest, where: Where, choices: ActionChoices) -> int:
     if choices.yes and request.reason.strip() and not choices.dry_run:
         # Nobody is waited for: one connection does for both.
         return with_dead_letters(where, lambda found: _act_at_once(found, request, choices))
-    plan = with_dead_letters(where, lambda found: _plan(found, request, choices))
+    plan = with_dead_letters(where, lambda found: plan_job(found, request, choices))
     if choices.dry_run:
         output(choices.form, plan, lambda: print_plan(plan, err=False))
         if plan.flaws:
@@ -240,7 +240,7 @@ def _act(request: JobRequest, where: Where, choices: ActionChoices) -> int:
 async def _act_at_once(
     dead_letters: DeadLetters, request: JobRequest, choices: ActionChoices
 ) -> int:
-    plan = await _plan(dead_letters, request, choices)
+    plan = await plan_job(dead_letters, request, choices)
     decided = _decided(plan, request, choices)
     if decided is None:
         return Exit.OK
@@ -284,7 +284,10 @@ async def _carry_out(
         )
 
 
-async def _plan(dead_letters: DeadLetters, request: JobRequest, choices: ActionChoices) -> JobPlan:
+async def plan_job(
+    dead_letters: DeadLetters, request: JobRequest, choices: ActionChoices
+) -> JobPlan:
+    """Return the plan of the job. CommandFailed if the queue has an active job."""
     if not choices.dry_run:
         # A queue has one job at a time; what that one holds would not even be seen by another.
         active = await dead_letters.jobs(queue=request.queue, active=True)
@@ -295,9 +298,9 @@ async def _plan(dead_letters: DeadLetters, request: JobRequest, choices: ActionC
                 do=f"Follow it with `hopback jobs watch {job.id}`, or end it with `jobs cancel`.",
                 code=Exit.CONFLICT,
             )
-    if choices.lift and not choices.dry_run:
-        await lift_if_needed(dead_letters, request.queue, job=True)
     reason = request.reason.strip() or _PLANNED
+    if choices.lift and not choices.dry_run:
+        await lift_if_needed(dead_letters, request.queue, reason, job=True)
     with progress_told() as tell:
         request = structs.replace(request, reason=reason)
         return await dead_letters.plan(request, choices.submission, on_progress=tell)

@@ -16,7 +16,13 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, ask_for_reason
 from hopback.errors import BadRequest
 from hopback.ops.cli.dlq import Look, search_messages
-from hopback.ops.cli.dlq_actions import carry_out, send_edited, target_of
+from hopback.ops.cli.dlq_actions import (
+    ActionChoices,
+    carry_out,
+    plan_job,
+    send_edited,
+    target_of,
+)
 from hopback.ops.cli.dlq_archives import export_messages, import_messages
 from hopback.ops.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
 from hopback.ops.cli.job_options import Ramp
@@ -43,6 +49,7 @@ from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment, ReachedQueue
 from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.testing import in_virtual_time
+from hopback.topology.model import Queue, QueueType
 from tests.unit.ops.cli.raffle import ANN, DLQ, MAIN, Raffle, raffle
 
 _Output = pytest.CaptureFixture[str]
@@ -66,6 +73,26 @@ async def test_a_redrive_is_seen_through(capsys: _Output) -> None:
         job = json.loads(capsys.readouterr().out)
         assert (job["state"], job["counts"]["done"], job["by"]) == ("completed", 5, "ann")
         assert found.held(DLQ) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "recorded"), [("repaired", "repaired"), (" ", "to see the plan")]
+)
+@in_virtual_time
+async def test_redrive_with_lift_limit_records_the_reason_of_the_operator(
+    reason: str, recorded: str
+) -> None:
+    async with raffle(version="4.0") as found:
+        connection = await found.broker.connect("setup")
+        channel = await connection.open_channel()
+        for name in ("orders", "orders.dlq"):
+            await channel.declare_queue(Queue(name, QueueType.QUORUM))
+        await connection.close()
+        request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason=reason)
+        choices = ActionChoices("table", yes=True, dry_run=False, detailed=False, lift=True)
+        await plan_job(found.dead_letters, request, choices)
+        (lifted,) = [one for one in await found.dead_letters.audit() if one.action == "limit.lift"]
+        assert lifted.reason == recorded
 
 
 @in_virtual_time
