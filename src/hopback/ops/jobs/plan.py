@@ -274,7 +274,7 @@ class Planner:
         _check_returns(request, selection, held, snapshot)
         count: int | None = selection.size
         if held is None:
-            selection, count = await self._settle_end(request, selection, snapshot, on_progress)
+            selection, count = await self._choose_end(request, selection, snapshot, on_progress)
         expected = request.expected_count
         if expected is not None and count is not None and expected != count:
             raise CountMismatch(expected, count)
@@ -292,17 +292,18 @@ class Planner:
         await self.check_ways(spec, snapshot)
         return spec, held
 
-    async def _settle_end(
+    async def _choose_end(
         self,
         request: JobRequest,
         selection: SelectionSnapshot,
         snapshot: BrokerSnapshot,
         on_progress: OnProgress | None,
     ) -> tuple[SelectionSnapshot, int | None]:
-        """The head without messages that arrived since the plan, and how many match; None if unknown.
+        """Decide where the selection ends. Return it with the number of matching messages, None if unknown.
 
-        If messages have left the queue, messages behind the selection have moved up. The mark of the plan
-        shows how many. CountMismatch if it is not there any more.
+        Messages that arrived after the plan do not belong to the selection. If messages have left the queue,
+        messages behind the selection have moved up. The position of the plan's mark shows how many have
+        left. CountMismatch if the mark is not found.
         """
         asked, cost = request.selection, snapshot.cost(request.queue)
         follows_mark = bool(asked.mark) and (cost.price is Price.FREE or bool(selection.filter))
@@ -328,10 +329,10 @@ class Planner:
         if not marked or count > snapshot.ready:
             found = dry_run.matching if selection.filter else selection.count
             raise CountMismatch(asked.count or 0, found)
-        settled = replace(selection, count=count, behind=snapshot.ready - count)
+        ended = replace(selection, count=count, behind=snapshot.ready - count)
         if not selection.filter:
-            return settled, count
-        return settled, matching if count == marked else None
+            return ended, count
+        return ended, matching if count == marked else None
 
     def _spec_of(
         self,

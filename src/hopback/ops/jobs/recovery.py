@@ -60,14 +60,26 @@ _DOUBT = (
 
 def next_run(job: JobRecord) -> JobRecord:
     """Return the job as its next run begins: with the counts of the messages that are certainly finished."""
-    mark, counts = job.checkpoint, job.counts
+    checkpoint, counts = job.checkpoint, job.counts
     if job.spec.selection.digests is not None:
         counts = structs.replace(counts, done=0, skipped=0, failed=0, returned=0)
-    elif mark.kept or mark.rest:
-        certain = counts.selected - mark.kept - len(mark.window) - mark.rest - mark.unsure
+    elif checkpoint.kept or checkpoint.rest:
+        certain = (
+            counts.selected
+            - checkpoint.kept
+            - len(checkpoint.window)
+            - checkpoint.rest
+            - checkpoint.unsure
+        )
         counts = structs.replace(counts, done=max(certain, 0), skipped=0, failed=0, returned=0)
     else:
-        certain = counts.selected - counts.skipped - counts.failed - len(mark.window) - mark.unsure
+        certain = (
+            counts.selected
+            - counts.skipped
+            - counts.failed
+            - len(checkpoint.window)
+            - checkpoint.unsure
+        )
         counts = structs.replace(counts, done=max(certain, 0), returned=0)
     return replace(job, run=job.run + 1, certain=counts)
 
@@ -213,8 +225,8 @@ class Recovery:
 
     def _doubt(self, job: JobRecord, ready: int) -> str:
         """Return the doubt about a queue of unknown type: it may have forgotten acks."""
-        mark, behind = job.checkpoint, job.spec.selection.behind or 0
-        expected = mark.kept + len(mark.window) + mark.rest + behind
+        checkpoint, behind = job.checkpoint, job.spec.selection.behind or 0
+        expected = checkpoint.kept + len(checkpoint.window) + checkpoint.rest + behind
         return _DOUBT.format(queue=job.queue) if ready > expected else ""
 
     async def _find_head(self, run: JobRun, snapshot: BrokerSnapshot) -> int | None:

@@ -184,9 +184,9 @@ async def _review(
         # Nobody has typed the name yet: a plan discards nothing.
         meant = structs.replace(request, confirm=request.queue)
     try:
-        granted = await _granted(visit, meant)
+        changed = await _with_change(visit, meant)
         await release_look(visit, request.queue)
-        plan = await visit.operations.plan(granted, on_progress=on_progress)
+        plan = await visit.operations.plan(changed, on_progress=on_progress)
     except HopbackError as error:
         return await _back(visit, request, error)
     left = sum(each.count for each in plan.left_out) if plan.seen >= plan.selected else 0
@@ -212,14 +212,14 @@ async def _begin(visit: Visit, request: JobRequest, on_progress: OnProgress) -> 
         trouble = f"To discard, type the queue's name {request.queue!r}; got {typed}."
         return await _review(visit, request, on_progress, trouble)
     try:
-        granted = await _granted(visit, request)
+        changed = await _with_change(visit, request)
         key = visit.field("key")
         submission = Submission(key=f"{visit.principal.id} {key}" if key else None)
-        job = await visit.operations.start(granted, submission, on_progress=on_progress)
-    except CountMismatch as changed:
+        job = await visit.operations.start(changed, submission, on_progress=on_progress)
+    except CountMismatch as mismatch:
         # The review counts again.
         again = structs.replace(request, selection=_selection(visit))
-        return await _review(visit, again, on_progress, f"{changed}. Check the new count.")
+        return await _review(visit, again, on_progress, f"{mismatch}. Check the new count.")
     except HopbackError as error:
         return await _back(visit, request, error)
     return see_other(f"/jobs/{quote(job.id, safe='')}")
@@ -235,11 +235,8 @@ async def _back(visit: Visit, request: JobRequest, error: HopbackError) -> Respo
     return await _second(visit, request, f"{error}. {error.remedy}")
 
 
-async def _granted(visit: Visit, request: JobRequest) -> JobRequest:
-    """The same with its change.
-
-    BadRequest of the field `change` if that cannot be read: until the review it is only a text.
-    """
+async def _with_change(visit: Visit, request: JobRequest) -> JobRequest:
+    """Return the request with the JSON patch from the form field `change`. BadRequest if it is invalid."""
     if not isinstance(request, RedriveRequest):
         return request
     change = visit.field("change").strip()
