@@ -1,19 +1,31 @@
-"""The engine of a job: take a batch, record its checkpoint, act on each message, settle it.
+"""Run a job: take a batch, save its checkpoint, act on each message, settle it.
+
+The engine promises that no message is lost. A message leaves its queue only after its action has succeeded,
+for a re-drive after the broker has confirmed the publish. If the process or the broker is killed, at most
+the messages in flight are duplicated: they were published, but not acked. A classic queue is the exception:
+a killed broker may have lost acks of finished messages, too, and the job reports how many were sent again.
+
+One process runs a job at a time. It owns the *lease* of the job in the journal and renews it (`runner`). If
+another process has taken the lease, saving raises LeaseLost, and this run ends.
 
 One run of the engine goes through these steps (`Engine._work`):
 
 1. Find the beginning of the selection (`cursor_driver`).
 2. Take a batch of selected messages (`batch_reader`).
 3. Save the checkpoint. It contains the marks of all held messages, before any of them is sent.
-4. Send the batch at the pace of the job, with up to a window of messages in flight (`sender`).
+4. Send the batch at the pace of the job, with up to `in_flight` messages in flight (`sender`). While the
+   batch is sent, the engine saves counts and checkpoint about once per second (`JobProgress.save_if_due`).
 5. Ack each message after its action has succeeded. Settlement is always the last step.
 
-A failed message interrupts the flow: the messages in flight land first, then the failed ones are sent again,
-one at a time with growing pauses. If that does not help, the job ends. Messages are never requeued one by
-one: the run closes its connection once, and the queue requeues all unsettled messages in their order.
+A re-drive with a *ramp* sends its first messages in stages. After each stage it stops sending and watches
+whether messages return to the dead-letter queue (`return_watch`). If too many return, the job stops.
 
-The last message of a batch is held back until the next checkpoint is saved: a killed job finds the rest
-of its selection by it (`cursor`).
+If a message fails, the engine waits for the messages in flight. Then it sends the failed messages again, one
+at a time with growing pauses. If that does not help, the job ends. Messages are never requeued one by one:
+the run closes its connection once, and the queue requeues all unsettled messages in their order.
+
+The last message of a batch is held back until the next checkpoint is saved: an interrupted job finds the
+rest of its selection by it (`cursor`). docs/decisions/0011 has the reasons.
 """
 
 from __future__ import annotations
@@ -134,7 +146,7 @@ class Engine:
 
     async def _work(self) -> None:
         """Move the messages of the selection."""
-        if self._returns.is_careful:
+        if self._returns.has_ramp:
             await self._returns.measure_arrivals()
         await self._find_selection()
         while not (self._driver.is_exhausted and not self._sender.failed):
@@ -147,7 +159,7 @@ class Engine:
             if self._driver.is_exhausted:
                 await self._sender.drain()
         self._sender.check()
-        if self._returns.is_careful and self._sender.sent > self._run.watched:
+        if self._returns.has_ramp and self._sender.sent > self._run.watched:
             await self._returns.watch(self._sender.sent)
         await self._finish(is_final=True)
 
@@ -266,7 +278,7 @@ class Engine:
                 raise EndJob(JobState.FAILED, prepared.reason)
             self._reader.leave(message, prepared.reason, is_skipped=prepared.guard)
             return True
-        if self._returns.is_careful:
+        if self._returns.has_ramp:
             self._returns.timer.see(message.delivery)
         self._sender.send(message, prepared)
         return True
@@ -281,7 +293,7 @@ class Engine:
             await sender.drain()
         await self._progress.obey()
         await self._progress.save_if_due()
-        if self._returns.is_careful:
+        if self._returns.has_ramp:
             await self._returns.look_if_due(sender.sent)
 
     async def _send_failed(self) -> None:
@@ -340,7 +352,7 @@ class Engine:
             reasons.append(f"{count_of(cursor.gone)} had left {queue!r} by another way")
         if counts.failed:
             reasons.append(f"{counts.failed:,} could not be moved and are still in {queue!r}")
-        if self._returns.is_careful and counts.came_back:
+        if self._returns.has_ramp and counts.came_back:
             least = "at least " if counts.came_back_at_least else ""
             reasons.append(f"{least}{count_of(counts.came_back)} came back")
         return JobState.COMPLETED, "; ".join(reasons)

@@ -123,7 +123,7 @@ class ReturnWatch:
         self.timer: WatchTimer = WatchTimer(queue, pace.watch_s)
         self.stages: frozenset[int] = pace.stage_ends()
         """Numbers of sent messages after which the job watches."""
-        self.is_careful = bool(pace.ramp) and run.job.kind is JobKind.REDRIVE
+        self.has_ramp = bool(pace.ramp) and run.job.kind is JobKind.REDRIVE
         self.requeued: BrokerError | None = None
         """Why the broker requeued the held messages during a watch."""
         self._rule = StopRule(pace.max_returned)
