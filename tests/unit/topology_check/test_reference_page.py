@@ -30,4 +30,4 @@ def test_the_page_says_how_grave_and_what_to_do(rule: HazardRule) -> None:
     text = sections()[rule.name]
     assert text.strip().startswith(f"Severity: **{spelled(rule.severities)}**.")
     told = re.findall(r"^- \*\*(.+?)\*\* \S", text, flags=re.MULTILINE)
-    assert told == ["What happens.", "Why.", "Fix."]
+    assert told == ["Effect.", "Cause.", "Fix."]
