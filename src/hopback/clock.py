@@ -1,4 +1,4 @@
-"""Time as an argument: the clock that runs, and the one that tests turn."""
+"""Clocks: the system clock and a manual one for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time in seconds since 1970."""
+    """Returns the time in seconds since 1970."""
 
     def now(self) -> float:
         """Seconds since 1970, UTC."""
@@ -22,7 +22,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told otherwise; it never goes backwards."""
+    """A clock that changes only when it is set. It never runs backwards."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -32,7 +32,7 @@ class ManualClock:
         return self._now
 
     def advance_to(self, moment: float) -> None:
-        """Move to `moment`; ValueError if that lies in the past."""
+        """Move to `moment`. Raise ValueError if it is in the past."""
         if moment < self._now:
             raise ValueError(f"expected a moment not before {self._now}, got {moment}")
         self._now = moment

@@ -1,8 +1,8 @@
-"""A minimal HTTP server for probes, scrapes and commands, on the program's own loop.
+"""A minimal HTTP server for probes, scrapes and commands, on the program's event loop.
 
-One request for each connection, bounded in size, time and number. An ASGI server would bring its own
-signals, its own shutdown and a dependency into every installation that wants a liveness probe; what
-is needed here is a request line and an answer.
+Each connection carries one request. Size, time and number of connections are bounded. An ASGI
+server would add signal handling, a shutdown procedure and a dependency to every installation with a
+liveness probe.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-_MOST_BYTES = 16_384  # probes and commands are tiny: what is larger is none
+_MOST_BYTES = 16_384  # Bytes of the request head. Probes and commands are small.
 _MOST_AT_ONCE = 64
-"""Connections at once. A new one takes the place of the oldest that waits for its client, so that silent
-clients cannot keep probes and scrapes out. If all of them are being answered, the new one gets 503."""
+"""Concurrent connections. A new connection replaces the oldest one that waits for its client, so
+that silent clients cannot block probes and scrapes. If all connections are being answered, the new
+one gets 503.
+"""
 
 
 def is_loopback(address: str) -> bool:
@@ -36,7 +38,7 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked; header names are in lower case, path and query still percent-encoded."""
+    """A request. Header names are in lower case. Path and query are still percent-encoded."""
 
     method: str
     path: str
@@ -68,7 +70,7 @@ Respond: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 
 
 class _Unreadable(Exception):
-    """The bytes are no request that we answer; `status` says why."""
+    """The bytes are not a supported request. `status` is the HTTP status of the answer."""
 
     def __init__(self, status: HTTPStatus) -> None:
         self.status = status
@@ -76,7 +78,7 @@ class _Unreadable(Exception):
 
 
 class Endpoint:
-    """Answers requests until it is closed; `most_body` bounds what a request may carry."""
+    """Answers requests until it is closed. `most_body` limits the bytes of a request body."""
 
     def __init__(
         self, respond: Respond, *, timeout: float = 5.0, most_body: int = _MOST_BYTES
@@ -90,7 +92,9 @@ class Endpoint:
         """Connections whose request is incomplete or whose answer is not read yet, oldest first."""
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and tell where: port 0 takes a free one. OSError if it is in use."""
+        """Listen and return host and port. Port 0 selects a free port. Raise OSError if it is in
+        use.
+        """
         self._server = await asyncio.start_server(
             self._on_connection, host, port, limit=_MOST_BYTES
         )
@@ -98,11 +102,11 @@ class Endpoint:
         return address[0], address[1]
 
     async def open_unix(self, path: Path) -> None:
-        """Listen on a Unix socket. OSError if it cannot be made."""
+        """Listen on a Unix socket. Raise OSError on failure."""
         self._server = await asyncio.start_unix_server(self._on_connection, path, limit=_MOST_BYTES)
 
     async def close(self) -> None:
-        """Listen no more and drop what is not answered yet."""
+        """Stop listening and drop unanswered requests."""
         if self._server is not None:
             self._server.close()
         for task in self._serving:
@@ -154,7 +158,7 @@ class Endpoint:
 async def _read(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_body: int
 ) -> Request:
-    """The request with its body, which is read even if unwanted: closing must not cut our answer."""
+    """Read the request. An unwanted body is read too, because closing would cut off the answer."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:

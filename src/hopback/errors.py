@@ -1,14 +1,14 @@
-"""Everything that Hopback raises, split by whose turn it is to act.
+"""The exceptions that Hopback raises, grouped by who has to act.
 
 ::
 
     HopbackError
     ├── TopologyError             yours: the declared topology has to change
     │   ├── InvalidTopology       the declaration itself is wrong (all problems at once)
-    │   └── TopologyConflict      the broker already has something else under that name
+    │   └── TopologyConflict      the broker has a different object of that name
     ├── BrokerError               theirs: the broker or the connection to it
-    │   ├── ConnectionFailed      no connection could be made
-    │   │   └── LoginRefused      the broker answers, and refuses user, password or virtual host
+    │   ├── ConnectionFailed      no connection could be opened
+    │   │   └── LoginRefused      the broker refused user, password or virtual host
     │   ├── ConnectionLost        the connection ended while in use
     │   ├── ProtocolError         bytes that are not AMQP 0-9-1
     │   ├── ChannelClosed         the broker closed the channel
@@ -20,34 +20,34 @@
     │   │   ├── ManagementRefused   401, 403
     │   │   └── ManagementNotFound  404
     │   ├── AnswerTimeout         the broker left a request unanswered
-    │   ├── NoReply               a request got no reply in time, or none can come any more
-    │   └── PublishFailed         a message has no confirmed home
-    │       ├── Returned          no queue wanted it
+    │   ├── NoReply               a request got no reply in time, or cannot get one any more
+    │   └── PublishFailed         a publish was not confirmed
+    │       ├── Returned          the message was unroutable
     │       ├── Nacked            a queue refused it
-    │       ├── ConfirmTimeout    the broker said nothing in time
-    │       ├── PublishInterrupted  the channel died before the broker answered
-    │       ├── DeliveryLost      not sent: the delivery that caused it is no longer ours
-    │       └── InvalidMessage    no broker would take it, so nothing was sent
-    ├── OperationRefused          yours: an operation on dead letters cannot be done as asked
+    │       ├── ConfirmTimeout    the broker did not answer in time
+    │       ├── PublishInterrupted  the channel ended before the broker answered
+    │       ├── DeliveryLost      not sent: the delivery that caused it was lost
+    │       └── InvalidMessage    not sent: no broker would accept it
+    ├── OperationRefused          yours: an operation on dead letters cannot be done as requested
     │   ├── BadRequest            a part of the request has to change
-    │   ├── BadFilter             a term of a filter cannot be read
+    │   ├── BadFilter             a term of a filter cannot be parsed
     │   ├── BadLine               a line is not an exported message
     │   ├── NoSuch                no such queue, session, message or job
     │   │   └── SessionOver       the browse session has ended
     │   ├── CountMismatch         the selection has another size than expected
-    │   ├── JobConflict           another job, or another state, stands in the way
-    │   └── NotAllowed            switched off here, or not granted
-    ├── ReplyRefused              theirs: the request asks for a reply to a place that is not allowed
+    │   ├── JobConflict           another job or the state of the job prevents it
+    │   └── NotAllowed            disabled here, or not granted
+    ├── ReplyRefused              theirs: the request asks for a reply to an address that is not allowed
     ├── LeaseLost                 theirs: another process runs the job now
     ├── StoreUnavailable          theirs: the database of jobs and audit does not answer
     │   ├── StoreDamaged          theirs: the database is corrupt
     │   └── StoreTooNew           theirs: a newer Hopback migrated the database
-    ├── ServerUnavailable         theirs: the server that was asked does not answer
-    ├── ServerFailed              theirs: the server that was asked failed
-    ├── MissingExtra              yours: a library is not installed; an ImportError, too
-    └── UnsafeOperation           ours: we refuse, because something could be lost
+    ├── ServerUnavailable         theirs: the server does not answer
+    ├── ServerFailed              theirs: the server failed
+    ├── MissingExtra              yours: a library is not installed (also an ImportError)
+    └── UnsafeOperation           ours: Hopback refuses, because messages could be lost
 
-Each class carries its `remedy`: one sentence that says what to do about it.
+Each class has a `remedy`: one sentence about how to resolve the error.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ __all__ = [
 
 
 class HopbackError(Exception):
-    """Anything that Hopback raises on purpose; catch it to catch them all."""
+    """The base class of all exceptions that Hopback raises on purpose."""
 
     remedy: ClassVar[str] = "Read the message: it names what was found and what was expected."
 
 
 class TopologyError(HopbackError):
-    """The declared topology cannot be used as it stands."""
+    """The declared topology cannot be used."""
 
     remedy: ClassVar[str] = (
         "Change the declaration; `hopback topology check` explains each finding."
@@ -120,7 +120,7 @@ class TopologyError(HopbackError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in an input, with the path that leads to it."""
+    """One problem in an input, with its path."""
 
     path: str
     expected: str
@@ -131,7 +131,7 @@ class Problem:
 
 
 class InvalidTopology(TopologyError):
-    """A topology, file or parameter is wrong; `problems` lists everything that is."""
+    """A topology, file or parameter is invalid. `problems` lists all problems."""
 
     remedy: ClassVar[str] = (
         "Correct every line listed; each names its place and what belongs there."
@@ -146,7 +146,7 @@ class InvalidTopology(TopologyError):
 
 
 class TopologyConflict(TopologyError):
-    """The broker holds another queue or exchange under a declared name."""
+    """The broker has a different queue or exchange of a declared name."""
 
     remedy: ClassVar[str] = (
         "Declare what the broker has, or migrate: queue types and arguments cannot change in place."
@@ -161,13 +161,13 @@ class BrokerError(HopbackError):
 
 
 class ConnectionFailed(BrokerError):
-    """No connection to the broker could be made."""
+    """No connection to the broker could be opened."""
 
     remedy: ClassVar[str] = "Check address, credentials, virtual host and that the broker is up."
 
 
 class LoginRefused(ConnectionFailed):
-    """The broker answered and refused user or virtual host: trying again does not help."""
+    """The broker refused user, password or virtual host. Trying again does not help."""
 
     remedy: ClassVar[str] = (
         "Check user, password and virtual host; the broker's log names the reason."
@@ -183,13 +183,13 @@ class ConnectionLost(BrokerError):
 
 
 class ProtocolError(BrokerError):
-    """The bytes received, or asked to be sent, are not valid AMQP 0-9-1 within our limits."""
+    """Received or outgoing bytes are not valid AMQP 0-9-1 within the limits."""
 
     remedy: ClassVar[str] = "Check that the address is an AMQP 0-9-1 port and the limits are met."
 
 
 class ChannelClosed(BrokerError):
-    """The broker closed the channel; `code` and `text` are its own words."""
+    """The broker closed the channel. `code` and `text` are the broker's."""
 
     remedy: ClassVar[str] = "Open a new channel; what it had not settled goes back to its queue."
 
@@ -200,7 +200,7 @@ class ChannelClosed(BrokerError):
 
 
 class AccessRefused(ChannelClosed):
-    """403: the user may not do this."""
+    """403: the user lacks permission."""
 
     remedy: ClassVar[str] = "Grant the user the permission named in the text."
 
@@ -218,7 +218,7 @@ class ResourceLocked(ChannelClosed):
 
 
 class PreconditionFailed(ChannelClosed):
-    """406: what exists differs from what was asked, or a delivery was settled twice."""
+    """406: the object differs from the declared one, or a delivery was settled twice."""
 
     remedy: ClassVar[str] = (
         "Compare both values in the text; `hopback topology plan` shows the diff."
@@ -226,7 +226,7 @@ class PreconditionFailed(ChannelClosed):
 
 
 class ManagementError(BrokerError):
-    """The broker's HTTP management API failed; `status` is the HTTP status, 0 where there was none."""
+    """The broker's HTTP management API failed. `status` is the HTTP status, 0 without an answer."""
 
     remedy: ClassVar[str] = (
         "Check the management address, and the broker's log for what it refused."
@@ -238,7 +238,7 @@ class ManagementError(BrokerError):
 
 
 class ManagementRefused(ManagementError):
-    """401 or 403: the user may not use the management API, or not for this."""
+    """401 or 403: the user may not use the management API or this part of it."""
 
     remedy: ClassVar[str] = (
         "Check the credentials; looking needs the user tag `monitoring`, policies need `policymaker`."
@@ -246,13 +246,13 @@ class ManagementRefused(ManagementError):
 
 
 class ManagementNotFound(ManagementError):
-    """404: the management API knows no such virtual host, queue, exchange or policy."""
+    """404: the virtual host, queue, exchange or policy does not exist."""
 
     remedy: ClassVar[str] = "Correct the name, or check that the address is a management API."
 
 
 class AnswerTimeout(BrokerError):
-    """The broker did not answer a request (a declaration, a new channel, a subscription) in time."""
+    """The broker did not answer a request (declare, channel open, consume) in time."""
 
     remedy: ClassVar[str] = (
         "Look at the broker: its log, its load, and for quorum queues whether a leader exists."
@@ -260,7 +260,7 @@ class AnswerTimeout(BrokerError):
 
 
 class NoReply(BrokerError):
-    """A request got no reply in time, or none can come any more; whether it was handled is not known."""
+    """A request got no reply in time, or cannot get one any more. It may have been handled."""
 
     remedy: ClassVar[str] = (
         "Ask again if being handled twice does no harm; look at who should answer."
@@ -268,13 +268,13 @@ class NoReply(BrokerError):
 
 
 class PublishFailed(BrokerError):
-    """A message has no confirmed home; its sender still owns it."""
+    """A publish was not confirmed. The sender still owns the message."""
 
     remedy: ClassVar[str] = "Keep the message and try again, or hand the failure to its sender."
 
 
 class Returned(PublishFailed):
-    """The broker gave the message back: no queue is bound for its routing key."""
+    """The broker returned the message because no queue is bound for its routing key."""
 
     remedy: ClassVar[str] = "Create the queue or binding the message was meant for."
 
@@ -296,7 +296,9 @@ class Nacked(PublishFailed):
 
 
 class ConfirmTimeout(PublishFailed):
-    """The broker neither confirmed nor refused in time, as a queue without quorum does."""
+    """The broker neither confirmed nor rejected in time. A queue without quorum behaves like
+    this.
+    """
 
     remedy: ClassVar[str] = "Try again later with the same message id: it may have been stored."
 
@@ -308,16 +310,16 @@ class PublishInterrupted(PublishFailed):
 
 
 class DeliveryLost(PublishFailed):
-    """Not sent: the channel of the delivery that is being handled has ended.
+    """Not sent: the channel of the handled delivery has ended.
 
-    The broker delivers the message again, and that run publishes. A publish now would make two.
+    The broker redelivers the message, and that run publishes. Publishing now would duplicate it.
     """
 
     remedy: ClassVar[str] = "Let the handler end: the broker delivers its message again."
 
 
 class InvalidMessage(PublishFailed):
-    """The message cannot be published as it is, on any broker. Nothing was sent."""
+    """The message is invalid on any broker and was not sent."""
 
     remedy: ClassVar[str] = "Correct the property, header or reply address that the text names."
 
@@ -331,13 +333,15 @@ class ReplyRefused(HopbackError):
 
 
 class OperationRefused(HopbackError):
-    """An operation on dead letters was not begun. It is about the request, never about a broker."""
+    """An operation on dead letters was not started because of its request, not because of a
+    broker.
+    """
 
     remedy: ClassVar[str] = "Change the request as the text says."
 
     @classmethod
     def in_words(cls, text: str, remedy: str = "") -> Self:
-        """The same refusal in the words of a server, which knows more of it than its kind."""
+        """Build the refusal with the text and remedy of a server."""
         error = cls.__new__(cls, text)
         if remedy:
             vars(error)["remedy"] = remedy
@@ -345,7 +349,7 @@ class OperationRefused(HopbackError):
 
 
 class BadRequest(OperationRefused):
-    """The request cannot be carried out as it stands; `field` is the part that has to change."""
+    """The request cannot be carried out. `field` names the part that has to change."""
 
     remedy: ClassVar[str] = "Correct the part that is named; the text says what is expected there."
     field: str = ""
@@ -358,7 +362,7 @@ class BadRequest(OperationRefused):
 
 
 class BadFilter(OperationRefused):
-    """A term of a filter cannot be read; `term` is that term."""
+    """A term of a filter cannot be parsed. `term` is that term."""
 
     remedy: ClassVar[str] = "Correct the term named; the reference of filters lists them all."
     term: str = ""
@@ -367,13 +371,13 @@ class BadFilter(OperationRefused):
     def __init__(self, term: str, expected: str) -> None:
         self.term = term
         self.expected = expected
-        # A filter may be a page long; its beginning is enough to find the term.
+        # A filter may be very long. Its start is enough to find the term.
         shown = term if len(term) <= 80 else f"{term[:80]}…"
         super().__init__(f"filter term {shown!r}: expected {expected}")
 
 
 class BadLine(OperationRefused):
-    """A line is not a message as the format of exports has it."""
+    """A line is not a message in the export format."""
 
     remedy: ClassVar[str] = (
         "Check that the file came from an export, and where it was cut or changed."
@@ -381,7 +385,7 @@ class BadLine(OperationRefused):
 
 
 class NoSuch(OperationRefused):
-    """There is no such queue, session, message or job; `kind` says which, `name` what was asked for."""
+    """A queue, session, message or job does not exist. `kind` and `name` identify it."""
 
     remedy: ClassVar[str] = "Correct the name, or list what there is."
     kind: str = ""
@@ -394,7 +398,7 @@ class NoSuch(OperationRefused):
 
 
 class SessionOver(NoSuch):
-    """The browse session was there, and holds nothing any more."""
+    """The browse session has ended and no longer holds messages."""
 
     remedy: ClassVar[str] = "Open another session; what the last one held is in its queue again."
 
@@ -403,7 +407,7 @@ class SessionOver(NoSuch):
 
 
 class CountMismatch(OperationRefused):
-    """The selection has another size than was expected; nothing was touched."""
+    """The selection has another size than expected. No message was changed."""
 
     remedy: ClassVar[str] = "Look again at what is there now, then repeat with the present count."
     expected: int = 0
@@ -421,7 +425,7 @@ class _HasId(Protocol):
 
 
 class JobConflict(OperationRefused):
-    """Another job, or another state, stands in the way; `job` is the one that does, where it is known."""
+    """Another job or the job's state prevents the operation. `job` is that job, if known."""
 
     remedy: ClassVar[str] = (
         "Wait for the job that is named or cancel it; one that cannot go on is replaced by a new job."
@@ -434,19 +438,19 @@ class JobConflict(OperationRefused):
 
 
 class NotAllowed(OperationRefused):
-    """This operation is switched off here, or the caller may not do it."""
+    """This operation is disabled here, or the caller lacks permission."""
 
     remedy: ClassVar[str] = "Switch it on in the settings of the service, if it is wanted."
 
 
 class LeaseLost(HopbackError):
-    """Another process has taken the job over; this one must not touch anything more."""
+    """Another process has taken over the job. This process must stop working on it."""
 
     remedy: ClassVar[str] = "Look at the job where it runs now; nothing was lost."
 
 
 class StoreUnavailable(HopbackError):
-    """The database of jobs, audit and keys does not answer, or refused."""
+    """The database of jobs, audit and keys does not answer or refused."""
 
     remedy: ClassVar[str] = "Check that the database is up and has room; then try again."
 
@@ -471,7 +475,7 @@ class StoreTooNew(StoreUnavailable):
 
 
 class ServerUnavailable(HopbackError):
-    """The server that was asked does not answer, or cannot reach its broker or database."""
+    """The server does not answer, or cannot reach its broker or database."""
 
     remedy: ClassVar[str] = (
         "Check the address, that `hopback serve` runs there, and that it reaches its broker and database;"
@@ -480,18 +484,18 @@ class ServerUnavailable(HopbackError):
 
 
 class ServerFailed(HopbackError):
-    """The server that was asked failed while it answered."""
+    """The server failed while answering."""
 
     remedy: ClassVar[str] = "Look at the server's log."
 
 
 class MissingExtra(HopbackError, ImportError):
-    """A library that comes with an extra is not installed; the message names the extra."""
+    """A library of an extra is not installed. The message names the extra."""
 
     remedy: ClassVar[str] = "Install the extra that the message names, into this environment."
 
 
 class UnsafeOperation(HopbackError):
-    """Hopback refuses, because carrying this out could lose or misdeliver messages."""
+    """Hopback refuses an operation that could lose or misdeliver messages."""
 
     remedy: ClassVar[str] = "Remove the danger the message names, or accept it explicitly."

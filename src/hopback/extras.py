@@ -1,4 +1,4 @@
-"""Libraries that come with an extra: where one is missing, the error is the line to type."""
+"""Libraries of extras: if one is missing, the error contains the install command."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def needs(extra: str, what: str) -> Iterator[None]:
-    """What is imported within comes with the extra; MissingExtra where it is not installed.
+    """Wrap the imports of an extra's libraries. Raise MissingExtra if one is not installed.
 
-    The outermost says which: the extra of a whole brings the extras of its parts.
+    If blocks are nested, the outermost one names the extra, which includes the extras of its parts.
     """
     try:
         yield
     except (ModuleNotFoundError, MissingExtra) as error:
         library = (error.name or "").partition(".")[0]
-        if library in ("", "hopback"):  # a mistake of ours is no missing extra
+        if library in ("", "hopback"):  # a missing module of Hopback is a bug
             raise
         raise MissingExtra(
             f"{what} needs {library}, which is not installed: pip install 'hopback[{extra}]'",

@@ -82,16 +82,17 @@ class Float32(float):
 
 
 class LongStr(bytes):
-    """A long string whose bytes are not UTF-8; kept as they came."""
+    """A long string whose bytes are not UTF-8. They are kept unchanged."""
 
     __slots__ = ()
 
 
 class RawValue(bytes):
-    """A value that Python's types cannot hold, as it stood on the wire, its type octet first.
+    """A value that Python's types cannot represent, as its bytes on the wire with the type octet.
 
-    Such are tables nested deeper than is read, and nested tables with a key twice. Making one checks
-    its structure to the end, so that it can be published again: ValueError if it is not one value.
+    Examples are tables nested deeper than the limit and nested tables with a duplicate key. The
+    constructor checks the whole structure, so that the value can be published again. It raises
+    ValueError if the bytes are not exactly one value.
     """
 
     __slots__ = ()
@@ -103,7 +104,7 @@ class RawValue(bytes):
         return super().__new__(cls, raw)
 
     def texts(self) -> list[str] | None:
-        """The texts that stand directly in an array; None for what is no array."""
+        """Return the texts directly inside an array, or None for other values."""
         if self[0] != _ARRAY:
             return None
         found: list[str] = []
@@ -117,12 +118,12 @@ class RawValue(bytes):
 
 
 class Timestamp(int):
-    """Seconds since 1970; may lie beyond what `datetime` can hold."""
+    """Seconds since 1970. May exceed the range of `datetime`."""
 
     __slots__ = ()
 
     def datetime(self) -> datetime | None:
-        """The moment in UTC, or None when it lies beyond the year 9999."""
+        """The time in UTC, or None after the year 9999."""
         try:
             return datetime.fromtimestamp(int(self), UTC)
         except (OverflowError, ValueError, OSError):
@@ -137,7 +138,7 @@ FurtherHeaders: TypeAlias = "tuple[tuple[bytes, FieldValue], ...]"
 
 
 class SharedHeaders(dict[str, FieldValue]):
-    """Headers that many messages carry; they never change. `encoded` is for the encoder."""
+    """Immutable headers shared by many messages. `encoded` is for the encoder."""
 
     __slots__ = ("encoded",)
 
@@ -149,7 +150,7 @@ class SharedHeaders(dict[str, FieldValue]):
 
 
 class LayeredHeaders(dict[str, FieldValue]):
-    """The headers of one message, and after them those it shares with others; no name is in both."""
+    """The headers of one message, followed by shared headers. The names do not overlap."""
 
     __slots__ = ("own", "shared")
 
@@ -186,7 +187,7 @@ def table_size(table: Headers) -> int:
     total = 4
     for key, value in table.items():
         total += 1 + text_bytes(key)
-        # Texts and plain integers are most of what headers hold.
+        # Most header values are texts and plain integers.
         kind = type(value)
         if kind is str:
             total += 5 + text_bytes(value)  # type: ignore[arg-type]
@@ -196,24 +197,24 @@ def table_size(table: Headers) -> int:
 
 
 def further_size(entries: FurtherHeaders) -> int:
-    """How many bytes these entries take on the wire."""
+    """Return the encoded size of these entries in bytes."""
     return sum(1 + len(name) + _value_size(value) for name, value in entries)
 
 
 def text_bytes(text: str) -> int:
-    """Bytes of a text on the wire, where surrogates stand for bytes that are not UTF-8."""
+    """Return the encoded size of a text in bytes. Surrogates represent bytes that are not UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogateescape"))
 
 
 def as_text(value: object) -> str | None:
-    """A long string as text, with surrogates for bytes that are not UTF-8; None for other types."""
+    """Return a long string as text, with surrogates for non-UTF-8 bytes. None for other types."""
     if isinstance(value, str):
         return value
     return value.decode("utf-8", "surrogateescape") if isinstance(value, LongStr) else None
 
 
 def field_text(text: str) -> str | LongStr:
-    """The reverse of `as_text`: the value that a peer reads from the wire."""
+    """Reverse `as_text`: return the value that a peer decodes."""
     if text.isascii():
         return text
     raw = text.encode("utf-8", "surrogateescape")
@@ -268,9 +269,9 @@ _ARRAY, _TABLE, _TEXT = b"AFS"
 
 
 def value_end(raw: bytes, position: int, limit: int) -> int | None:
-    """Where the value ends whose type octet is at `position`, by its type and length alone.
+    """Find the end of the value whose type octet is at `position`, from its type and length.
 
-    None if nothing tells: the type is unknown, or the value goes beyond `limit`.
+    Return None if the type is unknown or the value exceeds `limit`.
     """
     if position >= limit:
         return None
@@ -286,9 +287,9 @@ def value_end(raw: bytes, position: int, limit: int) -> int | None:
 
 
 def _is_one_value(raw: bytes) -> bool:
-    """Walks through all that is nested, however deep, in one pass and without recursion."""
+    """Check all nested values in one pass, without recursion."""
     limits = [len(raw)]
-    """Where each open array or table ends; `tables` says which of them are tables."""
+    """The end of each open array or table. `tables` marks the tables among them."""
     tables = [False]
     position = 0
     while True:
@@ -317,7 +318,7 @@ _NAMES = {kind: repr(kind.__name__) for kind in _SCALARS}
 def canonical(value: FieldValue) -> object:
     """The value with its type, the same for equal values of equal type."""
     kind = type(value)
-    # Nearly always one of these; to ask for an abstract class costs ten times as much.
+    # Nearly all values are scalars. A check against an abstract class takes ten times as long.
     if kind in _SCALARS:
         return kind.__name__, repr(value)
     if isinstance(value, Mapping):
@@ -328,7 +329,7 @@ def canonical(value: FieldValue) -> object:
 
 
 def canonical_text(value: FieldValue) -> str:
-    """`repr(canonical(value))`, written in one go: a third of the time."""
+    """Return `repr(canonical(value))` in a third of the time."""
     kind = type(value)
     if kind in _SCALARS:
         return f"({_NAMES[kind]}, {repr(value)!r})"

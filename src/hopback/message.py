@@ -1,4 +1,4 @@
-"""Messages as values: what is published, and what a broker hands over."""
+"""Messages as values: published messages and deliveries."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ if TYPE_CHECKING:
     from hopback.fields import FurtherHeaders, Headers
 
 NO_HEADERS: Headers = MappingProxyType({})
-"""The headers of a message without a header table. An empty table is another value: clients of some
-languages give a handler `{}` for it and nothing at all for a message without."""
+"""The headers of a message without a header table. An empty table is a different value: some
+clients pass `{}` for it and no table for a message without one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Properties:
-    """The fourteen AMQP message properties; None where absent, `NO_HEADERS` for absent headers.
+    """The fourteen AMQP message properties. Absent ones are None, absent headers are `NO_HEADERS`.
 
-    `further_headers` are entries of the header table that have no place in `headers`, because their
-    name stands there already or is not UTF-8. `opaque_headers` is what of
-    the table could not be read at all; it is never published as headers, see `hopback.headers`.
+    `further_headers` are entries of the header table that cannot be in `headers`, because their
+    name is a duplicate or not UTF-8. `opaque_headers` is the undecodable part of the table. It is
+    never published as headers, see `hopback.headers`.
     """
 
     content_type: str | None = None
@@ -44,9 +45,9 @@ class Properties:
 
     @classmethod
     def of(cls, present: dict[str, Any]) -> Properties:
-        """The same as `Properties(**present)`, for a reader of thousands in a second.
+        """Create `Properties(**present)` faster, for reading thousands per second.
 
-        A frozen class pays for each of its fields; here what is absent stays a default of the class.
+        A frozen dataclass sets every field. Here absent fields stay class defaults.
         """
         made = object.__new__(cls)
         state = made.__dict__
@@ -56,7 +57,7 @@ class Properties:
 
     @property
     def has_headers(self) -> bool:
-        """Whether the message has a header table, even if an empty one."""
+        """Whether the message has a header table, even an empty one."""
         return self.headers is not NO_HEADERS or bool(self.further_headers)
 
     def __eq__(self, other: object) -> bool:
@@ -78,11 +79,11 @@ _NAMES = tuple(each.name for each in fields(Properties))
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message on its way to an exchange.
+    """A message to publish.
 
-    With `mandatory` False nobody is told if no queue wants it: for replies, and for what may be lost.
-    With `delay` (milliseconds, or a moment with its time zone) an application holds it in the broker
-    until then.
+    With `mandatory` False an unroutable message is dropped silently, for replies and expendable
+    messages. With `delay` (milliseconds, or a time with its time zone) an application holds the
+    message in the broker until then.
     """
 
     exchange: str
@@ -94,15 +95,15 @@ class Message:
 
 
 class Delivery(Protocol):
-    """A message as handed to us by a broker, not yet settled.
+    """An unsettled message from a broker.
 
-    `tag` identifies it on its channel for settlement. `queue` is the queue it was taken from.
-    `properties` may be decoded on first use; it never raises.
+    `tag` identifies it on its channel for settlement. `queue` is the queue it was consumed from.
+    `properties` may be decoded on first use and never raises.
     """
 
     @property
     def queue(self) -> str:
-        """The queue it was taken from."""
+        """The queue it was consumed from."""
 
     @property
     def exchange(self) -> str:
@@ -122,16 +123,16 @@ class Delivery(Protocol):
 
     @property
     def redelivered(self) -> bool:
-        """Whether the broker may have handed it out before."""
+        """Whether the broker may have delivered it before."""
 
     @property
     def tag(self) -> int:
-        """Its number on the channel it came by."""
+        """The delivery tag on its channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The plainest delivery: every field given. For tests, the embedded broker and pure code."""
+    """A delivery as plain data, for tests, the embedded broker and pure code."""
 
     queue: str
     exchange: str

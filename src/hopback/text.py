@@ -1,8 +1,8 @@
-"""Text of unknown origin, made safe to show on a terminal, in a log or on a page, and fit for a header.
+"""Make untrusted text safe for terminals, logs, pages and headers.
 
-A message of a producer may hold escape sequences that a terminal obeys, marks that reorder or hide text,
-and characters that nobody sees. Each place shows them in its own way; what is unsafe is said here, once.
-What stands in a header is read within bounds: what makes no sense reads as absent.
+A producer's message may contain escape sequences, characters that reorder or hide text, and
+invisible characters. Each output shows them in its own way. This module defines which characters
+are unsafe. Header values are parsed within bounds, and invalid values count as absent.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 _JOINER = "\u200d"
-# What may stand between a picture and the joiner: the sign for colour, and the tones of skin.
+# Characters allowed between an emoji and the joiner: the variation selector and skin tones.
 _EMOJI_SUFFIXES = "\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
-# What Unicode calls control, format, private, surrogate, line and paragraph separator.
+# Unicode's control, format, private use, surrogate, line and paragraph separator categories.
 _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 
 
 def one_line(text: str) -> str:
-    """For a terminal or a log: on one line, with every control character replaced by a visible sign."""
+    """Return text for a terminal or log line, with every control character replaced."""
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -43,12 +43,12 @@ def safe_lines(text: str) -> str:
 
 
 def escape_unsafe(json_text: str) -> str:
-    """For JSON on one line: what a terminal would obey is escaped, so nothing is lost."""
+    """Escape control characters in one line of JSON, so that no information is lost."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", json_text)
 
 
 def printable(text: str) -> str:
-    """For a name in a sentence: every control and other unprintable character as Python escapes it."""
+    """Return a name for a message, with unprintable characters as Python escapes."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
         for each in text
@@ -56,7 +56,9 @@ def printable(text: str) -> str:
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """For a page: everything invisible spelled out; `lines` keeps line ends and tabs."""
+    """Return text for a page, with invisible characters spelled out. `lines` keeps newlines and
+    tabs.
+    """
     kept = "\n\t" if lines else ""
     if text.isascii() and text.isprintable():
         return text
@@ -69,7 +71,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def _joins(text: str, place: int) -> bool:
-    """Whether a joiner stands within one emoji, as in a family: then it is part of what is seen."""
+    """Check whether a joiner is part of an emoji, such as a family."""
     if text[place] != _JOINER or not 0 < place < len(text) - 1:
         return False
     before, after = text[place - 1], text[place + 1]
@@ -81,7 +83,7 @@ def _is_pictorial(character: str) -> bool:
 
 
 def _named(character: str) -> str:
-    """A picture for ASCII controls, the code point for the rest."""
+    """Return a picture for ASCII controls and the code point for other characters."""
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
@@ -89,7 +91,7 @@ def _named(character: str) -> str:
 
 
 def text_matches(pattern: str, text: str) -> bool:
-    """Whether the text is the pattern, in which `*` stands for any characters; in linear time."""
+    """Match the text against a pattern in which `*` matches any characters, in linear time."""
     first, *rest = pattern.split("*")
     if not rest:
         return text == pattern
@@ -121,16 +123,16 @@ def size_text(size: int) -> str:
 
 
 LARGEST_COUNT = 2**31 - 1
-"""The largest number that a count in a header is taken for."""
+"""The maximum value of a count in a header. Larger values are reduced to it."""
 
 _ELLIPSIS = "…"
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 def clipped(text: str, limit: int) -> str:
-    """The beginning of the text, at most `limit` bytes of UTF-8; an ellipsis marks a cut.
+    """Return the start of the text, at most `limit` bytes of UTF-8. An ellipsis marks a cut.
 
-    What UTF-8 cannot carry is written as escapes.
+    Characters that UTF-8 cannot encode become escapes.
     """
     if type(text) is str and len(text) <= limit and text.isascii():
         return text  # nearly always
@@ -142,15 +144,15 @@ def clipped(text: str, limit: int) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean NAME?)` with the known name nearest to `name`; empty if none is near."""
-    from difflib import get_close_matches  # slow to import, and needed for an error only
+    """Return ` (did you mean NAME?)` with the closest known name, or an empty string."""
+    from difflib import get_close_matches  # slow to import, and only needed for an error
 
     close = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def count_in(value: FieldValue) -> int:
-    """A count as someone wrote it: any integer from 0 up to what is sensible, else 0."""
+    """Return a header's count, from 0 to LARGEST_COUNT. Other values count as 0."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return min(max(int(value), 0), LARGEST_COUNT)
@@ -175,10 +177,10 @@ def _size(text: str) -> int:
 
 
 def json_in(text: str) -> object:
-    """What a text says in JSON; None, as for `null`, where it is none."""
+    """Parse JSON. Return None for invalid JSON, as for `null`."""
     try:
         if text[:1] in "{[":
-            # `json.loads` looks for spaces at both ends, which takes as long as reading a short text.
+            # `json.loads` also strips whitespace, which takes as long as parsing a short text.
             found, end = _raw_decode(text)
             if end == len(text):
                 return found
@@ -188,10 +190,12 @@ def json_in(text: str) -> object:
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339 in UTC with milliseconds; the nearest that can be written for an impossible time."""
+    """Format RFC 3339 in UTC with milliseconds. An impossible time becomes the nearest valid
+    one.
+    """
     try:
         fraction, whole = math.modf(seconds)
-        # To the nearest microsecond first, as datetime has it: 0.1239999… of a second is 124 ms.
+        # Round to microseconds first, as datetime does: 0.1239999… s is 124 ms.
         milliseconds = round(fraction * 1e6) // 1000
         if 0 <= milliseconds < 1000:  # nearly always
             return f"{_second(int(whole))}.{milliseconds:03d}Z"
@@ -203,12 +207,12 @@ def timestamp(seconds: float) -> str:
 
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
-    """The moment without its fraction; many messages fail within one second."""
+    """Format whole seconds. Cached, because many messages fail within one second."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 def seconds_in(value: object) -> float:
-    """Seconds since 1970 of a moment as `timestamp` writes it, else 0."""
+    """Parse a time written by `timestamp` to seconds since 1970. Other values return 0."""
     if not isinstance(value, str):
         return 0.0
     try:

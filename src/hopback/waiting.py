@@ -14,11 +14,11 @@ T = TypeVar("T")
 async def first_of(
     *awaitables: Awaitable[Any], within: float | None = None
 ) -> tuple[asyncio.Future[Any] | None, ...]:
-    """Wait until one of them has ended, or for `within` seconds, and end the others.
+    """Wait until one awaitable is done, or for `within` seconds, and cancel the others.
 
-    For each, in order: the future that has ended, or None if it was still running. What is started
-    here is ended here too, before this returns or raises: coroutines are cancelled and waited for. A
-    task or future that is given goes on.
+    Return for each awaitable, in order, its future if it is done, otherwise None. Coroutines
+    started here are cancelled and awaited before this function returns or raises. Tasks and futures
+    passed by the caller keep running.
     """
     waits = [asyncio.ensure_future(each) for each in awaitables]
     ours = [

@@ -1,7 +1,7 @@
-"""The tree of commands, and the one place where errors become words and exit codes.
+"""The command tree, and the conversion of errors to messages and exit codes.
 
-A command is loaded when it is called. The tables hold each command's place and its line of help, so
-that `--help` imports none of them; a test compares the lines with the commands' own.
+A command is imported when it is called. The tables contain each command's module and help line, so
+that `--help` does not import the commands. A test compares the lines with the commands.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command lives (`module:attribute`) and what help says of it."""
+    """The location of a command (`module:attribute`) and its help line."""
 
     place: str
     help: str
 
     def load(self) -> click.Command:
-        """Import it now."""
+        """Import the command."""
         module, attribute = self.place.split(":")
         return cast("click.Command", getattr(import_module(module), attribute))
 
 
 class _ReaderLeft(Exception):
-    """The reader of our output has closed it. Click would report that as a failure."""
+    """The reader of stdout has closed it. Click would report that as a failure."""
 
 
 class LazyGroup(click.Group):
@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the table's order: it is the order in which one learns them."""
+        """Return the names in the order of the table, which is the order of learning."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called; what is not in the table is answered with what is like it."""
+        """Find the command. For an unknown name, raise an error with the closest known names."""
         name = args[0]
         if name in self.table or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
             raise _ReaderLeft from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names and options, from the table: completion must answer before somebody types on."""
+        """Complete names and options from the table, because completion must be fast."""
         named = [
             CompletionItem(name, help=command.help)
             for name, command in self.table.items()
@@ -86,7 +86,7 @@ class LazyGroup(click.Group):
         return named + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Help from the table, so that nothing is imported for it."""
+        """Print help from the table without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.help) for name, command in self.table.items()])
 
@@ -258,7 +258,9 @@ def dlq() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code; errors are told on stderr, without a traceback."""
+    """Run the command and return its exit code. Errors are printed to stderr without a
+    traceback.
+    """
     try:
         ended = root.main(list(arguments), prog_name="hopback", standalone_mode=False)
         sys.stdout.flush()
@@ -273,7 +275,7 @@ def run(arguments: Sequence[str]) -> int:
         click.echo("interrupted", err=True)
         return Exit.INTERRUPTED
     except (_ReaderLeft, BrokenPipeError):
-        # The reader of our output closed it (`| head`): that is no failure and needs no words.
+        # The reader of stdout closed it (`| head`). This is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     return ended if isinstance(ended, int) else Exit.OK

@@ -1,4 +1,4 @@
-"""`hopback broker`: the embedded broker on a socket, until it is told to stop."""
+"""`hopback broker`: run the embedded broker on a socket until it is stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.broker.server import ServerSettings
 
 _MIB = 1024 * 1024
-"""Bytes; the options are in mebibytes."""
+"""Bytes. The options are in mebibytes."""
 
 
 class _UserType(click.ParamType[tuple[str, str]]):
@@ -33,7 +33,7 @@ class _UserType(click.ParamType[tuple[str, str]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str]:
-        """Name and password; the error shows neither."""
+        """Parse name and password. The error shows neither."""
         if isinstance(value, tuple):
             return value
         name, colon, password = str(value).partition(":")
@@ -48,7 +48,7 @@ class _VersionType(click.ParamType[BrokerVersion]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> BrokerVersion:
-        """The version; the error says what one looks like."""
+        """Parse a version. The error describes the format."""
         if isinstance(value, BrokerVersion):
             return value
         try:
@@ -163,7 +163,7 @@ def broker(**options: Any) -> int:
 
     For development, tests and demos on one machine. It is not a cluster and stores nothing on disk.
     """
-    # Not the log of `hopback run`: that would load the whole runtime first.
+    # `hopback run` uses another log, which would import the whole runtime.
     level = options["log_level"].upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     path, definitions = options["definitions"], {}
@@ -242,7 +242,7 @@ async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> in
             code=Exit.UNREACHABLE,
         ) from error
     try:
-        # One line each, so that a script can read them.
+        # One line each, for scripts.
         click.echo(f"hopback broker, as RabbitMQ {settings.version}; in memory, for this machine")
         click.echo(f"AMQP        {safe(server.url)}")
         if server.http_url is not None:

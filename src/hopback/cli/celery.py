@@ -1,4 +1,4 @@
-"""`hopback celery check`: what an application of Celery can lose by its settings."""
+"""`hopback celery check`: find settings of a Celery application that can lose messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(application: str, form: str, detailed_exit_code: bool) -> int:
 
 
 def _application(module: ModuleType, attribute: str) -> Any:
-    """The application: by its name, else as `celery -A` finds it."""
+    """Find the application by its name, otherwise as `celery -A` does."""
     from celery import Celery  # type: ignore[import-untyped]
 
     names = [attribute] if attribute else ["app", "celery"]

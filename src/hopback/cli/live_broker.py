@@ -1,4 +1,4 @@
-"""The commands that talk to a live broker: `topology plan`, `apply`, `migrate`, `revert`, and `doctor`."""
+"""The commands for a live broker: `topology plan`, `apply`, `migrate`, `revert`, and `doctor`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def apply(
 
 @dataclass(frozen=True, slots=True)
 class _ApplyChoices:
-    """What the user chose for `apply`."""
+    """The options of `apply`."""
 
     form: str
     yes: bool
@@ -181,7 +181,7 @@ def revert(
 
 
 def _needed(broker: Reached, why: str) -> Management:
-    """The management API, for what cannot be done without it."""
+    """Return the management API, or fail if it is not configured."""
     if broker.management is None:
         raise CommandFailed(
             f"{why} through the management API",
@@ -192,7 +192,7 @@ def _needed(broker: Reached, why: str) -> Management:
 
 
 def _print_plan(planned: ApplyPlan) -> None:
-    """What would be created, what is in the way and what it would cost."""
+    """Print pending steps, conflicts and risks."""
     if planned.steps:
         rows = [(f"+ {step.kind}", step.name, step.why) for step in planned.steps]
         table(("create", "name", "why"), rows)
@@ -381,7 +381,7 @@ def doctor(access: Access, form: str, detailed_exit_code: bool) -> int:
 
 
 def _print_examination(found: Examination) -> None:
-    """First what it is, then what asks for action, then what to know."""
+    """Print the broker, then findings that require action, then notices."""
     queues = "" if found.queues is None else f", {found.queues} queues in {found.vhost!r}"
     cluster = f" ({found.overview.cluster})" if found.overview else ""
     click.echo(safe(f"{found.address}: RabbitMQ {found.version}{cluster}{queues}"))
@@ -404,7 +404,7 @@ def _print_examination(found: Examination) -> None:
         rows.append((str(finding.severity), finding.place, words))
     if rows and on_terminal():
         table(("severity", "place", "what it is and what to do"), rows)
-    else:  # a column of sentences is as wide as the longest of them: no line that anybody can read
+    else:  # sentences in columns would make lines too wide to read
         for severity, place, words in rows:
             click.echo(f"{wrapped(f'{severity}: {place}')}\n{wrapped(words, '  ')}\n")
     for notice in found.notices:

@@ -1,4 +1,4 @@
-"""`hopback publish`: a message for a queue or an exchange, confirmed before the command ends."""
+"""`hopback publish`: publish a message to a queue or exchange and wait for the confirm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.message import Message
 
 _LONGEST_LINE = 128 * 1024 * 1024
-"""The largest body that RabbitMQ takes by default up to 3.12; a line without end must not fill the memory."""
+"""Bytes. RabbitMQ's default limit of a body up to 3.12. Bounds the memory for an endless line."""
 
 
 @click.command(short_help="Publish a message and wait for the broker's confirm.")
@@ -94,7 +94,7 @@ def publish(
 
 
 def _lines() -> Iterator[str]:
-    """The lines of stdin, without empty ones; each is a message."""
+    """Yield the non-empty lines of stdin. Each is a message."""
     while line := sys.stdin.readline(_LONGEST_LINE):
         if line.strip():
             yield line.rstrip("\r\n")
@@ -112,7 +112,7 @@ def _document(text: str, number: int) -> object:
 
 
 async def _publish(url: str, messages: Iterable[Message], place: str) -> None:
-    """One after the other: each is confirmed before the next is read."""
+    """Publish one by one. Each message is confirmed before the next is read."""
     connection = await rabbitmq(url).connect("hopback publish")
     confirmed = 0
     try:

@@ -1,4 +1,6 @@
-"""`hopback rehearse`: an outage in virtual time, with its queues, dead letters and recovery."""
+"""`hopback rehearse`: simulate an outage in virtual time, with queues, dead letters and
+recovery.
+"""
 
 from __future__ import annotations
 
@@ -60,16 +62,16 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _OUTAGE_START_S = 300.0
-"""An outage begins after five minutes unless it says otherwise: before it there is something to see."""
+"""Seconds. Default start of an outage, so that the normal state is visible before it."""
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of a scenario file or a profile: a file that was named by mistake must not fill the memory."""
+"""Bytes of a scenario file or a profile. A wrong file must not exhaust memory."""
 _LIVE = "live"
-"""The rate that stands for what the broker's statistics say."""
+"""The value of --rate that reads the rate from the broker's statistics."""
 
 
 @dataclass(frozen=True, slots=True)
 class RehearseOptions:
-    """What was said of the scenario; None and () where nothing was said."""
+    """The options of a scenario. None and () mean not given."""
 
     file: str | None
     queue: str | None
@@ -103,7 +105,7 @@ class RehearseOptions:
 
 
 def _parse_with(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """An option's text by a parser that says what it expected; of each, where it may be repeated."""
+    """Build a click callback from a parser. A repeatable option is parsed value by value."""
 
     def read(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
         try:
@@ -298,7 +300,7 @@ def _as_handled(load: Load, app: App) -> Load:
     if handler is None:
         return load
     if not isinstance(handler, Handler):
-        # Of batches only the breaker counts: the model knows single runs.
+        # Of a batch handler only the breaker applies, because the model has single runs.
         return replace(load, breaker=handler.options.breaker)
     options = handler.options
     return replace(
@@ -310,7 +312,7 @@ def _as_handled(load: Load, app: App) -> Load:
 
 
 def _with_traffic(load: Load, options: RehearseOptions) -> Load:
-    """With what comes in: a profile, a rate, or both the rate and the consumers of a live broker."""
+    """Add the traffic: a profile, a rate, or the rate and consumers of a live broker."""
     if options.profile is not None:
         try:
             return replace(load, rates=read_profile(_text(Path(options.profile))))
@@ -378,11 +380,11 @@ def _progress(engine: str) -> Iterator[Callable[[float], object] | None]:
 
 
 _CHART_HEIGHT = 3
-"""Lines of a chart: six of them and the sums fit on one screen."""
+"""Lines of a chart. Six charts and the totals fit on one screen."""
 _CHART_WIDTH = 72
-"""Characters of a chart: a terminal has 80, and a word stands behind the line of outages."""
+"""Characters of a chart. A terminal has 80, and the outage line needs room for a word."""
 _MOST_CHARTS = 6
-"""The fullest queues; the table below has them all."""
+"""Charts of the fullest queues. The table lists all queues."""
 
 
 def print_forecast(forecast: Forecast, findings: Sequence[TimedFinding], form: str) -> None:
@@ -449,7 +451,7 @@ def _print_text(forecast: Forecast, findings: Sequence[TimedFinding]) -> None:
 
 
 def _print_charts(forecast: Forecast) -> None:
-    """A chart for each queue that held anything, the fullest first; below, when something is down."""
+    """Print a chart of each used queue, the fullest first, and a line that shows the outages."""
     from hopback.rehearse.chart import braille_chart
 
     full = sorted(forecast.queues, key=lambda queue: -queue.peak)

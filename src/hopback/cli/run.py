@@ -1,4 +1,4 @@
-"""`hopback run`: the handlers of an application, in one or several processes."""
+"""`hopback run`: run the handlers of an application in one or several processes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _run_one(settings: RunSettings) -> int:
 
     app = load_app(settings.target)
     if not (app.handlers or app.has_lifespan):
-        # A service without handlers would be ready and do nothing.
+        # Without handlers the service would be ready but idle.
         module = settings.target.partition(":")[0]
         raise CommandFailed(
             f"app {app.name!r} of {settings.target} has no handlers",

@@ -90,7 +90,7 @@ def _print(timeline: Timeline, form: str) -> None:
 
         document(sequence_of(timeline))
     else:
-        # Three columns; under an entry, where there are any, the headers that count.
+        # Three columns, and below an entry its counting headers, if any.
         queues = max(len(entry.queue) for entry in timeline.entries)
         times = max(len(format_duration(entry.at_ms)) for entry in timeline.entries)
         for entry in timeline.entries:

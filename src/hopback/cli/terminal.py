@@ -1,8 +1,8 @@
-"""What the command prints and asks: data on stdout, tables on a terminal, nothing that can harm one.
+"""Output and prompts of the command: data on stdout, tables on a terminal, all text safe.
 
-Names come from files and brokers and may hold anything, also sequences that a terminal obeys. All
-text passes through `safe` (names inside a line) or `safe_lines` (text that may have lines); JSON
-keeps every character, escaped. Questions go to stderr; where nobody can answer, an option has to.
+Names come from files and brokers and may contain terminal escape sequences. All text passes through
+`safe` (names inside a line) or `safe_lines` (text with several lines). JSON keeps every character,
+escaped. Prompts are on stderr. Without a terminal an option must replace the answer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 
-_READABLE_COLUMNS = 96  # fits a terminal of 100 columns with room for a prompt or a quote mark
-_NARROWEST_TEXT = 14  # columns for a text beside names: two words a line can still be read
-_BETWEEN_COLUMNS = 3  # as the drawn table has them
+_READABLE_COLUMNS = 96  # fits a terminal of 100 columns with a margin
+_NARROWEST_TEXT = 14  # columns, enough for two words per line
+_BETWEEN_COLUMNS = 3  # as in the drawn table
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 
 
@@ -35,24 +35,26 @@ _MOMENT = re.compile(r"\b(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
 
 
 def clock_text(text: str, *, day: bool = True) -> str:
-    """A text in which moments stand as programs write them, as people read them; always with the zone."""
+    """Replace machine timestamps in a text with readable ones. They always include the time
+    zone.
+    """
     return _MOMENT.sub(r"\1 \2 UTC" if day else r"\2 UTC", text)
 
 
 def json_text(data: object) -> str:
-    """`data` as indented JSON; what a terminal would obey is escaped, so nothing is lost."""
+    """Format indented JSON. Control characters are escaped, so that no information is lost."""
     text = json.dumps(data, ensure_ascii=False, indent=2)
     return "\n".join(map(escape_unsafe, text.split("\n")))
 
 
 def json_line(data: object) -> str:
-    """`data` as JSON on one line, without its newline; escaped in the same way."""
+    """Format JSON on one line without a newline, escaped in the same way."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return escape_unsafe(text)
 
 
 def document(text: str) -> None:
-    """Print a document: exactly as it is into a file or pipe, made safe on a terminal."""
+    """Print a document, unchanged into a file or pipe, made safe on a terminal."""
     shown = safe_lines(text) if on_terminal() else text
     click.echo(shown, nl=not shown.endswith("\n"))
 
@@ -70,11 +72,11 @@ def table(
     keep: Collection[str] = (),
     err: bool = False,
 ) -> None:
-    """Print rows: drawn and coloured on a terminal, plain aligned columns anywhere else.
+    """Print rows as a coloured table on a terminal, as aligned plain columns otherwise.
 
-    The columns named in `right` hold numbers and end on the same line; `err` prints to stderr. The
-    first column and those in `keep` hold names that the next command needs: they stay on one line,
-    and where a terminal is too narrow for that, each row is written as a small list.
+    Columns in `right` contain numbers and are right-aligned. `err` prints to stderr. The first
+    column and those in `keep` contain names for further commands and are not folded. If the
+    terminal is too narrow, each row is printed as a list.
     """
     if not on_terminal(err=err):
         lines = [[name.upper() for name in columns]]
@@ -89,7 +91,7 @@ def table(
         return
     shown = [[safe_lines(cell) for cell in row] for row in rows]
     whole = {columns[0], *keep, *right} if columns else set()
-    # How wide it is at the least: names whole, texts folded to a few words.
+    # The minimum width: names unfolded, texts folded to a few words.
     most = ((name, _longest(shown, place)) for place, name in enumerate(columns))
     least = (
         max(len(name), longest if name in whole else min(longest, _NARROWEST_TEXT))
@@ -102,13 +104,13 @@ def table(
 
 
 def gap(*, err: bool = False) -> None:
-    """A line between a text and a table; drawn tables bring their own."""
+    """Print a blank line between a text and a table. Drawn tables include one."""
     if not on_terminal(err=err):
         click.echo(err=err)
 
 
 def details(pairs: Iterable[tuple[str, str]], *, err: bool = False) -> None:
-    """Print names with what belongs to them, one below the other; further lines are indented."""
+    """Print name and value pairs below each other. Further lines are indented."""
     shown = [(name, safe_lines(value).split("\n")) for name, value in pairs]
     width = max((len(name) for name, _ in shown), default=0)
     for name, (first, *rest) in shown:
@@ -134,11 +136,11 @@ def _draw(
     from rich.table import Table
     from rich.text import Text
 
-    # An empty NO_COLOR counts as none, as https://no-color.org says.
+    # An empty NO_COLOR counts as unset, see https://no-color.org.
     console = Console(no_color=bool(os.environ.get("NO_COLOR")), stderr=err)
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(columns):
-        # Nothing is cut: a name that is not whole cannot be copied.
+        # Cells are never cut, because a partial name cannot be copied.
         drawn.add_column(
             name,
             justify="right" if name in right else "left",
@@ -147,7 +149,7 @@ def _draw(
             min_width=_longest(rows, place) if name in whole else None,
         )
     for row in rows:
-        # A word that means something, not a queue that is called so.
+        # Style severities only in their column, not a queue of the same name.
         styles = (_STYLES if name == "severity" else {} for name in columns)
         cells = zip(row, styles, strict=True)
         drawn.add_row(*(Text(cell, style=known.get(cell, "")) for cell, known in cells))
@@ -155,7 +157,9 @@ def _draw(
 
 
 def _list(columns: Sequence[str], rows: list[list[str]], err: bool) -> None:
-    """Each row below the other: its name, then the rest of it, indented and folded between words."""
+    """Print each row as a list: its name, then the other cells, indented and folded between
+    words.
+    """
     width = max(map(len, columns[1:]), default=0)
     room = max(shutil.get_terminal_size().columns - 1, width + _NARROWEST_TEXT)
     for row in rows:
@@ -176,7 +180,7 @@ def _list(columns: Sequence[str], rows: list[list[str]], err: bool) -> None:
 
 
 def wrapped(text: str, margin: str = "") -> str:
-    """Lines of readable width; names are never broken, so that they can be searched for."""
+    """Wrap text to a readable width. Names are not broken, so that they can be searched."""
     return fill(
         safe(text),
         _READABLE_COLUMNS,
@@ -188,21 +192,21 @@ def wrapped(text: str, margin: str = "") -> str:
 
 
 def ask(question: str, *, changes: str = "this changes the broker") -> None:
-    """Ask on a terminal; anywhere else nobody could answer."""
+    """Ask for confirmation on a terminal. Fail without one."""
     _somebody_there(changes)
     if not click.confirm(safe(question), err=True):
         raise _cancelled()
 
 
 def ask_for_name(question: str, name: str) -> None:
-    """Have a name typed, so that nobody says yes by habit."""
+    """Require the user to type a name, to prevent confirmation by habit."""
     _somebody_there("this removes messages")
     if click.prompt(safe(question), err=True, default="", show_default=False).strip() != name:
         raise _cancelled()
 
 
 def ask_for_reason(given: str) -> str:
-    """Why it is done: as an option, or typed."""
+    """Return the reason from the option, or prompt for it."""
     if given.strip():
         return given
     if not sys.stdin.isatty():

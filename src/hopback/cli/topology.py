@@ -1,6 +1,7 @@
-"""`hopback topology show`, `check`, `export` and `diagram`, and `hopback systems`: all without a broker.
+"""`hopback topology show`, `check`, `export` and `diagram`, and `hopback systems`, without a
+broker.
 
-`plan`, `apply`, `migrate` and `revert`, which talk to one, live in `live_broker`.
+`plan`, `apply`, `migrate` and `revert`, which need a broker, are in `live_broker`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ def diagram(
 
 
 def _discreet(topology: Topology, form: str, how: str) -> Topology:
-    """Without password hashes and credentials, which is said; tables and drawings show none anyway."""
+    """Remove password hashes and credentials, and print a note. Tables and diagrams never show
+    them.
+    """
     from hopback.topology.definitions import without_secrets
 
     found, left_out = without_secrets(topology)
@@ -114,7 +117,7 @@ def _print_form(
     vhost: str | None,
     source: TopologySource,
 ) -> None:
-    """Print a topology in one of its forms; each loads only what it needs."""
+    """Print a topology in one format. Each format imports only the modules it needs."""
     match form:
         case "table":
             from hopback.topology.table import write_table
@@ -133,7 +136,7 @@ def _print_form(
         case "asyncapi":
             from hopback.topology.asyncapi import write_asyncapi
 
-            # What the handlers of an application take; a design or a file does not say.
+            # The message types of an application's handlers. A design or a file has none.
             payloads, app = None, source.app()
             if app is not None:
                 from hopback.runtime.message_types import payload_schemas
@@ -187,9 +190,7 @@ def check(
     topology = source.topology()
     exported_by = topology.foreign.get("rabbit_version")
     if version is None and isinstance(exported_by, str):
-        with suppress(
-            ValueError
-        ):  # an export names its broker; a text that is not a version does not count
+        with suppress(ValueError):  # ignore text that is not a version
             version = BrokerVersion.parse(exported_by)
     found = find_hazards(topology, version)
     if form == "json":
@@ -207,7 +208,7 @@ def check(
 
 
 def print_findings(found: Sequence[Finding]) -> None:
-    """A table on a terminal; elsewhere text that can be searched. Then the sum by severity."""
+    """Print a table on a terminal, searchable text otherwise, and then the totals by severity."""
     if on_terminal() and found:
         rows = (
             (
@@ -223,7 +224,7 @@ def print_findings(found: Sequence[Finding]) -> None:
             click.echo(wrapped(f"{one.severity}: {one.place} [{one.rule}]"))
             click.echo(wrapped(one.explanation, "  "))
             click.echo(wrapped(f"Fix: {one.fix}", "  ") + "\n")
-    counts = Counter(one.severity for one in found)  # the gravest come first
+    counts = Counter(one.severity for one in found)  # in order of severity
     parts = [
         f"{number} {severity}" + ("s" if number > 1 and severity != "info" else "")
         for severity, number in counts.items()
@@ -257,7 +258,7 @@ def systems(name: str | None, form: str) -> None:
     if form == "json":
         document(json_text(_as_data(design)))
         return
-    # The design in its own words: the docstring of the function that builds it.
+    # The docstring of the function that builds the design.
     click.echo(f"{name}: {design.summary}\n")
     click.echo(f"{getdoc(design.factory) or design.summary}\n")
     if design.parameters:

@@ -1,4 +1,4 @@
-"""What Hopback says while it runs: one table of events and its subscribers."""
+"""Observability: one table of events and its subscribers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The table of events: everything that Hopback says about itself while it runs.
+"""The table of events that Hopback emits.
 
-Logs, Prometheus and OpenTelemetry are subscribers of this table and nothing else. An event is a name
-and its fields; `EVENTS` lists both, with the moment at which it is emitted. A test compares the
-table with what is emitted. Payloads and secrets are never fields.
+Logs, Prometheus and OpenTelemetry only subscribe to this table. An event has a name and fields.
+`EVENTS` lists both and the condition under which it is emitted. A test compares the table with the
+emitted events. Payloads and secrets are never fields.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ __all__ = ["EVENTS", "Bus", "EventDescription", "RunTally", "Subscriber", "repor
 _LOG = logging.getLogger("hopback.observe")
 
 reporter: ContextVar[Callable[[str, Mapping[str, Any]], None]] = ContextVar("hopback_reporter")
-"""Emits an event of the running service from code that does not know the service. It may be called in a
-thread of a handler."""
+"""Emits an event of the running service from code without access to the service. It may be called
+in a handler's thread.
+"""
 
 Subscriber: TypeAlias = "Callable[[str, Mapping[str, Any]], None]"
-"""Called with the name and the fields of each event, on the loop; it must be quick."""
+"""Called on the event loop with the name and fields of each event. It must be fast."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventDescription:
-    """One row of the table: the name, when it happens, and the fields it always carries."""
+    """One row of the table: the name, the condition, and the fields that are always present."""
 
     name: str
     when: str
@@ -183,9 +184,9 @@ EVENTS: Mapping[str, EventDescription] = MappingProxyType({row.name: row for row
 
 
 class RunTally:
-    """How many runs ended within each of the steps (seconds), and how long all of them took.
+    """Number of runs within each of the steps (seconds), and their total duration.
 
-    Plain numbers: a message that was simply done adds to them and needs no event.
+    A successfully handled message adds to these numbers without an event.
     """
 
     __slots__ = ("counts", "seconds", "steps")
@@ -193,7 +194,9 @@ class RunTally:
     def __init__(self, steps: tuple[float, ...]) -> None:
         self.steps: tuple[float, ...] = steps
         self.counts: list[int] = [0] * (len(steps) + 1)
-        """Runs that took at most a step and more than the one before; last, those beyond all steps."""
+        """Runs longer than the previous step and up to this one. The last entry counts longer
+        runs.
+        """
         self.seconds: float = 0.0
 
     def add(self, duration: float) -> None:
@@ -203,12 +206,12 @@ class RunTally:
 
 
 class Bus:
-    """Hands each event to its subscribers; one that raises is dropped, never the message.
+    """Passes each event to its subscribers. A subscriber that raises is removed.
 
-    A subscriber may have a method `wants(name)`: it is then given only the events it wants, and
-    what nobody wants costs nothing. One that only counts may have a method `tally(queue)`: runs of the
-    queue that were simply done are added to that RunTally instead of being told as `delivery.done`,
-    as long as nobody else wants that event.
+    A subscriber may have a method `wants(name)`. It then receives only those events, and an event
+    without subscribers costs nothing. A subscriber that only counts may have a method
+    `tally(queue)`. Successful runs of the queue are then added to that RunTally instead of being
+    emitted as `delivery.done`, unless another subscriber wants that event.
     """
 
     __slots__ = ("_listeners", "_subscribers", "_tallies", "dropped")
@@ -225,11 +228,13 @@ class Bus:
         return bool(self._subscribers)
 
     def hears(self, name: str) -> bool:
-        """Whether anybody wants this event: the hot path builds no fields for nobody."""
+        """Check whether a subscriber wants this event, to skip building its fields."""
         return bool(self._wanting(name))
 
     def tallies(self, queue: str) -> tuple[RunTally, ...] | None:
-        """What a run of the queue that was simply done is added to; None if it has to be told."""
+        """Return the tallies for successful runs of the queue, or None if the event must be
+        emitted.
+        """
         try:
             return self._tallies[queue]
         except KeyError:
@@ -244,11 +249,11 @@ class Bus:
         self._forget()
 
     def emit(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Tell every subscriber that wants it."""
+        """Pass the event to every subscriber that wants it."""
         for subscriber in self._wanting(name):
             try:
                 subscriber(name, fields)
-            except Exception as error:  # observing must never change what happens to a message
+            except Exception as error:  # observers must never affect a message
                 if subscriber in self._subscribers:
                     self._subscribers.remove(subscriber)
                     self._forget()
@@ -267,6 +272,6 @@ class Bus:
         return found
 
     def _forget(self) -> None:
-        """Who wants what has to be asked again."""
+        """Clear the cache of subscribers by event."""
         self._listeners.clear()
         self._tallies.clear()

@@ -1,9 +1,9 @@
-"""Events as log lines: JSON for machines, short lines for people at a terminal.
+"""Events as log lines: JSON, or short text lines for terminals.
 
-A line carries the fields of its event, a level, and the name of the event; `codes` gives an event the
-name that a documented system uses for it. No value can forge a line or speak to a terminal: JSON
-escapes, the other form replaces what a terminal would obey. What libraries and handlers log by Python's
-own logging comes as the same lines.
+A line contains the level, the name and the fields of its event. `codes` maps an event to the name
+that a documented system uses for it. Values cannot forge lines or control a terminal: JSON escapes
+control characters, the text format replaces them. Records of Python's logging are written as the
+same lines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "topology.unusable": "error",
     }
 )
-"""The level of each event; the others are `info`."""
+"""The level of each event. All others are `info`."""
 
 SEVERITY: Mapping[str, int] = MappingProxyType(
     {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -69,19 +69,20 @@ _OUTCOMES = {
     "delivery.abandoned": "abandoned",
     "delivery.copy": "copy",
 }
-_LONGEST = 2000  # a reason may quote a whole page; a line of a log must stay one that tools take
-_LONGEST_BLOCK = 8000  # a hundred lines of a traceback; the last ones say most
+_LONGEST = 2000  # characters, because a reason may quote a whole page
+_LONGEST_BLOCK = 8000  # characters, about a hundred lines of a traceback, the last ones kept
 _BLOCKS = ("traceback", "stack")
-"""What has lines: a person reads them below the line that they belong to."""
+"""Fields with several lines. The text format prints them below their line."""
 _FIRST = ("process", "outcome", "queue", "attempt", "maxAttempts", "reason", "error")
-"""What a person looks for; ids and keys come behind it."""
+"""Fields that the text format prints first, before ids and keys."""
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 
 
 class EventLog:
-    """A subscriber that writes each event of at least `level` as one line; subclasses say how.
+    """A subscriber that writes each event of at least `level` as one line.
 
-    `silent` names events that are not written at any level; `process` is which of several this is.
+    Subclasses define the format. `silent` names events that are never written. `process` is the
+    number of this process.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class EventLog:
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         """Write the event."""
         if self.wants(name):
-            # What a line says beyond its event; what is None is left out.
+            # Add fields to the event's own and omit those that are None.
             code = self._codes.get(name)
             if fields.get("exhausted"):
                 # `delivery.parked.exhausted` is more precise than the event.
@@ -120,7 +121,7 @@ class EventLog:
             self.write(LEVELS.get(name, "info"), name, details)
 
     def write(self, level: str, event: str, details: Mapping[str, Any]) -> None:
-        """Write one line, of ours or of another library."""
+        """Write one line, for an event or a log record of a library."""
         moment = datetime.fromtimestamp(self._clock.now(), UTC)
         shown = {key: _short(key, value) for key, value in (self._always | dict(details)).items()}
         line = self.line(moment, level, event, shown)
@@ -135,16 +136,16 @@ class JsonLog(EventLog):
     """One JSON object a line, names in camelCase, ASCII only."""
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
-        """Time, level and event first; no detail can take their place."""
+        """Put time, level and event first. Other fields cannot overwrite them."""
         stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         head = {"time": stamp, "level": level, "event": event}
         return json.dumps({**head, **details, **head}, default=str)
 
 
 class TextLog(EventLog):
-    """A short line for a person: time, level, event, and what matters first as `name=value`.
+    """A short line: time, level, event, and fields as `name=value`, important ones first.
 
-    A traceback stands below its line, each of its lines behind a bar.
+    A traceback is printed below its line, with a bar before each of its lines.
     """
 
     def __init__(self, *args: Any, colour: bool = False, **kwargs: Any) -> None:
@@ -164,7 +165,7 @@ class TextLog(EventLog):
 
 
 def _quoted(value: Any) -> str:
-    """As it is where that is plain; else in quotes, with quotes and line ends inside escaped."""
+    """Return plain values unchanged. Quote others and escape quotes and newlines."""
     text = str(value)
     if text and not any(sign in text for sign in ' ="\n'):
         return one_line(text)
@@ -178,7 +179,7 @@ def _camel(name: str) -> str:
 
 
 def _short(name: str, value: Any) -> Any:
-    """Long texts are cut: a reason may quote what a service answered. A traceback keeps its end."""
+    """Cut long texts, since a reason may quote a service's answer. A traceback keeps its end."""
     if isinstance(value, str) and name in _BLOCKS:
         return value if len(value) <= _LONGEST_BLOCK else "…" + value[-_LONGEST_BLOCK:]
     if isinstance(value, str) and len(value) > _LONGEST:
@@ -194,7 +195,7 @@ class LogBridge(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record; one that cannot be formatted is reported by logging itself."""
+        """Write the record. Logging itself reports a record that cannot be formatted."""
         try:
             details: dict[str, Any] = {"logger": record.name, "message": record.getMessage()}
             if record.exc_info and record.exc_info[0] is not None:

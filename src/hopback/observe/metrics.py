@@ -1,10 +1,10 @@
 """Events as Prometheus metrics. Needs the extra `metrics`.
 
-Runs of handlers are counted in plain numbers, which a collector reads when somebody scrapes: a message
-that was simply done costs a list item and a sum, and no event.
+Handler runs are counted in plain numbers that a collector reads at a scrape. A successfully handled
+message costs a list item and a sum, and no event.
 
-Labels are bounded: queues and tiers come from the declared topology; error types and exchanges are
-counted up to a limit and then as `other`, so that no message can make the number of series grow.
+Labels are bounded. Queues and tiers come from the declared topology. Error types and exchanges are
+counted up to a limit and then as `other`, so that messages cannot add series without limit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Bounded", "Metrics"]
 
-# Each value is a time series: what comes from messages must not make endless ones.
+# Values per label. Each one is a time series, and values from messages must stay bounded.
 _MOST_VALUES = 50
-# From a lookup in memory to a handler that waits for others, two or three to each decade.
+# Seconds, from an in-memory lookup to a handler that waits for services. Two or three per decade.
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 # Two or three buckets to each decade, up to the largest usual batch.
 _SIZES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000)
@@ -68,7 +68,7 @@ _GAUGES = {
 
 
 class Bounded:
-    """Values of a label: the first so many by name, all later ones as `other`."""
+    """Label values: the first ones up to the limit by name, all later ones as `other`."""
 
     def __init__(self, most: int = _MOST_VALUES) -> None:
         self._most = most
@@ -85,17 +85,17 @@ class Bounded:
 
 
 class _Deliveries(Collector):
-    """`hopback_deliveries` and `hopback_handler_seconds`: read from plain numbers at a scrape."""
+    """`hopback_deliveries` and `hopback_handler_seconds`, read from plain numbers at a scrape."""
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[str, RunTally]] = {}
-        """What ran, by queue and outcome."""
+        """Runs by queue and outcome."""
         self._not_run: dict[tuple[str, str], int] = {}
         self._since: dict[tuple[str, ...], float] = {}
-        """When each series began."""
+        """The start time of each series."""
 
     def of(self, queue: str, outcome: str) -> RunTally:
-        """Where runs of a queue are counted that ended so."""
+        """Return the tally for runs of a queue with this outcome."""
         runs = self._runs.setdefault(queue, {})
         if outcome not in runs:
             runs[outcome] = RunTally(_SECONDS)
@@ -119,7 +119,7 @@ class _Deliveries(Collector):
     def collect(self) -> Iterator[Metric]:
         """The numbers of now, in the form that a Counter and a Histogram have."""
         deliveries, seconds = self.describe()
-        # Whether the library gives each series the time of its beginning; the user decides that.
+        # Whether the library emits `_created` samples, which is a setting of the user.
         probe = Counter("probe", "Asked for its form.", registry=None)
         dated = any(
             sample.name.endswith("_created") for one in probe.collect() for sample in one.samples
@@ -154,10 +154,10 @@ class _Deliveries(Collector):
 
 
 class Metrics:
-    """A subscriber that counts; `render` gives what a scrape reads."""
+    """A subscriber that counts. `render` returns the text of a scrape."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
-    """What the answer to a scrape says of itself."""
+    """The Content-Type of a scrape."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry: CollectorRegistry = registry or CollectorRegistry()
@@ -228,20 +228,22 @@ class Metrics:
         self._gauges["in_flight"].labels(queue).set(count)
 
     def set_depth(self, queue: str, role: str, messages: int | None) -> None:
-        """How many messages wait in a queue (main, retry or dead-letter); None: nobody knows."""
+        """Set the number of messages in a queue (main, retry or dead-letter). None means
+        unknown.
+        """
         self._set("queue_depth", messages, queue, role)
 
     def set_held_back(self, queue: str, messages: int | None) -> None:
-        """How many dead letters the broker holds back in their source queue; None: nobody knows."""
+        """Set the number of dead letters held back in their source queue. None means unknown."""
         self._set("dead_letters_held_back", messages, queue)
 
     def set_changed_waits(self, queues: int | None) -> None:
-        """The number of declared queues whose waits a policy changes; None if it is not known."""
+        """Set the number of declared queues whose waits a policy changes. None means unknown."""
         value = float("nan") if queues is None else queues
         self._gauges["changed_waits"].set(value)
 
     def _set(self, gauge: str, value: float | None, *labels: str) -> None:
-        """A number that is not known any more is taken away: an old one would look like a new one."""
+        """Set a gauge. An unknown value becomes NaN, because an old value would look current."""
         if value is None:
             value = float("nan")
         self._gauges[gauge].labels(*labels).set(value)
@@ -264,11 +266,11 @@ class Metrics:
         self._count_error(fields)
 
     def _on_held(self, fields: Mapping[str, Any]) -> None:
-        """Said again each time it is tried: counted, but no run of a handler."""
+        """Count a held delivery. The event repeats with each attempt and is not a handler run."""
         self._deliveries.add_without_run(fields["queue"], "held")
 
     def _on_copy(self, fields: Mapping[str, Any]) -> None:
-        """Settled without a run, so it has no time of one."""
+        """Count a copy, which is settled without a run and has no duration."""
         self._deliveries.add_without_run(fields["queue"], "copy")
 
     def _on_duplicate(self, fields: Mapping[str, Any]) -> None:

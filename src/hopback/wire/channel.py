@@ -1,8 +1,8 @@
-"""One channel of a connection: its state, the replies it owes or awaits, a message half received.
+"""One channel of a connection: its state, pending replies and partially received message.
 
-Messages are put together here from their frames: method, header, body. A message whose three frames lie
-whole in what was received is recognised by its fixed prefix and taken in one go: that is the hot path. Any
-other is collected frame by frame on its channel.
+Messages are assembled here from method, header and body frames. A message whose three frames are
+complete in the received bytes is recognized by its fixed prefix and decoded in one step, which is
+the hot path. Other messages are collected frame by frame on their channel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hopback.wire.settlement import Settlements
 
 
 class ChannelCore:
-    """What the protocol knows of one channel. Pure data with a few rules; no I/O."""
+    """The protocol state of one channel. No I/O."""
 
     __slots__ = (
         "body_left",
@@ -45,9 +45,9 @@ class ChannelCore:
         self.number: int = number
         self.state: ChannelState = ChannelState.CLOSED
         self.open: bool = False
-        """Open and between messages: the only condition in which a message may begin."""
+        """Open and between messages, the only state in which a message may start."""
         self.owed: dict[Side, deque[tuple[str, ...]]] = {role: deque() for role in Side}
-        """The replies that each side still owes the other, in order."""
+        """Pending replies of each side, in order."""
         self.settlements: Settlements = Settlements(number)
         self.content_id: int = 0
         self.content_method: bytes = b""
@@ -56,7 +56,7 @@ class ChannelCore:
         self.chunks: list[bytes] = []
 
     def enter(self, state: ChannelState) -> None:
-        """Move to `state`; whatever was half received on a channel that ends is dropped."""
+        """Change the state. A partially received message is dropped when the channel ends."""
         self.state = state
         self.open = state is ChannelState.OPEN
         if not self.open:
@@ -65,13 +65,13 @@ class ChannelCore:
                 replies.clear()
 
     def begin_content(self, method_id: int, method: bytes) -> None:
-        """A content method came; a header and a body have to follow."""
+        """Start a message. A header and a body must follow."""
         self.open = False
         self.content_id = method_id
         self.content_method = method
 
     def out_of_place(self, found: str) -> Broken:
-        """The error for a frame that cannot come now."""
+        """Build the error for a frame that is not expected now."""
         expected = "expected method frame, got non method frame instead"
         if self.content_properties is not None:
             expected = "expected content body, got non content body frame instead"
@@ -93,12 +93,12 @@ class ChannelCore:
 _envelope = struct.Struct(">BHI").unpack_from
 _header = struct.Struct(">HHQ").unpack_from
 _lengths = struct.Struct(">BHIHHQ").unpack_from
-_SHORTEST_HEADER = 12  # class, weight and the size of the body; properties follow
-_BASIC = 60  # the number of the class basic, the only one whose methods carry content
+_SHORTEST_HEADER = 12  # bytes of class, weight and body size, before the properties
+_BASIC = 60  # the class basic, the only one with content
 
 
 class Assembler:
-    """Puts the messages of one connection together, within limits."""
+    """Assembles the messages of one connection, within limits."""
 
     __slots__ = ("_body_max", "_partial", "_partial_max")
 
@@ -115,9 +115,9 @@ class Assembler:
     def at_once(
         self, channel: ChannelCore, method_id: int, data: bytes, position: int, following: int
     ) -> tuple[Content | None, int]:
-        """The message that begins at `position`, and where it ends, if it is all there.
+        """Decode the complete message at `position` and return its end.
 
-        `following` is where its method frame ends. Otherwise the message is begun on its channel.
+        `following` is the end of its method frame. An incomplete message is started on its channel.
         """
         end = len(data)
         if end - following >= 19:
@@ -147,7 +147,7 @@ class Assembler:
         return None, following
 
     def header(self, channel: ChannelCore, payload: bytes) -> Content | None:
-        """Take a content header; the message, if it has no body."""
+        """Handle a content header. Return the message if it has no body."""
         if len(payload) < _SHORTEST_HEADER:
             raise unknown_frame(HEADER, payload)
         if not channel.content_id or channel.content_properties is not None:
@@ -170,7 +170,7 @@ class Assembler:
         return None if size else self._complete(channel)
 
     def body(self, channel: ChannelCore, payload: bytes) -> Content | None:
-        """Take a piece of a body; the message, if it is the last."""
+        """Handle a body frame. Return the message after the last one."""
         if channel.content_properties is None:
             raise channel.out_of_place("a message body")
         if len(payload) > channel.body_left:

@@ -1,8 +1,9 @@
-"""Publishes in flight on one channel, and the fate of each.
+"""Publishes in flight on one channel, and the outcome of each.
 
-A confirm names a tag; several may come at once, out of order, positive or negative. A return names
-nothing: it is the earliest publish in flight that is equal in exchange, key, properties and body.
-Never the message id: duplicates of one id are just what a dead-letter queue holds.
+A confirm has a tag. Confirms may cover several publishes, arrive out of order, and be positive or
+negative. A return has no tag. It belongs to the earliest publish in flight with equal exchange,
+key, properties and body. The message id is not used, because a dead-letter queue often contains
+duplicates of one id.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Ticket = TypeVar("_Ticket")
 
 
 class InFlight(Generic[_Ticket]):
-    """One publish that the broker has not answered; `ticket` is whatever its sender waits on."""
+    """One unanswered publish. The sender waits on `ticket`."""
 
     __slots__ = (
         "body",
@@ -63,18 +64,20 @@ class Confirms(Generic[_Ticket]):
     def __init__(self) -> None:
         self.in_flight: dict[int, InFlight[_Ticket]] = {}
         self.live: int = 0
-        """How many still have someone waiting; the rest timed out and only absorb late answers."""
+        """Number of publishes with a waiting sender. The others timed out and only absorb late
+        answers.
+        """
         self._last = 0
 
     def add(self, publish: InFlight[_Ticket]) -> int:
-        """Note a publish that is being sent now; its tag."""
+        """Record a publish that is being sent and return its tag."""
         self._last = tag = self._last + 1
         self.in_flight[tag] = publish
         self.live += 1
         return tag
 
     def settle(self, tag: int, *, multiple: bool) -> list[InFlight[_Ticket]]:
-        """The publishes that a confirm (positive or not) answers; they are in flight no more."""
+        """Remove and return the publishes that a confirm (positive or negative) answers."""
         if multiple:
             tags = list(self._through(tag))
             settled = [self.in_flight.pop(known) for known in tags]
@@ -93,16 +96,18 @@ class Confirms(Generic[_Ticket]):
             yield known
 
     def postpone(self, deadline: float) -> None:
-        """Give everything that waits until then; no publish before was given longer."""
+        """Set the deadline of all waiting publishes. Earlier publishes never have a later
+        deadline.
+        """
         for publish in self.in_flight.values():
             if not publish.expired:
                 publish.deadline = deadline
 
     def expire(self, now: float) -> list[InFlight[_Ticket]]:
-        """The publishes whose time is up.
+        """Return the publishes that have timed out.
 
-        They stay in flight without their sender: a late confirm or return is still theirs, and
-        must not be taken for that of a later, equal message.
+        They stay in flight without their sender, so that a late confirm or return is not matched to
+        a later, equal message.
         """
         overdue: list[InFlight[_Ticket]] = []
         for publish in self.in_flight.values():
@@ -120,18 +125,18 @@ class Confirms(Generic[_Ticket]):
         return len(self.in_flight) - self.live
 
     def end(self) -> list[InFlight[_Ticket]]:
-        """The channel is gone: every publish that still waits."""
+        """The channel ended: return the publishes that still wait."""
         left = [publish for publish in self.in_flight.values() if not publish.expired]
         self.in_flight.clear()
         self.live = 0
         return left
 
     def take_back(self, returned: ReturnedMessage) -> InFlight[_Ticket] | None:
-        """Note a return at the publish it belongs to; None if no publish in flight fits.
+        """Record a return at its publish. Return None if no publish in flight matches.
 
-        First choice is equality in everything. RabbitMQ may drop a header on the way in (BCC), so
-        then the earliest with equal exchange, key and body, then with equal exchange and key: they
-        are routed alike.
+        The first choice is equality in all parts. RabbitMQ may drop a header (BCC), so the next
+        choices are the earliest publish with equal exchange, key and body, then with equal exchange
+        and key, because they are routed alike.
         """
         exchange, key = returned.exchange, returned.routing_key
         alike = [

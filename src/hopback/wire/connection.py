@@ -1,13 +1,13 @@
-"""The AMQP 0-9-1 connection without I/O: bytes in, events out; commands in, bytes out.
+"""The AMQP 0-9-1 connection without I/O: bytes to events, commands to bytes.
 
-The same class serves a client and a server. It checks everything that comes in and everything that
-is to go out against the tables of `states` and `methods`, answers what has only one answer
-(close-ok, a client's flow-ok and cancel-ok), and keeps the limits: no frame, message or pile of
-requests beyond them is ever held in memory.
+The same class serves a client and a server. It checks all input and output against the tables of
+`states` and `methods`, sends answers that have no alternative (close-ok, a client's flow-ok and
+cancel-ok), and enforces the limits on frames, messages and pending requests, which bound the memory
+in use.
 
-A server answers in the order of what it was asked. Therefore `receive` stops before what the core
-answers itself, and behind a `channel.open`, until the events so far have been dealt with: while
-`unread` is true, `receive(b"")` goes on.
+A server answers requests in order. `receive` therefore stops before a request that this class
+answers, and after a `channel.open`, until the previous events have been handled. While `unread` is
+true, `receive(b"")` continues.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _settlement = struct.Struct(">QB").unpack_from
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
 _SETTLEMENTS: Final = {_ACK: "basic.ack", _NACK: "basic.nack", _REJECT: "basic.reject"}
 _LARGEST_HEADER: Final = 4 * 1024 * 1024
-"""What a server may send as one header frame: clients bear more than was agreed."""
+"""Bytes. Largest header frame of a server. Clients accept more than the negotiated size."""
 _RABBITMQ_STATES: Final = {
     ConnectionState.AWAIT_START_OK: "starting",
     ConnectionState.AWAIT_SECURE_OK: "securing",
@@ -77,7 +77,7 @@ _RABBITMQ_STATES: Final = {
     ConnectionState.OPEN: "running",
 }
 _SHORTEST: Final = {METHOD: 4, HEADER: 12}
-"""Bytes that a frame of this type has at least: the number of a method; class, weight and size of a body."""
+"""Minimum payload bytes: the number of a method, or class, weight and size of a body."""
 _TEXT_ERRORS: Final = {Side.CLIENT: "surrogateescape", Side.SERVER: "strict"}
 _CLOSING: Final = {
     Side.CLIENT: ConnectionState.CLIENT_CLOSING,
@@ -91,7 +91,7 @@ _ANSWERED_AFTER: Final = {
     Side.CLIENT: frozenset[int](),
     Side.SERVER: frozenset({METHODS["channel.close"].id, METHODS["connection.close"].id}),
 }
-"""What the core answers itself, and only when all that came before has been answered."""
+"""Requests that this class answers, after all earlier requests have been answered."""
 _SETTLEMENTS_FOR: Final = {
     role: frozenset(known for known in _SETTLEMENTS if role.other in BY_ID[known].senders)
     for role in Side
@@ -107,8 +107,8 @@ _CONTENTS_FOR: Final = {
 class WireConnection:
     """One side of one connection.
 
-    `receive` turns bytes into events; `send`, `publish` and the channels' settlements queue
-    commands; `take` gives all bytes that are to be written, once.
+    `receive` converts bytes to events. `send`, `publish` and the channels' settlements queue
+    commands. `take` returns and clears the bytes to write.
     """
 
     def __init__(self, role: Side, limits: Limits | None = None) -> None:
@@ -120,7 +120,7 @@ class WireConnection:
         self.channel_max: int = self.limits.channel_max
         self._accept_max = max(self.limits.receive_max, self.frame_max)
         if role is Side.CLIENT:
-            self._accept_max -= 8  # the envelope; RabbitMQ does not count it in what it takes
+            self._accept_max -= 8  # RabbitMQ does not count the envelope in its limit
         self._header_max = _LARGEST_HEADER if role is Side.SERVER else 0
         self._buffer = bytearray()
         self._needed = 0
@@ -128,10 +128,11 @@ class WireConnection:
         self._held_at = 0
         self._held_fault: ProtocolError | None = None
         self.unread: bool = False
-        """Whether `receive(b"")` has more to tell, once the events so far have been dealt with."""
+        """Whether `receive(b"")` has more events, after the previous ones have been handled."""
         self._ended_by_peer: set[int] = set()
-        """A client's channels that the broker has closed: RabbitMQ may still send deliveries on them, until
-        it answers the next `channel.open` of that number."""
+        """A client's channels that the broker has closed. RabbitMQ may still send deliveries on
+        them, until it answers the next `channel.open` of that number.
+        """
         self._assembler = Assembler(self.limits)
         self._out: list[bytes] = []
         self._contents = _CONTENTS_FOR[role]
@@ -141,12 +142,12 @@ class WireConnection:
             self.state = ConnectionState.AWAIT_START
 
     def tune(self, *, frame_max: int, channel_max: int) -> None:
-        """Take what both sides agreed on."""
+        """Apply the negotiated limits."""
         self.frame_max = frame_max
         self.channel_max = channel_max
 
     def receive(self, data: bytes) -> list[Event]:
-        """The events that these bytes complete. A violation is the last event there will ever be."""
+        """Return the events that these bytes complete. A violation is the last event."""
         events: list[Event] = []
         position = 0
         if self.unread:
@@ -170,7 +171,8 @@ class WireConnection:
         try:
             position = self._read(data, position, events)
             if self.unread:
-                # Not copied: a peer that opens and closes channels all the time pays no more for it.
+                # Not copied, so that a peer that opens and closes channels frequently costs no
+                # more.
                 self._held, self._held_at = data, position
             elif position < len(data):
                 self._buffer += data[position:]
@@ -181,7 +183,7 @@ class WireConnection:
         return events
 
     def _on_fault(self, error: ProtocolError, events: list[Event]) -> None:
-        """A server first answers what came before, then says what is wrong."""
+        """Report a protocol error. A server first answers earlier requests."""
         if events and self.role is Side.SERVER:
             self._held_fault = error
             self.unread = True
@@ -206,7 +208,7 @@ class WireConnection:
     def _read(  # noqa: C901 - the hot path, in one piece
         self, data: bytes, position: int, events: list[Event]
     ) -> int:
-        """Walk over all whole frames from `position` on; where the next one begins."""
+        """Read all complete frames from `position` and return the start of the next one."""
         end = len(data)
         if self.state is ConnectionState.AWAIT_HEADER:
             position = self._read_protocol_header(data, events)
@@ -240,7 +242,7 @@ class WireConnection:
             if channel is None or not METHOD <= kind <= BODY:
                 self._on_rare(kind, number, data[position + 7 : following - 1], events)
                 if after and number in channels:
-                    # A channel was opened: what follows counts from the answer on.
+                    # A channel was opened. Later frames must wait for the answer.
                     self.unread = following < end
                     return int(following)
             elif kind == METHOD:
@@ -272,7 +274,7 @@ class WireConnection:
         return 8
 
     def _check_envelope(self, data: bytes, position: int, kind: int, size: int) -> None:
-        """Refuse what cannot be a frame; a server reads a small one of an unknown type to its end."""
+        """Reject an invalid frame. A server reads a small frame of an unknown type to its end."""
         if data[position : position + 4] == b"AMQP":
             version = ".".join(map(str, data[position + 5 : position + 8]))
             raise Broken(
@@ -289,7 +291,7 @@ class WireConnection:
             raise Broken(ReplyCode.FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found!r}")
 
     def _emit(self, channel: ChannelCore, found: Content, events: list[Event]) -> None:
-        """Hand a message over; a delivery is unsettled from now on."""
+        """Emit a message. A delivery is unsettled from now on."""
         if isinstance(found, Delivered):
             if type(found) is Got:
                 self._expect_reply(channel, self.role.other, "basic.get-ok")
@@ -308,7 +310,7 @@ class WireConnection:
             self._emit(channel, found, events)
 
     def _ignored(self, channel: ChannelCore) -> bool:
-        """Frames that arrive before the answer to our close, or after a close of the broker."""
+        """Whether to ignore frames before the answer to our close, or after the broker's close."""
         return (
             channel.state is _CHANNEL_CLOSING[self.role]
             or self.state is _CLOSING[self.role]
@@ -341,7 +343,7 @@ class WireConnection:
         if kind != METHOD:
             raise ChannelCore(number).out_of_place(f"one of type {kind}")
         if self.role is Side.SERVER and len(self.channels) >= self.channel_max > 0:
-            # As RabbitMQ does: the number of channels counts, not the number of the channel.
+            # As in RabbitMQ, the limit applies to the count of channels, not to the channel number.
             raise Broken(
                 ReplyCode.NOT_ALLOWED,
                 f"NOT_ALLOWED - number of channels opened ({len(self.channels)}) has reached the"
@@ -394,7 +396,7 @@ class WireConnection:
         arguments = self._arguments(method, payload)
         self._check_place(channel, method, self.role.other)
         self._advance(channel, method, self.role.other, arguments)
-        # Some requests have only one answer.
+        # Some requests have only one possible answer.
         if method.name == "channel.close":
             self.send(channel.number, "channel.close-ok")
             if self.role is Side.CLIENT:
@@ -406,7 +408,9 @@ class WireConnection:
         events.append(MethodReceived(channel.number, method.name, arguments))
 
     def _arguments(self, method: MethodSpec, payload: bytes) -> dict[str, Any]:
-        """The arguments of a method; a server refuses names that are not UTF-8, as RabbitMQ does."""
+        """Decode the arguments of a method. Like RabbitMQ, a server rejects names that are not
+        UTF-8.
+        """
         try:
             return decode_arguments(method, payload, _TEXT_ERRORS[self.role])
         except UnicodeDecodeError:
@@ -469,7 +473,7 @@ class WireConnection:
         owed.popleft()
 
     def send(self, number: int, name: str, **arguments: Any) -> None:
-        """Queue a control method; ProtocolError if it may not be sent now."""
+        """Queue a control method. Raise ProtocolError if it is not allowed in the current state."""
         method = METHODS[name]
         if self.role not in method.senders:
             raise ProtocolError(f"a {self.role} does not send {name}")
@@ -502,7 +506,7 @@ class WireConnection:
         self._out.append(frame(METHOD, number, payload))
 
     def content(self, number: int, method: bytes, properties: bytes, body: bytes) -> None:
-        """Queue a message: its method as a ready frame, encoded properties, body."""
+        """Queue a message: method frame, encoded properties, body."""
         content_frames(
             self._out, number, method, properties, body, self.frame_max, self._header_max
         )
@@ -510,7 +514,7 @@ class WireConnection:
     def reply_with_content(
         self, number: int, name: str, method: bytes, properties: bytes, body: bytes
     ) -> None:
-        """Queue a message that answers a request: `basic.get-ok`."""
+        """Queue a message that answers a request (`basic.get-ok`)."""
         self._expect_reply(self.channels[number], self.role, name)
         self.content(number, method, properties, body)
 
@@ -542,7 +546,7 @@ class WireConnection:
 def _settlement_at(
     data: bytes, position: int, method_id: int, channel: int, size: int
 ) -> SettlementReceived:
-    """The settlement whose frame begins at `position`."""
+    """Decode the settlement frame at `position`."""
     if size != 13:
         arguments = data[position + 11 : position + 7 + size]
         raise undecodable(method_id, _SETTLEMENTS[method_id], arguments)

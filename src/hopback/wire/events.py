@@ -1,4 +1,4 @@
-"""What a connection can tell after bytes came in, messages with their content among it. A closed menu."""
+"""The events of a connection, including messages with their content."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _unpack_u16 = struct.Struct(">H").unpack_from
 
 
 class Content:
-    """What all messages share: a channel, a route, properties and a body."""
+    """The common part of all messages: channel, route, properties and body."""
 
     __slots__ = ("_properties", "_route", "body", "channel", "raw_properties")
 
     channel: int
     body: bytes
     raw_properties: bytes
-    """Property flags and values as received: fit to be published again without decoding."""
+    """Encoded properties as received. They can be published again without decoding."""
     _route: bytes
     _properties: Properties | None
 
@@ -55,7 +55,7 @@ class Content:
 
     @property
     def properties(self) -> Properties:
-        """The properties and headers, decoded on first use; what cannot be read stays bytes."""
+        """Decode properties and headers on first use. Undecodable ones stay bytes."""
         found = self._properties
         if found is None:
             try:
@@ -73,9 +73,9 @@ class Content:
 
 
 class Delivered(Content):
-    """basic.deliver with its message; `queue` is filled in by the channel, which knows the consumer.
+    """basic.deliver with its message. The channel sets `queue` from its consumer.
 
-    `session_ended` belongs to the consumer: it is unset until a consumer writes it.
+    `session_ended` is unset until a consumer sets it.
     """
 
     __slots__ = ("consumer", "queue", "redelivered", "session_ended", "tag")
@@ -104,7 +104,9 @@ class Delivered(Content):
 
 
 class Got(Delivered):
-    """basic.get-ok with its message; `remaining` is how many were still ready in the queue."""
+    """basic.get-ok with its message. `remaining` is the number of ready messages left in the
+    queue.
+    """
 
     __slots__ = ("remaining",)
 
@@ -112,7 +114,7 @@ class Got(Delivered):
 
 
 class ReturnedMessage(Content):
-    """basic.return with its message: nobody wanted it."""
+    """basic.return with its unroutable message."""
 
     __slots__ = ("code", "text")
 
@@ -180,7 +182,9 @@ _READERS: dict[int, Callable[[int, bytes, bytes, bytes], Content]] = {
 def read_content(
     method_id: int, channel: int, method: bytes, properties: bytes, body: bytes
 ) -> Content:
-    """The message that a content method, its header and its body make; `method` are the arguments."""
+    """Decode a message from its content method, header and body. `method` contains the
+    arguments.
+    """
     try:
         return _READERS[method_id](channel, method, properties, body)
     except (ProtocolError, IndexError, struct.error):
@@ -189,7 +193,7 @@ def read_content(
 
 @dataclass(frozen=True, slots=True)
 class HeaderReceived:
-    """The client's protocol header: the server may send connection.start."""
+    """The client sent its protocol header. The server may send connection.start."""
 
     channel: int = 0
 
@@ -224,7 +228,7 @@ class SettlementReceived:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The peer broke the protocol. Our connection.close is among the bytes to send; then hang up."""
+    """The peer broke the protocol. The output contains connection.close. Then close the socket."""
 
     error: ProtocolError
     code: int

@@ -1,6 +1,4 @@
-"""Frames: the envelope of everything on the wire, the limits it must keep, the states of a
-connection, and what breaks the protocol.
-"""
+"""Frames: the envelope, the limits, the connection states and protocol errors."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from hopback.wire.methods import Side
 
 
 class ConnectionState(StrEnum):
-    """Where a connection stands: what has to come next, or who wants to end it."""
+    """The state of a connection: the next expected method, or the closing side."""
 
     AWAIT_HEADER = "await-header"
     AWAIT_START = "await-start"
@@ -54,7 +52,7 @@ CONNECTION: dict[tuple[ConnectionState, Side, str], ConnectionState] = {
     (_L.OPEN, _S, "connection.unblocked"): _L.OPEN,
     (_L.OPEN, _C, "connection.update-secret"): _L.OPEN,
     (_L.OPEN, _S, "connection.update-secret-ok"): _L.OPEN,
-    # Both may ask to close at once: each answers the other and waits for its own answer.
+    # Both sides may close at once. Each answers the other and waits for its answer.
     (_L.CLIENT_CLOSING, _S, "connection.close-ok"): _L.CLOSED,
     (_L.CLIENT_CLOSING, _S, "connection.close"): _L.CLIENT_CLOSING,
     (_L.CLIENT_CLOSING, _C, "connection.close-ok"): _L.CLIENT_CLOSING,
@@ -90,7 +88,7 @@ CHANNEL: dict[tuple[ChannelState, Side, str], ChannelState] = {
 
 
 class ReplyCode(IntEnum):
-    """AMQP's reply codes for a connection that has to end."""
+    """AMQP's reply codes for closing a connection."""
 
     # As AMQP 0-9-1 numbers the faults that end a connection.
     FRAME_ERROR = 501
@@ -103,10 +101,10 @@ class ReplyCode(IntEnum):
 
 
 class Broken(ProtocolError):
-    """A protocol error whose reply code is known.
+    """A protocol error with a reply code.
 
-    `said` is RabbitMQ's text for it, which the peer is told instead of ours. `method_id` names the method
-    that it concerns.
+    `said` is RabbitMQ's text, which is sent to the peer instead of Hopback's. `method_id` is the
+    method that caused it.
     """
 
     def __init__(self, code: ReplyCode, text: str, said: str = "", method_id: int = 0) -> None:
@@ -124,14 +122,14 @@ def unknown_frame(kind: int, payload: bytes) -> Broken:
 
 
 def undecodable(method_id: int, name: str, arguments: bytes) -> Broken:
-    """The error for arguments that are not those of their method."""
+    """Build the error for arguments that do not match their method."""
     octets = ",".join(map(str, arguments[:_TOLD_OCTETS]))
     text = f"expected the arguments of {name}, got {arguments[:40]!r}"
     return Broken(ReplyCode.FRAME_ERROR, text, f"cannot decode <<{octets}>>", method_id)
 
 
 def as_erlang(raw: bytes) -> str:
-    """Bytes as RabbitMQ shows them: as a text if they are one, else as numbers."""
+    """Format bytes like RabbitMQ: as text if printable, otherwise as numbers."""
     if raw and raw.isascii() and raw.decode().isprintable():
         return f'<<"{raw[:_TOLD_OCTETS].decode()}">>'
     return f"<<{','.join(map(str, raw[:_TOLD_OCTETS]))}>>"
@@ -148,7 +146,7 @@ HEARTBEAT = 8
 END = 0xCE
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-MIN_FRAME = 4096  # what every peer must accept, and the least that may be agreed on
+MIN_FRAME = 4096  # bytes, AMQP's minimum of every peer
 
 _ENVELOPE = struct.Struct(">BHI")
 _HEADER = struct.Struct(">BHIHHQ")
@@ -160,12 +158,12 @@ _BASIC = 60  # the number of the class basic
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What we accept from a peer; everything beyond is a protocol error.
+    """Limits for a peer. Exceeding one is a protocol error.
 
-    `frame_max` counts the whole frame, as AMQP does, and is what we propose. `receive_max` is what
-    we bear: headers that the broker adds may push a header frame over the agreed size.
-    `body_max` is one message's body.
-    `partial_max` bounds the bytes of all unfinished messages of a connection together.
+    `frame_max` counts the whole frame, as in AMQP, and is proposed to the peer. `receive_max` is
+    the accepted size, because headers added by the broker may enlarge a header frame beyond the
+    negotiated size. `body_max` limits one message's body. `partial_max` limits the bytes of all
+    unfinished messages of a connection.
     """
 
     frame_max: int = 131_072
@@ -181,7 +179,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def too_large(size: int, frame_max: int) -> ProtocolError:
-    """The error for properties that do not fit one frame."""
+    """Build the error for properties that do not fit in one frame."""
     return ProtocolError(
         f"expected properties and headers of at most {frame_max - 12} bytes (one frame), got {size};"
         " shorten the headers"
@@ -197,15 +195,15 @@ def content_frames(
     frame_max: int,
     header_max: int = 0,
 ) -> None:
-    """Append a message to `out`: its method frame (ready made), header frame and body frames.
+    """Append a message to `out`: its method frame, header frame and body frames.
 
-    The parts are joined once, with everything else of the same loop turn. Properties that do not
-    fit one frame are refused here: the broker would close the whole connection. Only a broker may
-    send a larger header frame (`header_max`): it has added `x-death` to what fitted before.
+    The parts are joined once, with all output of the same loop turn. Properties that do not fit in
+    one frame are rejected here, because the broker would close the whole connection. Only a broker
+    may send a larger header frame (`header_max`), after it has added `x-death`.
     """
     room = frame_max - 8
     length = len(properties) + 12
-    # RabbitMQ does not count the envelope: it sends such a frame, so it has to be accepted back.
+    # RabbitMQ does not count the envelope, so a frame that it sends must be accepted here too.
     if length > frame_max and length > header_max - 8:
         raise too_large(len(properties), frame_max)
     size = len(body)

@@ -1,4 +1,4 @@
-"""The opening of a connection, for both roles: start, authenticate, tune, open. No I/O."""
+"""The handshake of a connection for both roles: start, authenticate, tune, open. No I/O."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 Secret: TypeAlias = Callable[[], str]
-"""Asked anew for each connection, so that a rotated password is picked up."""
+"""Called for each connection, so that a rotated password is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user and the way to the password; `mechanism` is PLAIN or EXTERNAL (a TLS certificate)."""
+    """A user and its password source. `mechanism` is PLAIN or EXTERNAL (a TLS certificate)."""
 
     user: str = "guest"
     secret: Secret = field(default=lambda: "guest", repr=False, compare=False)
     mechanism: str = "PLAIN"
 
     def response(self) -> bytes:
-        """The SASL response; for PLAIN it holds the password and must not be kept."""
+        """Return the SASL response. For PLAIN it contains the password and must not be stored."""
         if self.mechanism == "EXTERNAL":
             return self.user.encode()
         return b"\0%b\0%b" % (self.user.encode(), self.secret().encode())
@@ -75,14 +75,14 @@ CLIENT_CAPABILITIES: Headers = {
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What one side proposes and both agree on; 0 means no limit, or no heartbeat."""
+    """Proposed or negotiated limits. 0 means no limit, or no heartbeat."""
 
     channel_max: int = 2047
     frame_max: int = 131_072
     heartbeat: int = 60
 
     def agree(self, channel_max: int, frame_max: int, heartbeat: int) -> Tuning:
-        """The lower of both where both set a limit; a heartbeat of 0 on either side means none."""
+        """Return the lower limits of both sides. A heartbeat of 0 on either side disables it."""
         return Tuning(
             _lower(self.channel_max, channel_max) or 65_535,
             _lower(self.frame_max, frame_max) or 131_072,
@@ -118,7 +118,7 @@ class ClientHandshake:
         self.done: bool = False
 
     def on_event(self, event: Event) -> None:
-        """Take the next event of the connection."""
+        """Handle the next event of the connection."""
         if isinstance(event, Violation):
             raise ConnectionFailed(f"handshake failed: {event.error}") from event.error
         if not isinstance(event, MethodReceived):
@@ -181,15 +181,19 @@ class ClientHandshake:
 _LASTS = re.compile(
     r"NOT_ALLOWED - (vhost .* not found|access to vhost '.*' refused for user '.*')", re.DOTALL
 )
-"""A virtual host that does not exist, or that the user may not use, will be so at the next try. What
-has more to say passes: "vhost '…' is down" while it starts, "connection limit (…) is reached"."""
+"""A virtual host that does not exist, or that the user may not use, fails at the next attempt too.
+Errors with other texts are temporary: "vhost '…' is down" during start, "connection limit (…) is
+reached".
+"""
 
 Authenticate: TypeAlias = Callable[[str, bytes], str | None]
-"""Given mechanism and response, the user's name, or None to refuse."""
+"""Returns the user's name for a mechanism and response, or None to refuse."""
 
 
 class ServerHandshake:
-    """The server's half: announces itself, checks the user, tunes, and opens the virtual host."""
+    """The server's side: sends connection.start, authenticates, tunes and opens the virtual
+    host.
+    """
 
     def __init__(
         self,
@@ -220,7 +224,7 @@ class ServerHandshake:
         return self._connection.state is ConnectionState.OPEN
 
     def on_event(self, event: Event) -> None:
-        """Take the next event; a client that is refused gets connection.close with the reason."""
+        """Handle the next event. A refused client gets connection.close with the reason."""
         if isinstance(event, HeaderReceived):
             self._connection.send(
                 0,
@@ -296,7 +300,7 @@ class ServerHandshake:
 
 
 def _beyond(name: str, value: int, low: int, high: int) -> str:
-    """What is wrong with a client's choice, if anything, in RabbitMQ's words."""
+    """Return RabbitMQ's error text for an invalid choice of the client, or an empty string."""
     if value > high:
         return f"negotiated {name} = {value} is higher than the maximum allowed value ({high})"
     if value < low:

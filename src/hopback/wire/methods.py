@@ -1,9 +1,9 @@
-"""The methods of AMQP 0-9-1 as data, and their arguments to bytes and back.
+"""The methods of AMQP 0-9-1 as data, with encoding and decoding of their arguments.
 
-One line per method: name, class and method number, who sends it (C client, S server, * both), the
-names of its replies if it has any, `content` if a message follows, and its arguments. `_` is an
-argument that the protocol reserves. Only control methods pass through here; the hot ones
-(deliver, publish, ack, …) have their own code, and are listed so that the table is complete.
+One line per method: name, class and method number, sender (C client, S server, * both), the names
+of its replies if any, `content` if a message follows, and its arguments. `_` is a reserved
+argument. Only control methods are encoded here. Frequent ones (deliver, publish, ack, …) have
+separate code and are listed for completeness.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MethodSpec:
-    """One method: its number, who may send it, what answers it, what it carries."""
+    """One method: its number, senders, replies and arguments."""
 
     name: str
     id: int
@@ -44,7 +44,7 @@ class MethodSpec:
     is_reply: bool = False
 
     def awaits_reply(self, arguments: Mapping[str, object]) -> bool:
-        """Whether the peer must answer: it has replies and was not sent with `nowait`."""
+        """Whether the peer must answer: the method has replies and was sent without `nowait`."""
         return bool(self.replies) and not arguments.get("nowait", False)
 
 
@@ -145,7 +145,7 @@ BY_ID: dict[int, MethodSpec] = {found.id: found for found in METHODS.values()}
 
 
 def spec(name: str) -> MethodSpec:
-    """The method of that name; KeyError if AMQP 0-9-1 has none."""
+    """Return a method by name. Raise KeyError if AMQP 0-9-1 does not have it."""
     return METHODS[name]
 
 
@@ -159,7 +159,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode_arguments(method: MethodSpec, arguments: Mapping[str, Any]) -> bytes:
-    """The payload of the method's frame; arguments not given are zero, empty or false."""
+    """Encode the payload of a method frame. Missing arguments are zero, empty or false."""
     unknown = arguments.keys() - {name for name, _ in method.arguments}
     if unknown:
         raise ProtocolError(f"{method.name} has no argument {', '.join(sorted(unknown))}")
@@ -177,7 +177,7 @@ def encode_arguments(method: MethodSpec, arguments: Mapping[str, Any]) -> bytes:
 
 
 def _put_bits(bits: list[bool], parts: list[bytes]) -> None:
-    """Consecutive bits share one octet, the first in the lowest place."""
+    """Pack consecutive bits into one octet, the first bit lowest."""
     if bits:
         parts.append(bytes((sum(bit << place for place, bit in enumerate(bits)),)))
         bits.clear()
@@ -206,9 +206,10 @@ def _encode_argument(method: MethodSpec, name: str, kind: str, value: Any) -> by
 def decode_arguments(
     method: MethodSpec, payload: bytes, errors: str = "surrogateescape"
 ) -> dict[str, Any]:
-    """The arguments in a frame's payload (after the method number); it must be filled exactly.
+    """Decode the arguments of a payload (after the method number), which must be filled exactly.
 
-    `errors` says what becomes of short strings that are not UTF-8: with `strict`, a UnicodeDecodeError.
+    `errors` is the handling of short strings that are not UTF-8. `strict` raises
+    UnicodeDecodeError.
     """
     found: dict[str, Any] = {}
     position, bit = 4, 0

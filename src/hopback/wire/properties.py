@@ -1,4 +1,4 @@
-"""The fourteen message properties: `hopback.message.Properties` to bytes and back."""
+"""Encode and decode the fourteen message properties (`hopback.message.Properties`)."""
 
 from __future__ import annotations
 
@@ -42,20 +42,22 @@ _FLAGS = (
     (_TIMESTAMP, "timestamp"),
     *_LATE,
 )
-"""Everything that may follow, in its order on the wire."""
-_UNKNOWN = 0b11  # the bits after the fourteen properties: the second says that more flags follow
+"""All properties in their order on the wire."""
+_UNKNOWN = 0b11  # the bits after the fourteen properties, the second one announces more flags
 _NAMES = tuple(field.name for field in fields(Properties))
 
 
 def encode_properties(properties: Properties, *, default_mode: int | None = None) -> bytes:
-    """Flags and values, as they stand in a content header; `default_mode` fills in a missing mode."""
+    """Encode flags and values for a content header. `default_mode` replaces a missing delivery
+    mode.
+    """
     parts: list[bytes] = [b""]
     values, flags = dict(vars(properties)), 0
     if values.get("delivery_mode") is None:
         values["delivery_mode"] = default_mode
     values["headers"] = None
     if properties.has_headers:
-        # Without `opaque_headers`: a broker may find in it what nobody has read.
+        # Omits `opaque_headers`, which a broker might interpret differently.
         entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
         values["headers"] = _U32.pack(len(entries)) + entries
     for flag, name, encode in _ENCODERS:
@@ -63,11 +65,9 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
         if value is None:
             continue
         flags |= flag
-        if (
-            encode is None
-        ):  # a text, as most are: written right here, a function costs as much again
+        if encode is None:  # a text, encoded inline because a call doubles the cost
             try:
-                # Bytes that were no UTF-8 when they came leave as they came.
+                # Bytes that were not UTF-8 when received are sent unchanged.
                 raw = value.encode("utf-8", "surrogateescape")
                 parts += (_OCTETS[len(raw)], raw)
             except (UnicodeEncodeError, AttributeError, IndexError):
@@ -79,7 +79,7 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
 
 
 def _unfit_text(name: str, value: Any) -> ProtocolError:
-    """What is wrong with a property that should be a short text."""
+    """Describe the problem of a property that should be a short text."""
     try:
         size = len(value.encode("utf-8", "surrogateescape"))
     except (UnicodeEncodeError, AttributeError):
@@ -109,14 +109,14 @@ _SPECIAL: dict[str, _Encoder] = {
 _ENCODERS: tuple[tuple[int, str, _Encoder | None], ...] = tuple(
     (flag, name, _SPECIAL.get(name)) for flag, name in _FLAGS
 )
-"""None stands for a short text."""
+"""None marks a short text."""
 _OCTETS = tuple(bytes((number,)) for number in range(256))
 
 
 def decode_properties(raw: bytes) -> Properties:
-    """Read flags and values; headers that cannot be read stay bytes in `opaque_headers`.
+    """Decode flags and values. Undecodable headers stay bytes in `opaque_headers`.
 
-    ProtocolError if the values do not fill the bytes exactly or a flag is unknown.
+    Raise ProtocolError if the values do not fill the bytes exactly or a flag is unknown.
     """
     found: dict[str, Any] = {}
     position = 2
@@ -173,16 +173,16 @@ _READERS: dict[str, _Reader] = {
 
 @lru_cache(maxsize=256)
 def _readers(flags: int) -> tuple[tuple[str, _Reader], ...]:
-    """What follows these flags, and how it is read; most messages of a queue have the same."""
+    """Return the readers for these flags. Cached, because most messages have the same flags."""
     if flags & _UNKNOWN:
         raise ProtocolError(f"expected the 14 known property flags, got {flags:#06x}")
     return tuple((name, _READERS.get(name, _read_text)) for flag, name in _FLAGS if flags & flag)
 
 
 def canonical_properties(raw: bytes) -> bytes:
-    """The same bytes for properties that are equal in value and type, whatever order headers have.
+    """Return the same bytes for equal properties, regardless of the order of headers.
 
-    Since 4.0 RabbitMQ sorts headers, so a returned message may differ in bytes from what was sent.
+    RabbitMQ sorts headers since 4.0, so a returned message may differ in bytes from the sent one.
     """
     try:
         properties = decode_properties(raw)

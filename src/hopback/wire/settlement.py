@@ -1,11 +1,11 @@
-"""Acks of one loop turn as few frames as is exact; nacks and rejects always one by one.
+"""Combine the acks of one loop turn into few frames. Nacks and rejects are sent one by one.
 
-`multiple` settles every tag up to its own. It is used only when no tag below is unsettled, so it
-never covers a delivery that somebody still holds. Nacks leave before acks, so a tag that was
-nacked in the same turn is settled already when the `multiple` ack arrives.
+`multiple` settles every tag up to the given one. It is used only if no lower tag is unsettled, so
+it never covers a delivery that is still being handled. Nacks are sent before acks, so a tag nacked
+in the same turn is settled before the `multiple` ack arrives.
 
-Who reads through a queue holds all of it until the end. Such deliveries are remembered by the ranges of their
-tags: a million of them would take a hundred megabytes one by one.
+A client that browses a queue holds all its messages until the end. Such deliveries are stored as
+ranges of tags, because a million single tags would take a hundred megabytes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _start = attrgetter("start")
 
 
 class Settlements:
-    """What was delivered on one channel and not yet settled, and what is to be written about it.
+    """The unsettled deliveries of one channel and the settlement frames to write.
 
-    Tags that were never delivered here are passed on as they are: the broker answers them.
+    Unknown tags are sent unchanged. The broker answers them.
     """
 
     __slots__ = ("_acks", "_frames", "channel", "held", "unsettled")
@@ -37,9 +37,9 @@ class Settlements:
     def __init__(self, channel: int) -> None:
         self.channel: int = channel
         self.unsettled: dict[int, bool] = {}
-        """Tags in the order of delivery, which is ascending; without those that are held."""
+        """Unsettled tags in order of delivery, which is ascending. Held tags are not included."""
         self.held: list[range] = []
-        """Tags of deliveries that stay unsettled, ascending; no two ranges overlap."""
+        """Ascending ranges of held tags. They do not overlap."""
         self._acks: list[int] = []
         self._frames: list[bytes] = []
 
@@ -49,7 +49,7 @@ class Settlements:
         return bool(self._acks or self._frames)
 
     def hold(self, tag: int) -> None:
-        """This delivery stays unsettled until the channel ends, or until all up to it are settled at once."""
+        """Keep a delivery unsettled until the channel ends or a multiple ack or nack covers it."""
         if not self.unsettled.pop(tag, False):
             return
         held = self.held
@@ -62,12 +62,12 @@ class Settlements:
         self._acks.append(tag)
 
     def ack_through(self, tag: int) -> None:
-        """Settle everything up to `tag` as done; 0 means everything."""
+        """Acknowledge everything up to `tag`. 0 means everything."""
         self._settle_through(tag)
         self._frames.append(_pack(1, self.channel, 13, _ACK, tag, _MULTIPLE, 0xCE))
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
-        """Release or dead-letter one delivery, or everything up to it."""
+        """Requeue or dead-letter one delivery, or everything up to it."""
         if multiple:
             self._settle_through(tag)
         else:
@@ -76,7 +76,7 @@ class Settlements:
         self._frames.append(_pack(1, self.channel, 13, _NACK, tag, bits, 0xCE))
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """Release or dead-letter one delivery by basic.reject."""
+        """Requeue or dead-letter one delivery with basic.reject."""
         self._settle(tag)
         self._frames.append(_pack(1, self.channel, 13, _REJECT, tag, int(requeue), 0xCE))
 
@@ -86,7 +86,7 @@ class Settlements:
         self.held.clear()
 
     def _settle(self, tag: int) -> bool:
-        """Whether this delivery was unsettled; from now on it is not."""
+        """Settle a delivery. Return whether it was unsettled."""
         if self.unsettled.pop(tag, False):
             return True
         at = bisect_right(self.held, tag, key=_start) - 1
@@ -129,7 +129,7 @@ class Settlements:
         else:
             frames = self._singles(covered)
         if len(covered) < len(acks):
-            # Those above a delivery still held, then those that the broker has to refuse.
+            # First the acks above a held delivery, then unknown tags, which the broker refuses.
             frames += self._singles(tag for tag in known if tag > lowest)
             frames += self._singles((Counter(acks) - Counter(known)).elements())
         return frames

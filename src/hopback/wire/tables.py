@@ -1,8 +1,8 @@
-"""Field tables: values of `hopback.fields` to bytes and back, exactly, within limits.
+"""Field tables: encode and decode values of `hopback.fields` exactly, within limits.
 
 Every AMQP type has one Python type (see `hopback.fields`), so a table that is decoded and encoded
-again has the same bytes. What is nested deeper than `MAX_DEPTH` is not written, and read as a
-`RawValue`; sizes are bounded by the frame that carries the table.
+again has the same bytes. Values nested deeper than `MAX_DEPTH` are not encoded, and are decoded as
+a `RawValue`. Sizes are bounded by the frame of the table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from hopback.fields import (
 )
 
 _KEPT_BYTES = 2048
-"""The longest array that is kept for the next message: ten deaths take less, and a stranger no memory."""
+"""Bytes. Longest cached array. Ten `x-death` entries are shorter. Bounds the memory of foreign
+data.
+"""
 _U32 = struct.Struct(">I")
 _pack_u32 = _U32.pack
 _unpack_u32 = _U32.unpack_from
@@ -49,10 +51,11 @@ _Decoder: TypeAlias = "Callable[[bytes, int, int], tuple[FieldValue, int]]"
 
 
 class Entries(NamedTuple):
-    """The entries of a table, as many as can be told apart.
+    """The decoded entries of a table.
 
-    `further` are those that have no place in `headers`: their name stands there already, or is not
-    UTF-8. `opaque` is what is no entry: nobody knows what it says, so nobody may send it on as one.
+    `further` are entries that cannot be in `headers`, because their name is a duplicate or not
+    UTF-8. `opaque` is data that is not a valid entry. Its meaning is unknown, so it must not be
+    sent on as an entry.
     """
 
     headers: dict[str, FieldValue]
@@ -61,13 +64,13 @@ class Entries(NamedTuple):
 
 
 def encode_table(table: Headers) -> bytes:
-    """The table with its length prefix; ProtocolError names the value that has no AMQP form."""
+    """Encode the table with its length prefix. ProtocolError names a value without an AMQP form."""
     entries = encode_entries(table)
     return _pack_u32(len(entries)) + entries
 
 
 def encode_further(entries: FurtherHeaders) -> bytes:
-    """Entries that have no place in a mapping; see `Entries`."""
+    """Encode entries that cannot be in a mapping, see `Entries`."""
     return b"".join(bytes((len(name),)) + name + _encode_value(value, 0) for name, value in entries)
 
 
@@ -87,7 +90,7 @@ def _encode_each(table: Headers, depth: int) -> bytes:
     for key, value in table.items():
         parts.append(_encode_key(key))
         try:
-            if type(value) is str:  # most of what headers hold
+            if type(value) is str:  # most header values
                 raw = value.encode("utf-8", "surrogateescape")
                 parts += (b"S", _pack_u32(len(raw)), raw)
             else:
@@ -106,7 +109,7 @@ def _encode_shared(table: SharedHeaders) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _encode_key(key: str) -> bytes:
-    """The key with its length; the same few names come again and again."""
+    """Encode the key with its length. Cached, because few names are used."""
     try:
         raw = key.encode("utf-8", "surrogateescape")
     except (UnicodeEncodeError, AttributeError):
@@ -174,7 +177,9 @@ def _encode_nested(value: FieldValue, depth: int) -> bytes:
 
 
 def _finite_encoder(tag: str, form: str) -> _Encoder:
-    """RabbitMQ cannot read other numbers: it closes the whole connection (541)."""
+    """Reject infinite numbers and NaN. RabbitMQ cannot read them and closes the connection
+    (541).
+    """
     encode_fixed = _fixed_encoder(tag, form)
 
     def encode(value: FieldValue, depth: int) -> bytes:
@@ -224,7 +229,7 @@ _FALLBACKS: tuple[tuple[type, _Encoder], ...] = (
 
 
 def decode_table(data: bytes, position: int = 0) -> tuple[dict[str, FieldValue], int]:
-    """The table at `position` and where it ends; ProtocolError if any of it cannot be read."""
+    """Decode the table at `position` and return its end. Raise ProtocolError if it is invalid."""
     raw, end = _sized(data, position)
     headers, further, opaque = decode_entries(raw)
     if opaque or further or any(type(value) is RawValue for value in headers.values()):
@@ -235,9 +240,9 @@ def decode_table(data: bytes, position: int = 0) -> tuple[dict[str, FieldValue],
 
 
 def decode_entries(raw: bytes) -> Entries:
-    """Read every entry whose end can be told; from the first whose end cannot, bytes. Never raises.
+    """Decode all entries. From the first entry whose end is unknown, keep bytes. Never raises.
 
-    A key that occurs twice keeps its first value in `headers`, as RabbitMQ looks it up.
+    A duplicate key keeps its first value in `headers`, as in RabbitMQ's lookup.
     """
     headers: dict[str, FieldValue] = {}
     further: list[tuple[bytes, FieldValue]] = []
@@ -246,11 +251,11 @@ def decode_entries(raw: bytes) -> Entries:
     while position < size:
         start = position
         try:
-            # A key and most values are read right here: a function for each would double the price.
+            # Keys and most values are decoded inline, because function calls would double the cost.
             position += 1 + raw[position]
             key = raw[start + 1 : position].decode()
             if raw[position] == _TEXT:
-                # Most of what headers hold; text that is none is left to `_read_past`.
+                # Most header values are texts. Invalid UTF-8 is left to `_read_past`.
                 begin = position + 5
                 position = begin + _unpack_u32(raw, position + 1)[0]
                 if position > size:
@@ -275,7 +280,9 @@ def _read_past(
     further: list[tuple[bytes, FieldValue]],
     opaque: list[bytes],
 ) -> int:
-    """Take the entry at `start` as bytes and tell where it ends; the rest if that cannot be told."""
+    """Keep the entry at `start` as bytes and return its end, or keep the rest if the end is
+    unknown.
+    """
     name_end = start + 1 + raw[start]
     end = value_end(raw, name_end, len(raw))
     if end is None:
@@ -285,11 +292,11 @@ def _read_past(
     try:
         value = _value_or_raw(raw[name_end:end])
     except ValueError:
-        # A broker would refuse it; and what stands in it, nobody knows.
+        # A broker would reject it, and its content is unknown.
         opaque.append(raw[start:end])
         return end
     key = name.decode("utf-8", "surrogateescape")
-    # A key that was not UTF-8 reads as surrogates.
+    # A key that is not UTF-8 contains surrogates.
     if key in headers or (not key.isascii() and any("\udc80" <= sign <= "\udcff" for sign in key)):
         further.append((name, value))
     else:
@@ -298,7 +305,10 @@ def _read_past(
 
 
 def _value_or_raw(raw: bytes) -> FieldValue:
-    """One value, as bytes where it is nested too deep or has a key twice; ValueError if it is none."""
+    """Decode a value. Keep it as bytes if it is nested too deep or has a duplicate key.
+
+    Raise ValueError if it is not a valid value.
+    """
     try:
         return _DECODERS[raw[0]](raw, 1, 0)[0]
     except (ProtocolError, KeyError, IndexError, struct.error, UnicodeDecodeError):
@@ -314,9 +324,7 @@ def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
         key = raw[begin:position].decode()
         if key in headers:
             raise ProtocolError(f"expected each key once in a nested table, got {key!r} twice")
-        if (
-            raw[position] == _TEXT
-        ):  # read right here, as in `decode_entries`: `x-death` is all texts
+        if raw[position] == _TEXT:  # inline, as in `decode_entries`: `x-death` has mostly texts
             begin = position + 5
             position = begin + _unpack_u32(raw, position + 1)[0]
             if position > size:
@@ -332,7 +340,7 @@ def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
 
 
 def _sized(data: bytes, position: int) -> tuple[bytes, int]:
-    """The bytes after a 32-bit length, which must all be there."""
+    """Return the bytes after a 32-bit length, which must be complete."""
     if position + 4 > len(data):
         raise ProtocolError("expected a 32-bit length, got the end of the bytes")
     start = position + 4
@@ -402,8 +410,8 @@ def _array(raw: bytes, depth: int) -> list[FieldValue]:
     return values
 
 
-# `x-death`, which nearly every message of a dead-letter queue has: what died in the same second, in the
-# same queue and for the same reason has it byte for byte. Every reader gets a copy of its own.
+# Nearly every message of a dead-letter queue has `x-death`. Messages that died in the same second,
+# queue and for the same reason have the same bytes. Every reader gets a copy.
 @lru_cache(maxsize=256)
 def _kept_array(raw: bytes) -> list[FieldValue]:
     return _array(raw, 0)

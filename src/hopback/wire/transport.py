@@ -1,7 +1,7 @@
-"""The asyncio shell: it owns the socket, moves bytes, and knows no more AMQP than it must.
+"""The asyncio transport: owns the socket and moves bytes, with minimal knowledge of AMQP.
 
-All that is queued in one turn of the loop leaves in one write, but for what somebody waits for alone: that
-is written at once. Works on any event loop.
+Output queued in one turn of the event loop is sent in one write. `hurry` writes at once, for a
+caller that waits for a single answer. Works on any event loop.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Heartbeat:
-    """Both directions of one connection's heartbeat. An interval of 0 means no heartbeats.
+    """Both directions of one connection's heartbeat. An interval of 0 disables it.
 
-    A peer must send something in each interval; after two silent ones it is taken for dead. We
-    send after half an interval without other traffic.
+    A peer must send data in each interval. After two silent intervals it counts as dead. This side
+    sends a heartbeat after half an interval without other output.
     """
 
     __slots__ = ("_interval", "_received_at", "_sent_at")
@@ -34,7 +34,7 @@ class Heartbeat:
 
     @property
     def tick(self) -> float | None:
-        """How often to look, in seconds; None if never."""
+        """Seconds between checks, or None without heartbeats."""
         return self._interval / 4 if self._interval else None
 
     def received(self, now: float) -> None:
@@ -44,7 +44,7 @@ class Heartbeat:
         self._sent_at = now
 
     def due(self, now: float) -> bool:
-        """Whether a heartbeat has to be sent."""
+        """Whether a heartbeat must be sent."""
         return bool(self._interval) and now - self._sent_at >= self._interval / 2
 
     def dead(self, now: float) -> bool:
@@ -53,23 +53,26 @@ class Heartbeat:
 
 
 _RECEIVED_AT_ONCE = 256 * 1024
-"""As much as asyncio itself would read at once: some two hundred messages of 1 KiB. The buffer is made once;
-asyncio's own way makes one of this size for every read, also for a confirm of 21 bytes."""
+"""Bytes, as in asyncio: about two hundred messages of 1 KiB. The buffer is allocated once.
+asyncio's default allocates this size for every read, even for a confirm of 21 bytes.
+"""
 _LINGER = 5.0
-"""Seconds that a closing connection may take to write its last words to a peer that does not read."""
+"""Seconds that a closing connection has to write its output to a peer that does not read."""
 
 
 class Owner(Protocol):
-    """Who is told what happens on a wire. No method may raise or block."""
+    """The callbacks of a wire. They must not raise or block."""
 
     def on_event(self, event: Event) -> None:
-        """The peer said something."""
+        """The peer sent an event."""
 
     def on_writable(self) -> None:
         """The connection has room again after `writable` was false."""
 
     def on_lost(self, error: BrokerError | None) -> None:
-        """The connection has ended; None if we ended it ourselves. Comes once, and nothing after it."""
+        """The connection ended, with None if this side closed it. Called once, as the last
+        callback.
+        """
 
 
 class Wire(asyncio.BufferedProtocol):
@@ -93,19 +96,19 @@ class Wire(asyncio.BufferedProtocol):
         self._linger: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is there; a client's protocol header leaves at once."""
+        """The socket is connected. A client sends its protocol header at once."""
         self._transport = transport  # type: ignore[assignment]
         self.flush()
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        """Where asyncio puts what it receives."""
+        """Return the buffer for received bytes."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes in, events out, answers written in one go."""
+        """Convert bytes to events and write the answers together."""
         self._heard = True
         self._reading = True
         on_event = self._owner.on_event
@@ -117,7 +120,7 @@ class Wire(asyncio.BufferedProtocol):
                         self.fail(event.error)
                     else:
                         on_event(event)
-                # An owner that does not listen now reads the rest when it listens again.
+                # An owner that paused reading reads the rest after it resumes.
                 if self._deaf or not connection.unread:
                     break
                 data = b""
@@ -148,34 +151,34 @@ class Wire(asyncio.BufferedProtocol):
         self._owner.on_lost(error)
 
     def wake(self) -> None:
-        """Something is queued: write it at the end of this turn of the loop."""
+        """Schedule a write at the end of this loop turn."""
         if not self._flush_due and not self._reading:
             self._flush_due = True
             self._loop.call_soon(self._flush_as_due)
 
     def hurry(self) -> None:
-        """Somebody waits for the answer to what is queued, and nothing else is under way: write it now.
+        """Write at once, because a caller waits for the answer and no other output is queued.
 
-        What is to be written at the end of this turn anyway, or of this reading, leaves with it.
+        Output that is scheduled for the end of this turn or read is left to that write.
         """
         if not self._flush_due and not self._reading:
             self.flush()
 
     def _flush_as_due(self) -> None:
-        # Only the call that was due ends its being due: were another flush in between to do so, each
-        # turn would have one more write than the last, down to one system call for each ack.
+        # Only the scheduled call resets the flag. If another flush did, each turn would add one
+        # more write, down to one system call per ack.
         self._flush_due = False
         self.flush()
 
     def flush(self) -> None:
-        """Write what is queued now."""
+        """Write the queued output now."""
         data = self.connection.take()
         if data and self._transport is not None:
             self._spoke = True
             self._transport.write(data)
 
     def pause_reading(self) -> None:
-        """Listen no more for now; meanwhile the peer's silence is no sign of death."""
+        """Pause reading. Meanwhile the peer's silence does not count as a failed heartbeat."""
         if self._transport is not None and not self._deaf:
             self._deaf = True
             self._transport.pause_reading()
@@ -189,12 +192,12 @@ class Wire(asyncio.BufferedProtocol):
                 self.data_received(b"")
 
     def fail(self, error: BrokerError) -> None:
-        """End the connection because of `error`, after what is queued was written."""
+        """Close the connection with `error`, after writing the queued output."""
         self._error = self._error or error
         self.close()
 
     def close(self) -> None:
-        """End the connection after what is queued was written, or cannot be written in time."""
+        """Close the connection after writing the queued output, within a time limit."""
         self._closing = True
         if self._transport is not None:
             self.flush()
@@ -203,9 +206,9 @@ class Wire(asyncio.BufferedProtocol):
                 self._linger = self._loop.call_later(_LINGER, self.abort)
 
     def await_end(self, seconds: float) -> None:
-        """Everything is said: let the peer hang up, and end the connection if it does not in time.
+        """Wait for the peer to close the connection, and abort it after a time limit.
 
-        A peer may still write what it had begun; were we to hang up first, it would see an error.
+        The peer may still be writing. If this side closed first, the peer would see an error.
         """
         self._closing = True
         self.flush()
@@ -243,7 +246,7 @@ class Wire(asyncio.BufferedProtocol):
 
 
 def tls_context(options: TlsOptions) -> ssl.SSLContext:
-    """A client's TLS settings: TLS 1.2 or later, certificate and name verified unless told not to."""
+    """Build a client's TLS settings: TLS 1.2 or later, with verification unless it is disabled."""
     try:
         context = ssl.create_default_context(cafile=options.cacertfile)
         if options.certfile is not None:

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote
 from hopback.wire.handshake import Credentials, secret_from_environment, secret_from_file
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
-# Left over from a file or a terminal; dropped, as browsers do and `urlsplit` does.
+# Left over from a file or a terminal. Removed, as browsers and `urlsplit` do.
 _LINE_ENDS = dict.fromkeys(map(ord, "\t\r\n"))
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<name>[^:\[\]]*))(?::(?P<port>\d{1,5}))?")
 _OPTIONS = frozenset(
@@ -46,19 +46,19 @@ _OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How to secure the connection; verification is on unless switched off by name."""
+    """TLS settings. Verification is on unless it is explicitly disabled."""
 
     cacertfile: str | None = None
     certfile: str | None = None
     keyfile: str | None = None
     verify: bool = True
     server_name: str | None = None
-    """The name the certificate must bear; None: the host's; empty: none is sent."""
+    """The name the certificate must have. None: the host. Empty: no name is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a broker is and how to reach it. `str()` of it never shows a password."""
+    """The address of a broker and its connection options. `str()` never shows a password."""
 
     hosts: tuple[tuple[str, int], ...] = (("localhost", 5672),)
     virtual_host: str = "/"
@@ -82,12 +82,12 @@ def _place(host: tuple[str, int]) -> str:
 
 
 def parse_url(url: str) -> Address:
-    """Read a URL; ValueError says what is wrong with it without quoting a password."""
+    """Parse a URL. ValueError describes the problem without the password."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _PORTS:
         raise ValueError("broker URL: expected amqp://… or amqps://…, got another scheme or none")
-    # Not by `urlsplit`: to it an authority is one host, and from Python 3.13 on it refuses a list of
-    # hosts in which an IPv6 address is not the first. A slash in a password is percent-encoded.
+    # `urlsplit` expects one host and, since Python 3.13, rejects a list of hosts in which an IPv6
+    # address is not the first. A slash in a password is percent-encoded.
     before, _, fragment = rest.translate(_LINE_ENDS).partition("#")
     if fragment:
         raise ValueError("broker URL: expected no '#'; write it as %23")

@@ -45,7 +45,7 @@ class ServerTime(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """What tells the time."""
+        """The clock itself."""
 
     def start(self, broker: ServedBroker) -> None:
         """Let time pass from now on."""
