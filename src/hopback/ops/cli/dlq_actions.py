@@ -30,8 +30,8 @@ from hopback.ops.cli.dlq import (
     within_option,
 )
 from hopback.ops.cli.dlq_print import form_option, output, place_text, print_plan, progress_told
+from hopback.ops.cli.job_follow import see_through
 from hopback.ops.cli.job_options import job_options, named_option
-from hopback.ops.cli.jobs import see_through
 from hopback.ops.cli.where import resume_command, where_options, with_dead_letters
 from hopback.ops.contract.options import with_options
 from hopback.ops.contract.requests import (

@@ -25,16 +25,9 @@ from hopback.ops.cli.dlq_actions import (
 )
 from hopback.ops.cli.dlq_archives import export_messages, import_messages
 from hopback.ops.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
+from hopback.ops.cli.job_follow import Signals, exit_code, follow, see_through
 from hopback.ops.cli.job_options import Ramp
-from hopback.ops.cli.jobs import (
-    Signals,
-    exit_code,
-    follow,
-    print_failures,
-    resume_job,
-    see_through,
-    watch_job,
-)
+from hopback.ops.cli.jobs import print_failures, resume_job, watch_job
 from hopback.ops.contract.requests import (
     DiscardRequest,
     Edit,

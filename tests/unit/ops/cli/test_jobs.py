@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from hopback.ops.cli.dlq_print import print_job, print_jobs
-from hopback.ops.cli.jobs import Bar, Meter, Records, bar_line, time_left
+from hopback.ops.cli.job_follow import Bar, Meter, Records, bar_line, time_left
 from hopback.ops.contract.codec import to_json
 from hopback.ops.contract.requests import JobKind, RedriveRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment
