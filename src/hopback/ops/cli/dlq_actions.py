@@ -1,7 +1,7 @@
-"""`hopback dlq redrive`, `discard`, `edit` and `restore-limit`: the plan, a question, then the act.
+"""`hopback dlq redrive`, `discard`, `edit` and `restore-limit`.
 
-A re-drive or a discard is a job that is followed to its end. Questions are asked between two visits:
-nothing is held meanwhile.
+A re-drive or a discard shows its plan, asks for confirmation, and runs a job that it follows to its end.
+While a question is open, the command is not connected and holds no messages.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ def redrive(
                 do="Name another file.",
                 code=Exit.USAGE,
             ) from error
+    # contract/options.py explains how the fields of a request define the command options.
     options["max_redrives"] = options["max_redrives"] or None
     request = with_options(RedriveRequest, options, queue=queue, target=target, change=patch)
     return _act(request, where, choices)
@@ -221,67 +222,37 @@ def discard(
 
 
 def _act(request: JobRequest, where: Where, choices: ActionChoices) -> int:
-    """Plan, ask, act."""
+    """Plan the job, show the plan, ask for confirmation, and run the job.
+
+    The connection is closed while a question is open. Without a question one connection is enough.
+    """
     if choices.yes and request.reason.strip() and not choices.dry_run:
-        # Nobody is waited for: one connection does for both.
-        return with_dead_letters(where, lambda found: _act_at_once(found, request, choices))
+        return with_dead_letters(where, lambda found: _plan_and_run(found, request, choices))
     plan = with_dead_letters(where, lambda found: plan_job(found, request, choices))
     if choices.dry_run:
         output(choices.form, plan, lambda: print_plan(plan, err=False))
         if plan.flaws:
             return Exit.NOT_ALLOWED
         return Exit.FOUND if choices.detailed and plan.matching else Exit.OK
-    decided = _decided(plan, request, choices)
-    if decided is None:
+    _show_plan(plan, choices)
+    if not _has_work(plan, choices):
         return Exit.OK
-    return with_dead_letters(where, lambda found: _carry_out(found, plan, decided, choices))
+    if not choices.yes:
+        _confirm(plan)
+    reason = ask_for_reason(request.reason)
+    planned = structs.replace(request, reason=reason, selection=plan.selection)
+    return with_dead_letters(where, lambda found: run_job(found, planned, choices, plan))
 
 
-async def _act_at_once(
+async def _plan_and_run(
     dead_letters: DeadLetters, request: JobRequest, choices: ActionChoices
 ) -> int:
     plan = await plan_job(dead_letters, request, choices)
-    decided = _decided(plan, request, choices)
-    if decided is None:
+    _show_plan(plan, choices)
+    if not _has_work(plan, choices):
         return Exit.OK
-    return await _carry_out(dead_letters, plan, decided, choices)
-
-
-def _decided(plan: JobPlan, request: JobRequest, choices: ActionChoices) -> JobRequest | None:
-    """Show the plan and ask; what is to be done, or None if there is nothing to do."""
-    _show(plan, choices)
-    if plan.flaws:
-        raise CommandFailed(
-            f"nothing was touched: {'; '.join(plan.flaws)}",
-            do="Remove what is in the way, lift a delivery limit with --lift-limit, choose another"
-            " --to, or accept the danger with --force.",
-            code=Exit.NOT_ALLOWED,
-        )
-    if not plan.selected or (plan.seen == plan.selected and not plan.matching):
-        output(choices.form, plan, lambda: click.echo("Nothing to do."))
-        return None
-    if not choices.yes:
-        about = "about " if plan.selection.estimate else ""
-        some = f"{about}{count_of(plan.selection.count or 0)}"
-        if plan.kind is JobKind.DISCARD:
-            ask_for_name(f"Type the queue's name to discard {some}", plan.queue)
-        else:
-            ask(f"Re-drive {some}?", changes="this moves messages")
-    return structs.replace(
-        request,
-        reason=ask_for_reason(request.reason),
-        selection=plan.selection,
-    )
-
-
-async def _carry_out(
-    dead_letters: DeadLetters, plan: JobPlan, decided: JobRequest, choices: ActionChoices
-) -> int:
-    refused = plan.cost.price is Price.REFUSED
-    with refusals_explained(plan.queue) if refused else nullcontext():
-        return await carry_out(
-            dead_letters, decided, choices.form, resume_command, choices.submission
-        )
+    planned = structs.replace(request, selection=plan.selection)
+    return await run_job(dead_letters, planned, choices, plan)
 
 
 async def plan_job(
@@ -289,7 +260,7 @@ async def plan_job(
 ) -> JobPlan:
     """Return the plan of the job. CommandFailed if the queue has an active job."""
     if not choices.dry_run:
-        # A queue has one job at a time; what that one holds would not even be seen by another.
+        # A queue has one job at a time. A plan would not see the messages that the active job holds.
         active = await dead_letters.jobs(queue=request.queue, active=True)
         if active:
             job = active[0]
@@ -306,14 +277,14 @@ async def plan_job(
         return await dead_letters.plan(request, choices.submission, on_progress=tell)
 
 
-def _show(plan: JobPlan, choices: ActionChoices) -> None:
-    """The plan on stderr: for people, or as a record where people do not look."""
+def _show_plan(plan: JobPlan, choices: ActionChoices) -> None:
+    """Print the plan to stderr: a text on a terminal or with tables, otherwise one line of JSON."""
     if choices.form == "table" or on_terminal(err=True):
         print_plan(plan, err=True)
         return
     from hopback.ops.contract.codec import to_json
 
-    # For a log: counts instead of samples.
+    # A log gets counts instead of samples.
     counts = {
         "reasons": {group.key: group.count for group in plan.reasons},
         "errors": {group.key: group.count for group in plan.errors},
@@ -322,19 +293,44 @@ def _show(plan: JobPlan, choices: ActionChoices) -> None:
     click.echo(json_line(record), err=True)
 
 
-async def carry_out(
+def _has_work(plan: JobPlan, choices: ActionChoices) -> bool:
+    """Whether the job would act on a message. CommandFailed if the plan has flaws."""
+    if plan.flaws:
+        raise CommandFailed(
+            f"nothing was touched: {'; '.join(plan.flaws)}",
+            do="Remove what is in the way, lift a delivery limit with --lift-limit, choose another"
+            " --to, or accept the danger with --force.",
+            code=Exit.NOT_ALLOWED,
+        )
+    has_work = bool(plan.selected) and (plan.seen != plan.selected or bool(plan.matching))
+    if not has_work:
+        output(choices.form, plan, lambda: click.echo("Nothing to do."))
+    return has_work
+
+
+def _confirm(plan: JobPlan) -> None:
+    about = "about " if plan.selection.estimate else ""
+    some = f"{about}{count_of(plan.selection.count or 0)}"
+    if plan.kind is JobKind.DISCARD:
+        ask_for_name(f"Type the queue's name to discard {some}", plan.queue)
+    else:
+        ask(f"Re-drive {some}?", changes="this moves messages")
+
+
+async def run_job(
     dead_letters: DeadLetters,
     request: JobRequest,
-    form: str,
-    how_to_resume: Callable[[str], str],
-    submission: Submission = BY_CALLER,
+    choices: ActionChoices,
+    plan: JobPlan | None = None,
 ) -> int:
-    """Begin the job and see it through."""
+    """Start the job, follow it to its end, and return the exit code."""
     if not dead_letters.keeps_jobs:
         click.echo("Warning: jobs are kept in memory; name a --store to resume them.", err=True)
-    with progress_told() as tell:
-        job = await dead_letters.start(request, submission, on_progress=tell)
-    return await see_through(dead_letters, job, form, how_to_resume(job.id))
+    is_refused = plan is not None and plan.cost.price is Price.REFUSED
+    with refusals_explained(request.queue) if is_refused else nullcontext():
+        with progress_told() as tell:
+            job = await dead_letters.start(request, choices.submission, on_progress=tell)
+        return await see_through(dead_letters, job, choices.form, resume_command(job.id))
 
 
 @click.command(short_help="Send a changed copy of one message.")

@@ -1,7 +1,7 @@
 """Follow a job from a command: show its progress, handle Ctrl-C, and return the exit code.
 
-A terminal shows a bar. Otherwise a line is written every few seconds. The first Ctrl-C interrupts the job after
-the messages in flight. The second one cancels the command.
+A terminal shows a bar. Otherwise a line is written every few seconds. The first Ctrl-C interrupts a job of
+this process after the messages in flight. The second one cancels the command.
 """
 
 from __future__ import annotations

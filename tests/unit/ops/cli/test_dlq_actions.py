@@ -18,8 +18,9 @@ from hopback.errors import BadRequest
 from hopback.ops.cli.dlq import Look, search_messages
 from hopback.ops.cli.dlq_actions import (
     ActionChoices,
-    carry_out,
     plan_job,
+    redrive,
+    run_job,
     send_edited,
     target_of,
 )
@@ -32,6 +33,7 @@ from hopback.ops.contract.requests import (
     DiscardRequest,
     Edit,
     JobKind,
+    JobRequest,
     Pace,
     RedriveRequest,
     Selection,
@@ -52,6 +54,12 @@ def _redrive(**more: Any) -> RedriveRequest:
     return RedriveRequest(queue=DLQ, selection=Selection(), reason="repaired", **more)
 
 
+async def _run(found: Raffle, request: JobRequest, form: str) -> int:
+    choices = ActionChoices(form, yes=True, dry_run=False, detailed=False, lift=False)
+    with click.Context(redrive):
+        return await run_job(found.dead_letters, request, choices)
+
+
 def _again(ident: str) -> str:
     return f"hopback jobs resume {ident}"
 
@@ -61,7 +69,7 @@ async def test_a_redrive_is_seen_through(capsys: _Output) -> None:
     """The messages are where the design says, the job is told, and the code is 0."""
     async with raffle() as found:
         await found.park(5)
-        code = await carry_out(found.dead_letters, _redrive(), "ndjson", _again)
+        code = await _run(found, _redrive(), "ndjson")
         assert code == Exit.OK
         job = json.loads(capsys.readouterr().out)
         assert (job["state"], job["counts"]["done"], job["by"]) == ("completed", 5, "ann")
@@ -94,9 +102,7 @@ async def test_what_the_loop_guard_leaves_out_makes_it_partial(capsys: _Output) 
     async with raffle() as found:
         await found.park(3)
         for expected in (Exit.OK, Exit.PARTIAL):
-            code = await carry_out(
-                found.dead_letters, _redrive(target=_into(DLQ), max_redrives=1), "table", _again
-            )
+            code = await _run(found, _redrive(target=_into(DLQ), max_redrives=1), "table")
             assert code == expected
         said = capsys.readouterr().out
         assert "3 left out" in said
@@ -341,7 +347,7 @@ async def test_a_discard_writes_first_and_can_be_imported_again(
         await found.park(4)
         before = _contents(found)
         request = DiscardRequest(queue=DLQ, selection=Selection(), reason="junk", confirm=DLQ)
-        assert await carry_out(found.dead_letters, request, "table", _again) == Exit.OK
+        assert await _run(found, request, "table") == Exit.OK
         assert "Written to" in capsys.readouterr().out
         assert found.held(DLQ) == []
         (job,) = await found.dead_letters.jobs(queue=DLQ, limit=1)
@@ -438,7 +444,7 @@ async def test_jobs_are_listed_and_shown(capsys: _Output) -> None:
     """Who, what, how far and why."""
     async with raffle() as found:
         await found.park(2)
-        await carry_out(found.dead_letters, _redrive(), "table", _again)
+        await _run(found, _redrive(), "table")
         (job,) = await found.dead_letters.jobs(queue=DLQ, limit=10)
         print_jobs([job], asyncio.get_running_loop().time())
         print_job(job)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import httpx
 import pytest
 from msgspec import structs
@@ -23,7 +24,7 @@ from hopback.ops.cli.dlq import (
     peek,
     show_queue,
 )
-from hopback.ops.cli.dlq_actions import carry_out, redrive, send_edited
+from hopback.ops.cli.dlq_actions import ActionChoices, redrive, run_job, send_edited
 from hopback.ops.cli.dlq_print import output, print_plan
 from hopback.ops.cli.job_options import Ramp
 from hopback.ops.client import RemoteDeadLetters
@@ -142,7 +143,9 @@ async def test_a_redrive_by_a_server_is_seen_through(capsys: _Output) -> None:
     """Begun, followed to its end and told, with the code of the end."""
     async with _served() as (found, remote, _):
         await found.park(5)
-        code = await carry_out(remote, _request(), "ndjson", "hopback jobs resume {}".format)
+        choices = ActionChoices("ndjson", yes=True, dry_run=False, detailed=False, lift=False)
+        with click.Context(redrive):
+            code = await run_job(remote, _request(), choices)
         assert code == Exit.OK
         job = json.loads(capsys.readouterr().out)
         assert (job["state"], job["counts"]["done"]) == ("completed", 5)
