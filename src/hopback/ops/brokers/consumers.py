@@ -30,6 +30,16 @@ def job_connection_name(job: str, queue: str) -> str:
     return f"hopback job {job} {queue}"
 
 
+def browse_connection_name(queue: str) -> str:
+    """Return the name of the connection on which a browse session holds messages."""
+    return f"hopback browse {queue}"
+
+
+def look_connection_name(queue: str) -> str:
+    """Return the name of the connection on which messages are read once and requeued."""
+    return f"hopback look {queue}"
+
+
 def jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
     """Return the ids of the jobs whose connections work on the queue."""
     begin, end = "hopback job ", f" {queue}"

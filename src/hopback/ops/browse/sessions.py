@@ -7,6 +7,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest, NoSuch, SessionOver
+from hopback.ops.brokers.consumers import browse_connection_name
 from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.session import BrowseSession
 from hopback.ops.browse.session_reader import SessionReader
@@ -49,7 +50,7 @@ class Sessions:
         """
         check_cost(cost, forced=forced)
         self._check(window)
-        connection = await self._broker.connect(f"hopback browse {source.name}")
+        connection = await self._broker.connect(browse_connection_name(source.name))
         opened_at, reader = self._clock.now(), None
         try:
             reader = await SessionReader.open(connection, source, cost, window)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError
+from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.cost import check_delivery_count
 from hopback.ops.browse.head import Head
 from hopback.ops.browse.memory import estimate_memory
@@ -34,7 +35,7 @@ async def walk(
     that the order is kept. `cost` specifies how messages are requeued. Raise UnsafeOperation for a message
     that a lost connection could bring to its delivery limit.
     """
-    connection = await broker.connect(f"hopback look {queue}")
+    connection = await broker.connect(look_connection_name(queue))
     head: Head | StreamHead | None = None
     try:
         channel = await connection.open_channel()

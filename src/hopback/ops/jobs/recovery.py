@@ -16,7 +16,12 @@ from msgspec import structs
 
 from hopback.broker.supervise import Backoff
 from hopback.errors import HopbackError, UnsafeOperation
-from hopback.ops.brokers.consumers import LOOK_TAG, job_connection_name
+from hopback.ops.brokers.consumers import (
+    LOOK_TAG,
+    browse_connection_name,
+    job_connection_name,
+    look_connection_name,
+)
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
@@ -158,8 +163,8 @@ class Recovery:
             return f"the consumer of {job.queue!r}" if count else ""
         ours = (
             job_connection_name(job.id, job.queue),
-            f"hopback browse {job.queue}",
-            f"hopback look {job.queue}",
+            browse_connection_name(job.queue),
+            look_connection_name(job.queue),
         )
         found = next((f"the connection {name!r}" for name in ours if name in names), "")
         # A dry run of another process reads on a connection with another name.
