@@ -1,6 +1,6 @@
-"""The designs: five documented systems, faithful or hardened, and Hopback's own.
+"""The designs: five documented systems, faithful or hardened, and Hopback's recommended design.
 
-Each is a function that returns a topology with its plans; `DESIGNS` names them for the command.
+Each is a function that returns a topology with its plans. `DESIGNS` names them for the command.
 """
 
 from __future__ import annotations

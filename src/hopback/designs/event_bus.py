@@ -50,15 +50,15 @@ def event_bus(
     """The documented "RabbitMQ Architecture" of an event bus that pushes events to services.
 
     A fanout per prefix feeds a queue per service. A failed event is rejected into
-    `{prefix}.retry-queue.{service}`, waits 5 s and comes back to that service alone. With ten
-    retries behind it, its next failure is parked in `{prefix}.dlq.{service}` by a confirmed
-    publish: a hopeless event runs eleven times, once and ten retries. An event that is not due
-    yet (425) waits locally and is requeued without counting. A re-driven event continues its
-    count, so that it parks again at its first failure.
+    `{prefix}.retry-queue.{service}`, waits 5 s and returns only to that service. After ten retries
+    its next failure is parked in `{prefix}.dlq.{service}` by a confirmed publish: a failing event
+    runs eleven times, once and ten retries. An event that is not due yet (425) waits locally and is
+    requeued without counting. A redriven event continues its count, so that its first failure parks
+    it again.
 
-    Guaranteed: a failing service disturbs no other, and parking loses nothing. In the faithful
-    form (classic queues) the broker moves events into and out of the retry queue at most once;
-    the hardened form loses none, and there an event that is not due waits in the retry queue.
+    Guaranteed: a failing service does not affect others, and parking loses no message. In the
+    faithful form (classic queues) the broker moves events into and out of the retry queue at most
+    once. The hardened form loses none, and an event that is not due waits in the retry queue.
     """
     problems = [
         *_service_problems(services),

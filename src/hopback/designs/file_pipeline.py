@@ -15,7 +15,7 @@ REDRIVE_COMPLETED = CompletionEvent(
     routing_key="operations.dlq.redrive.completed.v1",
     type="DlqRedriveCompleted.v1",
 )
-"""What the document wants published when messages were re-driven."""
+"""The event that the document requires after a redrive."""
 
 _BOUND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("q.upload.commands", _COMMANDS, ("commands.upload.#", "commands.file.reprocess.*")),
@@ -40,13 +40,13 @@ def file_pipeline(
 ) -> Topology:
     """The documented "RabbitMQ Topologia, Retry e DLQ" of a file-processing pipeline.
 
-    Two topic exchanges feed seven queues. A failed message is rejected into `retry.q.X`, waits
-    15 s in `q.X.retry` and comes back to `q.X` alone; its third failure is parked in `q.X.dlq` by
-    a confirmed publish. A re-driven message waits once more and begins anew.
+    Two topic exchanges feed seven queues. A failed message is rejected into `retry.q.X`, waits 15 s
+    in `q.X.retry` and returns only to `q.X`. Its third failure is parked in `q.X.dlq` by a
+    confirmed publish. A redriven message waits once more and its attempts restart.
 
-    Guaranteed: a retry reaches no consumer but the one that failed, and parking loses nothing.
-    In the faithful form (classic queues) the broker moves messages into and out of the retry
-    queue at most once, so a node that dies can take some along; the hardened form loses none.
+    Guaranteed: a retry reaches only the consumer that failed, and parking loses no message. In the
+    faithful form (classic queues) the broker moves messages into and out of the retry queue at most
+    once, so a node that dies can lose some. The hardened form loses none.
     """
     problems = [
         *delay_problems("params.retry_ttl_ms", retry_ttl_ms),

@@ -51,16 +51,17 @@ QUEUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The main queues and the domains that each of them serves.
 
-The document names the seven domains and says that `domain.*` is bound; the names of the queues, and that
-user and auth share one, come from other public pages of FreeFlow.
+The document names the seven domains and the binding `domain.*`. The names of the queues, and the
+shared queue of user and auth, come from other public pages of FreeFlow.
 """
 
 AUDIT_KEYS = ("audit.*",)
-"""What the audit queue is bound by in the document's own reading: its domain, like every other. Another
-public page of FreeFlow binds it to `#`, so that it records everything."""
+"""The binding keys of the audit queue according to the document: its domain, like every other
+queue. Another public page of FreeFlow binds it to `#`, so that it records everything.
+"""
 
 TIERS_MS: Mapping[str, int] = MappingProxyType({"30s": 30_000, "5m": 300_000, "30m": 1_800_000})
-"""The documented waiting times by the name that stands in routing keys and queue names."""
+"""The documented waits, by their name in routing keys and queue names."""
 
 _ORIGIN = (
     Stamp("x-original-routing-key", Fact.ORIGIN_ROUTING_KEY, once=True),
@@ -77,16 +78,16 @@ def freeflow(
 ) -> Topology:
     """The documented "RabbitMQ Retry Topology (TTL + DLX)" of FreeFlow's events.
 
-    A topic exchange feeds a queue for each group of domains by `<domain>.*`; `audit_keys` binds
-    the audit's queue by something else, as by `#` for everything. A failed message is published
-    to `freeflow.events.retry` as `<domain>.<tier>`, waits 30 s, then 5 min, then 30 min, and comes
-    back as `<domain>.retry`; after that, or when it is hopeless, it is rejected into the one
-    dead-letter queue `freeflow.events.dlq`. The original routing key travels with it.
+    A topic exchange feeds a queue for each group of domains by `<domain>.*`. `audit_keys` are the
+    binding keys of the audit queue, for example `#` for everything. A failed message is published
+    to `freeflow.events.retry` as `<domain>.<tier>`, waits 30 s, then 5 min, then 30 min, and
+    returns as `<domain>.retry`. After that, or if it cannot succeed, it is rejected into the common
+    dead-letter queue `freeflow.events.dlq`. The message carries its original routing key.
 
-    Guaranteed: leaving for retry loses nothing. In the faithful form (classic queues) the broker
-    moves messages back, and into the dead-letter queue, at most once; and what comes back goes
+    Guaranteed: leaving for retry loses no message. In the faithful form (classic queues) the broker
+    moves messages back, and into the dead-letter queue, at most once. Returning messages pass
     through the shared exchange, so an audit queue bound to `#` receives every retry again. In the
-    hardened form nothing is lost and a retry comes straight back to the queue that failed.
+    hardened form no message is lost and a retry returns directly to the queue that failed.
     """
     refuse([*_problems(queues, tiers_ms, audit_keys)], "freeflow")
     faithful = tuple(_plan(name, domains, tiers_ms) for name, domains in queues.items())
@@ -106,9 +107,9 @@ def freeflow(
 
 
 def queues_of(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The queues for these domains: the known ones in theirs, each new one in `freeflow.<domain>.queue`.
+    """Return the queues of these domains. A new domain gets the queue `freeflow.<domain>.queue`.
 
-    ValueError if a domain is no plain word.
+    Raises ValueError if a domain is not a plain word.
     """
     found: dict[str, tuple[str, ...]] = {}
     known = {domain: queue for queue, served in QUEUES.items() for domain in served}
@@ -121,14 +122,16 @@ def queues_of(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def tiers_of(names: Sequence[str]) -> dict[str, int]:
-    """The tiers of these names, each as long as it says: `30s`, `5m`. ValueError for any other name."""
+    """Return the tiers of these names, which are durations: `30s`, `5m`. Raises ValueError
+    otherwise.
+    """
     return {name: parse_duration_ms(name) for name in names}
 
 
 def _plan(queue: str, domains: Sequence[str], tiers_ms: Mapping[str, int]) -> Plan:
-    # By domain of the original routing key; whatever else a queue received goes to its first.
-    # Each domain comes back as `<domain>.retry`, which must match a binding of the failing queue:
-    # so an audit queue that is bound to everything still waits in its own domain's queues.
+    # By domain of the original routing key. Other messages of a queue use its first domain. Each
+    # domain returns as `<domain>.retry`, which must match a binding of the failing queue. An audit
+    # queue that is bound to everything therefore still waits in the queues of its domain.
     ways = [(domain, f"{domain}.*") for domain in domains] if len(domains) > 1 else []
     ways.append((domains[0], "#"))
     return Plan(
@@ -183,7 +186,7 @@ def _problems(
     queues: Mapping[str, Sequence[str]], tiers_ms: Mapping[str, int], audit_keys: Sequence[str]
 ) -> Iterator[Problem]:
     if not any(topic_matches(key, f"{_AUDIT}.retry") for key in audit_keys):
-        # Without it the audit's own retries would come back to nobody.
+        # Without it the retries of the audit queue would not be routed back.
         yield Problem("params.audit", "keys that match audit.retry", repr(",".join(audit_keys)))
     if not queues:
         yield Problem("params.queues", "at least one queue", "none")

@@ -16,13 +16,12 @@ def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: i
     """The documented "Processo de Enfileiramento de Usuários" of the RaffleAPI.
 
     A failed message is published to `raffle_retry_exchange` with `x-retries` one higher and its
-    `x-retry-reason`, waits `retry_ttl_ms` in `raffle_retry_10s` and comes back through
+    `x-retry-reason`. It waits `retry_ttl_ms` in `raffle_retry_10s` and returns through
     `raffle_exchange`. `x-retries` is compared before it is raised, so the failure after
     `max_retries` retries (the fourth run by default) is rejected into `raffle_dlq`.
 
-    Guaranteed: leaving for retry loses nothing. In the faithful form (classic queues) the broker
-    moves messages back, and into the dead-letter queue, at most once; the hardened form loses
-    none.
+    Guaranteed: leaving for retry loses no message. In the faithful form (classic queues) the broker
+    moves messages back, and into the dead-letter queue, at most once. The hardened form loses none.
     """
     problems = [
         *delay_problems("params.retry_ttl_ms", retry_ttl_ms),

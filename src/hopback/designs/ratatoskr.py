@@ -30,14 +30,14 @@ def ratatoskr(
     """The documented "Ratatoskr RabbitMQ Topology & Message Flow".
 
     A topic exchange feeds `{queue}`. A retryable failure is rejected into `{queue}.retry`, waits
-    the retry delay and comes back to `{queue}`; a permanent failure, or the one after
-    `max_retries` retries, is published to the fanout `{queue}.dlq` and parked in the queue of the
-    same name. All queues are quorum queues unless asked otherwise.
+    the retry delay and returns to `{queue}`. A permanent failure, or the one after `max_retries`
+    retries, is published to the fanout `{queue}.dlq` and parked in the queue of the same name. All
+    queues are quorum queues by default.
 
-    Guaranteed: at-least-once parking; in its window a message may be both parked and in the main
+    Guaranteed: at-least-once parking. During the move a message may be both parked and in the main
     queue. In the faithful form the broker moves messages into and out of the retry queue at most
-    once, and from 4.0 on the default delivery limit feeds the retry loop; the hardened form
-    (always quorum) has neither hazard and loses none.
+    once, and from 4.0 on the default delivery limit feeds the retry loop. The hardened form (always
+    quorum) has neither hazard and loses no message.
     """
     problems = [
         *name_problems("params.queue", queue, room=len(".retry")),

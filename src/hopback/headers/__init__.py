@@ -1,8 +1,8 @@
-"""The only reader and writer of `x-death` and of our own headers.
+"""The only reader and writer of `x-death` and of Hopback's headers.
 
-Reading is total: whatever a producer, a tool or another version wrote, nothing here raises; what
-makes no sense reads as absent. Writing is bounded: what we add always fits the broker's frame.
-The contract of our headers is in `docs/reference/headers.md`.
+Reading never raises, whatever a producer, a tool or another version wrote. Invalid values count as
+absent. Writing is bounded: the added headers always fit into the broker's frame. The contract of
+the headers is in `docs/reference/headers.md`.
 """
 
 from __future__ import annotations

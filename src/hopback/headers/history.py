@@ -29,9 +29,7 @@ _ARRAYS = (list, tuple)
 _KEY_TYPES = (str, LongStr)  # a routing key may be any bytes
 _NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
 _KEYS = 3  # the first is the original key, the others are from CC and only informative
-_LONGEST_JSON = (
-    32 * 1024
-)  # characters. Hopback never writes more, so longer texts are foreign and not parsed
+_LONGEST_JSON = 32 * 1024  # characters. Longer texts are not written by Hopback
 
 
 class Death(NamedTuple):

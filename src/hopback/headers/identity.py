@@ -1,4 +1,4 @@
-"""Who a message is: its id, or a hash that no hop of it changes."""
+"""The identity of a message: its id, or a hash that is the same at every hop."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery, Properties
 
-# What the documented designs write on the way; a message stays itself whatever they add.
+# Prefixes of headers that the documented designs add. They do not change the identity.
 _DESIGNS = ("x-original-", "x-retry-", "x-parked-", "x-final-", "x-redriven-", "x-redrive-")
 
 
 def identity(
     delivery: Delivery, *, origin: tuple[str, str] = ("", ""), ignoring: Collection[str] = ()
 ) -> str:
-    """The message id, or a stable hash of body, properties, headers and origin where there is none.
+    """Return the message id, or else a stable hash of body, properties, headers and origin.
 
-    `origin` is the exchange and the routing key that the producer published with (`Reading.origin`).
-    What changes from hop to hop has no part in it: our headers, the broker's, those of the
-    documented designs, and the ones a plan of one's own writes (`ignoring`).
+    `origin` is the exchange and the routing key of the producer's publish (`Reading.origin`).
+    Headers that change from hop to hop are excluded: Hopback's, the broker's, those of the
+    documented designs, and those that a custom plan writes (`ignoring`).
     """
     properties = delivery.properties
     if properties.message_id:

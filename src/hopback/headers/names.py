@@ -11,8 +11,9 @@ ORIGIN_ROUTING_KEY = "hopback-origin-routing-key"
 ORIGIN_USER = "hopback-origin-user-id"
 DEATHS = "hopback-deaths"
 DELAY = "hopback-delay"
-"""A message that waits to become due, in one table. Not in OURS: a retry or a re-drive of the queue of
-what is due writes its own marks anew and must keep this one."""
+"""A message that waits to become due, in one table. It is not in OURS: a retry or redrive in the
+queue of due messages rewrites its marks and must keep this header.
+"""
 REDRIVES = "hopback-redrives"
 REDRIVE_JOB = "hopback-redrive-job"
 LINEAGE = "hopback-lineage"
@@ -36,7 +37,9 @@ OURS = frozenset(
         UNREAD_BYTES,
     }
 )
-"""Every header of ours. Another `hopback-…` comes from a newer version and travels on untouched."""
+"""All headers of Hopback. Another `hopback-…` header comes from a newer version and is kept
+unchanged.
+"""
 
 X_DEATH = "x-death"
 
@@ -47,7 +50,7 @@ def is_death(name: str) -> bool:
 
 
 def is_broker_count(name: str) -> bool:
-    """Whether a quorum queue counts deliveries in this header; stale as soon as it is published."""
+    """Whether a quorum queue counts deliveries in this header. The count is wrong after a publish."""
     return name in {"x-delivery-count", "x-acquired-count"}
 
 
@@ -64,6 +67,8 @@ def is_protected(name: str) -> bool:
 
 
 def may_stand_twice(name: bytes) -> bool:
-    """Whether a further entry of this name may travel on: nobody reads it, here or in the broker."""
+    """Whether a duplicate header of this name may be kept, because neither Hopback nor the broker
+    reads it.
+    """
     text = name.decode("utf-8", "replace")
     return not (is_protected(text) or text.startswith("hopback-"))

@@ -1,7 +1,7 @@
-"""Properties as they stand on the wire, cut open at the header table and put together again.
+"""Properties in wire format, cut at the header table and joined again.
 
-For code that copies most of a message: reading twenty headers into values costs more than all the rest of
-moving it. What these bytes say is read by `hopback.wire.properties`; here they are only cut.
+For code that copies most of a message: parsing twenty headers costs more than the rest of moving
+it. `hopback.wire.properties` parses these bytes. This module only cuts them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from hopback.fields import value_end
 
 _EARLY = (1 << 15, 1 << 14)
-"""The flags of content type and content encoding, which stand before the headers."""
+"""The flags of content type and content encoding, which precede the headers."""
 _HEADERS, _MODE = 1 << 13, 1 << 12
 _EXPIRATION, _MESSAGE_ID, _USER_ID = 1 << 8, 1 << 7, 1 << 4
 _PRIORITY, _TIMESTAMP = 1 << 11, 1 << 6
 _LATE = tuple(1 << bit for bit in range(11, 1, -1))
 _WIDTHS = {_PRIORITY: 1, _TIMESTAMP: 8}
-"""Of what follows the delivery mode; everything else is a short text."""
-_UNKNOWN = 0b11  # the bits after the fourteen properties: the second says that more flags follow
+"""Sizes of properties after the delivery mode, in bytes. All others are short texts."""
+_UNKNOWN = 0b11  # the bits after the fourteen properties. The second means that more flags follow
 _PERSISTENT = b"\x02"
 _TEXT = ord("S")
 _pack = struct.Struct(">H").pack
@@ -29,10 +29,10 @@ _unpack_u32 = struct.Struct(">I").unpack_from
 
 
 class CutProperties(NamedTuple):
-    """What stands before and after the entries of the header table.
+    """The bytes before and after the entries of the header table.
 
-    `after` is without the delivery mode and without the expiration: a message that is sent on is
-    persistent and does not expire.
+    `after` omits the delivery mode and the expiration, because a forwarded message is persistent
+    and does not expire.
     """
 
     flags: int
@@ -53,7 +53,7 @@ class CutProperties(NamedTuple):
 
 
 def cut_properties(raw: bytes) -> CutProperties | None:
-    """The pieces of a message's properties; None if the bytes are no properties."""
+    """Cut a message's properties into pieces. Returns None for invalid bytes."""
     try:
         return _cut(raw)
     except (IndexError, struct.error):
@@ -61,7 +61,7 @@ def cut_properties(raw: bytes) -> CutProperties | None:
 
 
 def message_id_in(raw: bytes) -> str | None:
-    """The message id; None if there is none, or the bytes are no properties."""
+    """Return the message id, or None if it is absent or the bytes are invalid."""
     try:
         flags, at = (raw[0] << 8) | raw[1], 2
         layout = _layout(flags)
@@ -85,7 +85,9 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def text_header_in(raw: bytes, name: bytes) -> str | None:
-    """The first header of this name if it is a text; None if not, or if only reading all of them tells."""
+    """Return the first header of this name if it is a text, or None if it is not or needs full
+    parsing.
+    """
     cut = cut_properties(raw)
     if cut is None:
         return None

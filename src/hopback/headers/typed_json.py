@@ -1,7 +1,7 @@
-"""Properties and header values as JSON, equal in value and type when they are read back. Pure.
+"""Properties and header values as JSON that preserves value and type. Pure.
 
-Each header value stands beside the code of its AMQP type, so nothing is guessed. Archives and the outbox
-are written this way.
+Each header value is written with the code of its AMQP type, so that reading is unambiguous.
+Archives and the outbox use this format.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _decimal(value: Any) -> Decimal:
 
 def _text(value: Any) -> str:
     text = str(value)
-    text_bytes(text)  # ValueError for a surrogate that stands for no byte
+    text_bytes(text)  # ValueError for a surrogate that does not represent a byte
     return text
 
 
@@ -105,7 +105,7 @@ def as_base64(data: bytes) -> str:
 
 
 def properties_to_json(properties: Properties) -> dict[str, Any]:
-    """The properties that are set and the headers, to stand in an object of JSON beside other fields."""
+    """Return the set properties and the headers as fields of a JSON object."""
     plain = {name: getattr(properties, name) for name in _PLAIN}
     record: dict[str, Any] = {
         "properties": {name: value for name, value in plain.items() if value is not None},
@@ -124,7 +124,10 @@ def properties_to_json(properties: Properties) -> dict[str, Any]:
 
 
 def properties_from_json(record: dict[str, Any]) -> Properties:
-    """The properties in such an object; ValueError, TypeError, KeyError or ArithmeticError if it is none."""
+    """Read properties from such an object.
+
+    Raises ValueError, TypeError, KeyError or ArithmeticError if it is invalid.
+    """
     plain = record["properties"]
     for name, value in plain.items():
         is_right = name in _PLAIN and (

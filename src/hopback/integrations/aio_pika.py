@@ -7,9 +7,9 @@ async with plans:
     await plans.consume(queue, on_message)
 ```
 
-What the callback says of its message by `ack`, `nack`, `reject` or `process` is carried out by the plan:
-an exception within `process` and a `nack` or `reject` with requeue are retries, a `reject` for good
-parks. A message of which it says nothing stays in hand, as with aio-pika alone.
+The plan carries out the callback's `ack`, `nack`, `reject` or `process`. An exception within `process`
+and a `nack` or `reject` with requeue are retries. A `reject` without requeue parks. A message that the
+callback does not settle stays unsettled, as with aio-pika alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 _LOG = logging.getLogger("hopback.integrations")
 
 _TLS_OPTIONS = {"cafile": "cacertfile", "certfile": "certfile", "keyfile": "keyfile"}
-"""What aio-pika calls the options of ours."""
+"""The aio-pika names of Hopback's URL options."""
 
 
 class ChannelEndings:
@@ -84,9 +84,9 @@ class ChannelEndings:
 
 
 class AioPikaPlans(PlannedQueues):
-    """Failure plans for queues that aio-pika consumes; an async context manager.
+    """Failure plans for queues that aio-pika consumes. An async context manager.
 
-    It publishes on a connection of its own, made by the settings of `connection`.
+    It publishes on a separate connection with the settings of `connection`.
     """
 
     def __init__(self, connection: AbstractConnection, **options: Unpack[PlanOptions]) -> None:
@@ -95,7 +95,7 @@ class AioPikaPlans(PlannedQueues):
         self._endings = ChannelEndings()
 
     async def start(self) -> None:
-        """Connect and declare what the plans need."""
+        """Connect and declare the objects of the plans."""
         await self.begin(self._publish_to or connection_url(self._connection))
 
     async def __aenter__(self) -> Self:
@@ -112,7 +112,7 @@ class AioPikaPlans(PlannedQueues):
         no_ack: bool = False,
         **options: Any,
     ) -> str:
-        """`queue.consume` for a callback whose messages go by the plan; the consumer tag."""
+        """Call `queue.consume` with a callback under the plan. Returns the consumer tag."""
         if no_ack:
             raise UnsafeOperation(
                 f"queue {queue.name!r} is not consumed with no_ack=True: the broker forgets a message "
@@ -135,7 +135,8 @@ class AioPikaPlans(PlannedQueues):
                     returned = await returned
                 answer = answer_of_outcome(returned)
             except Exception as error:
-                # What was said before it was raised has been done; all of aio-pika's callers agree.
+                # A settlement before the exception has been carried out, as aio-pika's callers
+                # expect.
                 answer = answer_for(error, wrapped.rules)
                 if wrapped.processed and wrapped.error is not error:
                     _LOG.warning("a callback failed after it had settled its message: %r", error)
@@ -167,7 +168,7 @@ class AioPikaPlans(PlannedQueues):
 
 
 class PlannedMessage:
-    """An incoming message whose settlement goes by a plan; everything else is the message's own."""
+    """An incoming message that is settled by a plan. All other attributes are the message's."""
 
     def __init__(
         self, plans: AioPikaPlans, taken: ForeignDelivery, message: AbstractIncomingMessage
@@ -184,7 +185,7 @@ class PlannedMessage:
 
     @property
     def processed(self) -> bool:
-        """Whether its consumer has said what becomes of it."""
+        """Whether the consumer has settled it."""
         return self._taken.answered
 
     async def ack(self, multiple: bool = False) -> None:
@@ -193,12 +194,12 @@ class PlannedMessage:
         await self.conclude(DONE)
 
     async def nack(self, multiple: bool = False, requeue: bool = True) -> None:
-        """It goes by the plan; without requeue it is parked."""
+        """Retry the message by the plan. Without requeue it is parked."""
         self._refuse_multiple(multiple)
         await self.reject(requeue=requeue)
 
     async def reject(self, requeue: bool = False) -> None:
-        """It is parked; with requeue it goes by the plan. An exception being handled is its reason."""
+        """Park the message. With requeue it is retried. The exception being handled is its reason."""
         error = sys.exception()
         await self.conclude(
             answer_to_requeue(error, self.rules) if requeue else answer_to_reject(error)
@@ -250,11 +251,11 @@ class _Processing:
 
 
 def received(queue: str, message: AbstractIncomingMessage) -> Received:
-    """The message as a delivery of ours."""
+    """Convert the message to a Hopback delivery."""
     moment = message.timestamp
     if isinstance(moment, datetime):
         moment = moment.timestamp()  # type: ignore[assignment]
-    expiration: Any = message.expiration  # in seconds; AMQP has milliseconds
+    expiration: Any = message.expiration  # in seconds, while AMQP has milliseconds
     properties = Properties(
         content_type=message.content_type,
         content_encoding=message.content_encoding,
@@ -283,7 +284,7 @@ def received(queue: str, message: AbstractIncomingMessage) -> Received:
 
 
 async def settle(message: AbstractIncomingMessage, how: Settlement) -> None:
-    """Settle on the channel it came by; on one that has ended, the broker delivers it again."""
+    """Settle on the message's channel. If that is closed, the broker redelivers the message."""
     try:
         if how is Settlement.ACK:
             await message.ack()
@@ -298,7 +299,7 @@ async def settle(message: AbstractIncomingMessage, how: Settlement) -> None:
 
 
 def connection_url(connection: AbstractConnection) -> str:
-    """Where a connection leads, as a URL of ours; what ours does not know is left out."""
+    """Return the address of a connection as a Hopback URL. Unsupported options are omitted."""
     url = cast("Connection", connection).url
     known = dict(url.query)
     options: dict[str, object] = {

@@ -1,6 +1,6 @@
-"""What an application of Celery can lose by its settings, as findings. It looks at values alone.
+"""Find settings of a Celery application that can lose messages. Only values are inspected.
 
-`CELERY_RULES` says what each rule looks for; `check_settings` is how.
+`CELERY_RULES` describes each rule. `check_settings` applies them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CELERY_RULES: Mapping[str, str] = {
     "celery-no-time-limit": "A task that hangs is delivered again while it runs.",
     "celery-pickle": "Anybody who can publish can run code in a worker.",
 }
-"""Every rule, and what it looks for."""
+"""All rules with their descriptions."""
 
 _AMQP = ("amqp", "pyamqp", "amqps", "librabbitmq")
 _CONSUMER_TIMEOUT = "30 minutes unless the broker is told otherwise (`consumer_timeout`)"
@@ -37,10 +37,10 @@ _MOST_NAMED = 5  # of tasks in a sentence: more are counted
 
 
 def check_settings(app: Any) -> tuple[Finding, ...]:
-    """All findings about an application's settings, tasks and queues, the gravest first.
+    """Return all findings about an application's settings, tasks and queues, most severe first.
 
-    Nothing is connected to: what only the broker knows (policies, types of queues that are not
-    declared in `task_queues`) is not seen.
+    It does not connect to the broker. Policies, and types of queues that are not declared in
+    `task_queues`, are unknown.
     """
     app.finalize()
     found = [*_tasks(app), *_publishing(app), *_queues(app), *_delays(app), *_content(app)]
@@ -59,20 +59,20 @@ def _own_tasks(app: Any) -> dict[str, Any]:
 
 
 def _named(tasks: list[str]) -> str:
-    """`tasks a, b and 3 more`; the setting where it is every task."""
+    """Format task names: `tasks a, b and 3 more`."""
     shown = ", ".join(f"`{name}`" for name in sorted(tasks)[:_MOST_NAMED])
     more = len(tasks) - _MOST_NAMED
     return f"tasks {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def _those(app: Any, setting: str, chosen: list[str]) -> str:
-    """Where a finding about tasks stands: at the setting, if that is why."""
+    """Return the place of a finding about tasks: the setting, if all tasks are affected."""
     everybody = len(chosen) == len(_own_tasks(app))
     return f"setting `{setting}`" if everybody else _named(chosen)
 
 
 def _acks_on_failure(task: Any) -> bool:
-    """Whether a failed task is acked; one setting in older versions, two in newer ones."""
+    """Whether a failed task is acked. Older Celery versions have one setting, newer ones two."""
     for name in ("acks_on_failure", "acks_on_failure_or_timeout"):
         value = getattr(task, name, None)
         if value is not None:

@@ -7,12 +7,12 @@ with PikaPlans(parameters) as plans:
     channel.start_consuming()
 ```
 
-What the callback says of its delivery by `basic_ack`, `basic_nack` or `basic_reject` is carried out by
-the plan: an exception, and a nack or reject with requeue, are retries; a reject for good parks. A
-delivery of which it says nothing stays in hand, as with pika alone.
+The plan carries out the callback's `basic_ack`, `basic_nack` or `basic_reject`. An exception, and a nack
+or reject with requeue, are retries. A reject without requeue parks. A delivery that the callback does not
+settle stays unsettled, as with pika alone.
 
-A `BlockingChannel` waits until the message is where it belongs, and serves its heartbeats meanwhile.
-Channels of the other adapters go on, and settle when it is.
+A `BlockingChannel` waits until the message has been moved, and serves its heartbeats meanwhile.
+Channels of the other adapters do not wait. They settle the delivery after the move.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _BETWEEN_HEARTBEATS_S = 0.5
 
 
 class PikaPlans:
-    """Failure plans for queues that pika consumes, with any of its adapters; a context manager.
+    """Failure plans for queues that pika consumes, with any of its adapters. A context manager.
 
-    It publishes on a connection of its own, made by the same parameters. The connections live in a
-    thread of their own, so it belongs to the process that started it: start it after a fork.
+    It publishes on separate connections with the same parameters. They run in a separate thread, so
+    the object belongs to the process that started it. Start it after a fork.
     """
 
     def __init__(
@@ -87,11 +87,13 @@ class PikaPlans:
         attempts: int | None = None,
         rules: Iterable[Rule] = (),
     ) -> None:
-        """Give a queue a plan; the options are those of `App.queue`. Before the first `consume`."""
+        """Declare the plan of a queue before the first `consume`. The options are those of
+        `App.queue`.
+        """
         self._plans.queue(name, retry=retry, attempts=attempts, rules=rules)
 
     def start(self) -> None:
-        """Connect and declare what the plans need; `consume` does so if nobody has."""
+        """Connect and declare the objects of the plans. `consume` calls it if necessary."""
         if self._thread is not None:
             return
         thread = LoopThread("hopback-plans")
@@ -104,7 +106,7 @@ class PikaPlans:
         self._thread = thread
 
     def close(self) -> None:
-        """Wait for what is being moved, and end the connections. Safe to repeat."""
+        """Wait for pending publishes and close the connections. Safe to repeat."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.run(self._plans.close())
@@ -124,7 +126,7 @@ class PikaPlans:
         auto_ack: bool = False,
         **options: Any,
     ) -> str:
-        """`channel.basic_consume` for a callback whose deliveries go by the plan; the consumer tag."""
+        """Call `channel.basic_consume` with a callback under the plan. Returns the consumer tag."""
         if auto_ack:
             raise UnsafeOperation(
                 f"queue {queue!r} is not consumed with auto_ack=True: the broker forgets a message "
@@ -161,7 +163,7 @@ class PikaPlans:
 
 
 class PlannedChannel:
-    """A channel whose deliveries are settled by a plan; everything else is the channel's own."""
+    """A channel whose deliveries are settled by a plan. All other attributes are the channel's."""
 
     def __init__(self, channel: Any, plans: PlannedQueues, thread: LoopThread) -> None:
         self._own = channel
@@ -184,7 +186,7 @@ class PlannedChannel:
         properties: Any,
         body: bytes,
     ) -> None:
-        """Run a callback on a delivery; what it raises goes by the plan."""
+        """Run a callback on a delivery. The plan handles its exceptions."""
         tag: int = method.delivery_tag
         taken = self._thread.run(self._take(_received(queue, method, properties, body)))
         if isinstance(taken, Settlement):
@@ -224,14 +226,14 @@ class PlannedChannel:
             self._conclude(tag, answer)
 
     def basic_ack(self, delivery_tag: int = 0, multiple: bool = False) -> None:
-        """It is done; with `multiple`, so are those before it."""
+        """Mark a delivery as done. With `multiple`, all earlier ones too."""
         for tag in self._meant(delivery_tag, multiple):
             self._conclude(tag, DONE)
 
     def basic_nack(
         self, delivery_tag: int = 0, multiple: bool = False, requeue: bool = True
     ) -> None:
-        """It goes by the plan; without requeue it is parked. An exception being handled is its reason."""
+        """Retry by the plan, or park without requeue. The exception being handled is the reason."""
         error = sys.exception()
         for tag in self._meant(delivery_tag, multiple):
             rules = self._in_hand[tag].rules
@@ -244,7 +246,7 @@ class PlannedChannel:
         self.basic_nack(delivery_tag, requeue=requeue)
 
     def _meant(self, tag: int, multiple: bool) -> list[int]:
-        """The deliveries that a settlement speaks of; 0 with `multiple` is all of them."""
+        """Return the tags of a settlement. Tag 0 with `multiple` means all."""
         if multiple:
             return sorted(each for each in self._in_hand if not tag or each <= tag)
         if tag not in self._in_hand:
@@ -263,7 +265,7 @@ class PlannedChannel:
             moving.add_done_callback(partial(self._on_moved, tag))
 
     def _waited(self, moving: Future[Settlement | None]) -> Settlement | None:
-        """Wait, and keep the connection alive; if it ends, so does the waiting."""
+        """Wait and keep the connection alive. The wait ends if the connection closes."""
         while True:
             try:
                 return moving.result(_BETWEEN_HEARTBEATS_S)
@@ -280,14 +282,14 @@ class PlannedChannel:
                 return moving.result()
 
     def _on_moved(self, tag: int, moving: Future[Settlement | None]) -> None:
-        """On the plans' thread: the channel belongs to the thread of its own loop."""
+        """Settle from the plans' thread. The channel belongs to the thread of its loop."""
         how = None if moving.cancelled() else moving.result()
         loop = self._own.connection.ioloop
         later = getattr(loop, "call_soon_threadsafe", None) or loop.add_callback_threadsafe
         later(partial(self._settle, tag, how))
 
     def _settle(self, tag: int, how: Settlement | None) -> None:
-        """Settle on the channel it came by; on one that has ended, the broker delivers it again."""
+        """Settle on the delivery's channel. If that is closed, the broker redelivers the message."""
         if how is None:
             return
         try:
@@ -300,7 +302,7 @@ class PlannedChannel:
 
 
 def _received(queue: str, method: Any, properties: Any, body: bytes) -> Received:
-    """The delivery as one of ours."""
+    """Convert the delivery to a Hopback delivery."""
     own = Properties(
         content_type=properties.content_type,
         content_encoding=properties.content_encoding,
@@ -329,7 +331,7 @@ def _received(queue: str, method: Any, properties: Any, body: bytes) -> Received
 
 
 def parameters_url(parameters: Parameters | Iterable[Parameters]) -> str:
-    """Where parameters of pika lead, as a URL of ours: of several, the first."""
+    """Return the address of pika's parameters as a Hopback URL. Of several, the first is used."""
     one: Any = parameters
     if not hasattr(parameters, "host"):
         one = next(iter(parameters), None)

@@ -19,7 +19,7 @@ class BatchWindow:
     wait: float
 
     def is_full(self, held: int) -> bool:
-        """Whether a batch of so many messages has to go now."""
+        """Whether a batch with this number of messages is full."""
         return held >= self.size
 
     def due_at(self, first_at: float) -> float:

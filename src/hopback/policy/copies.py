@@ -4,14 +4,15 @@ A retry is stored before the delivery that failed is acked. If the process, its 
 dies in between there are two copies of one message, and each would run all attempts that are left.
 """
 
-# A copy may be dropped only if the other one has ended: its handler was done with it, or the broker has
-# confirmed its next home. Whatever that home is, it holds the message; whether the ack arrived is not
-# asked, for if it did not, the delivery that comes back is itself such a copy.
+# A copy may be dropped only if the other copy has ended: its handler was done, or the broker has
+# confirmed its publish to the next queue. That queue then holds the message. Whether the ack
+# arrived does not matter. If it did not, the redelivered message is itself such a copy.
 #
-# That two deliveries are copies is known by their lineage alone: a text drawn at the first failure and
-# carried on by every retry. Id and body do not tell: a producer may send two messages with the same of
-# both, and both are to run. So nothing is known of a message at its first attempt, nor of one without id.
-# A process that has seen nothing end drops nothing: another copy that waits or runs may be the last to live.
+# Only the lineage identifies copies: a text generated at the first failure and kept by every retry.
+# Id and body are not sufficient, because a producer may send two messages that are equal in both,
+# and both must run. Copies are therefore unknown at the first attempt, and for messages without an
+# id. A process that has not seen a copy end drops none, because another waiting or running copy may
+# be the last.
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def may_be_copy(delivery: Delivery) -> bool:
 
 
 def token_of(reading: Reading) -> bytes | None:
-    """What only copies of one message before the same attempt share; None if that cannot be told."""
+    """Return a token shared only by copies of one message before the same attempt, or None if
+    unknown.
+    """
     known, message_id = reading.history, reading.delivery.properties.message_id
     if not known.lineage or not message_id or reading.attempt == 1:
         return None
@@ -60,7 +63,8 @@ class EndedRuns:
     __slots__ = ("_most", "_tokens")
 
     def __init__(self, most: int = 10_000) -> None:
-        # 10,000 tokens take about 1 MB. What has been forgotten runs again: a copy, never a loss.
+        # 10,000 tokens take about 1 MB. A copy whose token was forgotten runs again, so no message
+        # is lost.
         self._most = most
         self._tokens: dict[bytes, None] = {}
 

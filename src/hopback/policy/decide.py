@@ -1,4 +1,4 @@
-"""What is done about a delivery. Everything that decides ack, retry, park or requeue is here."""
+"""Decide about a delivery. All decisions about ack, retry, park and requeue are in this file."""
 
 # The rules of this file:
 #
@@ -67,13 +67,12 @@ def decide(
     longest_delay_ms: int = 0,
     reading: Reading | None = None,
 ) -> Decision:
-    """What is done about `delivery` after its handler said `outcome`.
+    """Decide the handling of `delivery` from its handler's `outcome`.
 
-    `chance` from 0 to 1 spreads local waits. `dead_letters_park` says that the queue's own
-    dead-letter exchange leads to the dead-letter queue (`hopback.topology.expand` can tell), so
-    that a message too large to be published may be rejected there. `longest_delay_ms` is how long the
-    queues of delays hold a message, 0 where there are none. `reading` is the delivery as somebody
-    has read it already.
+    `chance` from 0 to 1 spreads local waits. `dead_letters_park` is true if the queue's dead-letter
+    exchange leads to the dead-letter queue (see `hopback.topology.expand`), so that a message too
+    large to be published may be rejected there. `longest_delay_ms` is the longest wait of the delay
+    queues, 0 if there are none. `reading` is the parsed delivery, if it already exists.
     """
     case = _Case(
         reading or Reading(delivery, plan), plan, version, dead_letters_park, longest_delay_ms
@@ -152,9 +151,9 @@ def _local_wait(wait: LocalWait, seconds: float, chance: float, *, again: bool) 
 
 
 def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decision:
-    """Into the smallest tier that is long enough, else just so long in the queues of delays.
+    """Wait in the smallest tier that is long enough, else for the exact time in the delay queues.
 
-    Where those are none it is the last tier.
+    Without delay queues it waits in the last tier.
     """
     enough = [tier for tier in case.plan.tiers if tier.delay_ms >= seconds * 1000]
     if enough:
@@ -173,7 +172,9 @@ def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decisio
 
 
 def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision:
-    """Into the tier's retry queue by the plan's way, or the safe one; parked if neither carries."""
+    """Move the message to the tier's retry queue by the plan's way or the safe one, or else park
+    it.
+    """
     rejecting = counted and _may_reject(case, case.plan.leave) and tier == case.plan.tiers[0]
     by = Leave.REJECT if rejecting and not case.reading.history.attempts else Leave.PUBLISH
     if by is Leave.PUBLISH and not _count_fits(case, counted=counted):

@@ -1,4 +1,4 @@
-"""What is done about a delivery, and the ordered effects that do it. Values only."""
+"""The decisions about a delivery, and the ordered effects that carry them out. Values only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It goes to the retry queue of `tier` by `route`; `counted` is False for a snooze.
+    """Move to the retry queue of `tier` by `route`. `counted` is False for a snooze.
 
-    With `delayed` the tier is no queue of the plan: it waits in the queues of delays, just so long.
+    With `delayed` the tier is not a queue of the plan. The message waits for the exact time in the
+    delay queues.
     """
 
     tier: Tier
@@ -34,10 +35,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """It goes to the dead-letter queue, with its reason if we publish it there.
+    """Move to the dead-letter queue, with a reason if Hopback publishes the message there.
 
-    Where the broker moves it (`by` is reject) nothing can be written on it: the reason lives in
-    our logs and events only, and the dead letter tells its queue by `x-death`.
+    If the broker moves it (`by` is reject), no header can be written. The reason is only in logs
+    and events, and `x-death` names the queue of the dead letter.
     """
 
     by: Leave
@@ -54,9 +55,10 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """An error in Hopback itself: the message can neither be rewritten nor parked as it came.
+    """An error in Hopback itself: the message can neither be rewritten nor parked unchanged.
 
-    It stays unsettled, and an event says why. The broker takes it back when the channel closes.
+    It stays unsettled, and an event reports the reason. The broker requeues it when the channel
+    closes.
     """
 
     attempt: int
@@ -78,7 +80,7 @@ class Settlement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publish mandatory, persistent and confirmed; the next effect waits for the confirm."""
+    """Publish mandatory, persistent and confirmed. The next effect waits for the confirm."""
 
     message: Message
 

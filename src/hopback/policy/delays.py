@@ -1,13 +1,15 @@
-"""A message on its way through the queues of delays: what it is, kept in one header until it is due.
+"""A delayed message on its way through the delay queues, stored in one header until it is due.
 
-While it waits, nothing of it may mean anything to the broker: an expiration would end the wait early, CC
-and BCC would route it elsewhere, deaths of an earlier time would make a broker up to 3.12 take the way
-for a cycle. So all of that, and where it is to go, travels inside one table.
+While the message waits, the broker must not interpret any of its properties. An expiration would
+end the wait early, CC and BCC would route it elsewhere, and earlier deaths would make a broker up
+to 3.12 treat the route as a cycle. These properties and the destination are therefore stored in one
+table.
 
-A level that is missing is skipped, and the message arrives early. `remaining_wait_ms` finds that out. For a
-delay it compares the levels that the routing key names with those in `x-death`, which needs no clock. For a
-moment (`at=`) it compares the clock. A policy of the broker can shorten the waits without leaving a level
-out. The times in `x-death` show that for all levels but the first (`is_shortened`).
+A missing level is skipped, and the message arrives early. `remaining_wait_ms` detects that. For a
+delay it compares the levels that the routing key names with those in `x-death`, which needs no
+clock. For a moment (`at=`) it compares the clock. A policy of the broker can shorten the waits
+without leaving a level out. The times in `x-death` show that for all levels but the first
+(`is_shortened`).
 """
 
 from __future__ import annotations
@@ -115,7 +117,9 @@ def _deep_headers(headers: Headers) -> dict[str, FieldValue]:
 
 
 def _further_in(value: FieldValue) -> FurtherHeaders:
-    """Names and values in turn, as `_waiting` writes them; nothing if it is another value."""
+    """Read alternating names and values, as `_waiting` writes them. Other values give an empty
+    result.
+    """
     if not isinstance(value, list) or not all(type(name) is bytes for name in value[::2]):
         return ()
     return tuple(zip(value[::2], value[1::2], strict=False))
@@ -130,7 +134,7 @@ def _counts(delayed: Delayed) -> dict[str, int]:
 
 
 def delay_until_due(message: Message, now: float) -> Message:
-    """A message that `delay` made and that nobody has published yet, with the wait that is left now."""
+    """Return an unpublished message of `delay` with the wait that remains now."""
     delayed = read_delayed(message)
     if delayed is None:
         return message
@@ -139,7 +143,7 @@ def delay_until_due(message: Message, now: float) -> Message:
 
 
 def read_delayed(delivery: Delivery | Message) -> Delayed | None:
-    """What it is that waits or waited; None if it is no message that was delayed by `delay`."""
+    """Return the delayed message, or None if the message was not delayed by `delay`."""
     present = delivery.properties.headers
     found = present.get(DELAY)
     if not isinstance(found, Mapping):
@@ -176,9 +180,9 @@ def read_delayed(delivery: Delivery | Message) -> Delayed | None:
 
 
 def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
-    """Milliseconds for which a message in the queue of due messages still has to wait; 0 if it is due.
+    """Return the remaining wait of a message in the queue of due messages in ms, or 0 if it is due.
 
-    One that came from a retry queue was due before, unless it is a pause of this module.
+    A message from a retry queue was due before, unless it was paused by this module.
     """
     if delayed.by_clock:
         return max(0, delayed.due_ms - now_ms)

@@ -1,8 +1,7 @@
-"""From a decision to its effects, in order: publish and confirm first, settle last; and what is
-written on a message on its way.
+"""The ordered effects of a decision, and the headers written on a moved message.
 
-The runtime carries them out and stops at the first that fails; then nothing is settled and the message
-stays where it was.
+Publish and confirm are first and settlement is last. The runtime carries the effects out and stops
+at the first failure. The delivery is then not settled and the message stays in its queue.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_TEXT_BYTES = 1024  # a reason is for people: more than a screenful helps nobody
+_TEXT_BYTES = 1024  # bytes. A longer reason is hard to read
 _NAME_BYTES = 255  # the longest name that DNS knows
 
 
 class Occasion(NamedTuple):
-    """What the world adds to a decision: the time, the host, the exception, the HTTP status.
+    """The circumstances of a decision: the time, the host, the exception, the HTTP status.
 
-    `lineage` is a text that nobody else draws, for a message that fails for the first time.
+    `lineage` is a unique text for a message that fails for the first time.
     """
 
     now: float
@@ -53,7 +52,7 @@ class Occasion(NamedTuple):
 
 
 def count_mark(reading: Reading, attempt: int, *, counted: bool) -> Mark:
-    """The counts alone, as they stand when the message leaves for retry."""
+    """Return only the counts of a message that leaves for retry."""
     plan = reading.plan
     failures = attempt if counted else attempt - 1
     mark = Mark(plan.queue, failures, reading.history.snoozes + (0 if counted else 1))
@@ -63,7 +62,7 @@ def count_mark(reading: Reading, attempt: int, *, counted: bool) -> Mark:
 
 
 def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
-    """Everything written on a message that leaves for retry; a snooze keeps the last failure."""
+    """Return all marks of a message that leaves for retry. A snooze keeps the last failure."""
     counts = count_mark(reading, decision.attempt, counted=decision.counted)
     failure = _failure(decision, reading, occasion) if decision.counted else None
     first = occasion.lineage if decision.counted else None
@@ -103,9 +102,9 @@ def _completed(
     occasion: Occasion,
     lineage: str | None = None,
 ) -> Mark:
-    """The counts with origin, failure and the design's own headers.
+    """Add origin, failure and the design's headers to the counts.
 
-    A header of the design that has nothing to say this time is taken away.
+    A header of the design without a value for this move is removed.
     """
     origin, present = reading.origin, reading.history.headers
     # By place: by name it would cost as much as all the rest here.
@@ -153,9 +152,9 @@ def effects(
     *,
     reading: Reading | None = None,
 ) -> tuple[Effect, ...]:
-    """The steps that carry out `decision`; none at all where the message stays unsettled.
+    """Return the steps that carry out `decision`, or none if the message stays unsettled.
 
-    `reading` is the delivery as somebody has read it already.
+    `reading` is the parsed delivery, if it already exists.
     """
     match decision:
         case decided.Ack():
@@ -207,7 +206,7 @@ def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, 
 def _moved(
     delivery: Delivery, exchange: str, routing_key: str, properties: Properties | None
 ) -> tuple[Effect, ...]:
-    """Publish, then ack. What does not fit a frame stays; `decide` never asks for it."""
+    """Publish, then ack. No effects if the headers exceed a frame, which `decide` excludes."""
     if properties is None:
         return ()
     return (Publish(Message(exchange, routing_key, delivery.body, properties)), *_ACK)

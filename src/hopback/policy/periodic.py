@@ -1,7 +1,7 @@
-"""When periodic messages are due: every so often, or by a line as cron has it. Pure: the time is an argument.
+"""Due times of periodic messages, by a period or a cron expression. Pure: the time is an argument.
 
-Due times are the same in every process: those of a period are its multiples since 1970, so that "5m" is
-due at :00, :05, :10. All moments are milliseconds since 1970.
+Due times are the same in every process. Those of a period are its multiples since 1970, so that
+"5m" is due at :00, :05, :10. All moments are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ _SKIP_AFTER_MS = 60_000
 process takes to notice that the one before it has died."""
 
 _SHORTEST_MS = 1_000
-"""A second: what is due more often is a loop, not a message for each turn of it."""
+"""Shortest period in milliseconds. More frequent work belongs in a loop and not in messages."""
 
 _MOST_AT_ONCE = 100
 """Missed ones that are sent before the progress is written down, where each is to be caught up."""
 
 _SEARCHED_DAYS = 9 * 366
-"""29 February comes within eight years, also over a century; what is not due by then never is."""
+"""Days to search. 29 February occurs within eight years, even across a century. A time not found by
+then never occurs.
+"""
 
 
 class Missed(StrEnum):
-    """What becomes of what was due while nobody ran."""
+    """The handling of times that were due while no process ran."""
 
     ONCE = "once"
     """The latest is sent, once for all of them."""
     SKIP = "skip"
-    """None is sent; one that is less than a minute late is not missed."""
+    """None is sent. A message less than a minute late is not missed."""
     EACH = "each"
     """All are sent, the oldest first."""
 
@@ -69,10 +71,10 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Due at the minutes that a line of five fields names, by the clocks of a time zone.
+    """Due at the minutes of a cron expression of five fields, in a time zone.
 
-    A time that a change of clocks leaves out is due an hour later; one that comes twice is due the first
-    time, unless it is due in every hour.
+    A time skipped by a clock change is due an hour later. A repeated time is due once, at the first
+    occurrence, unless the expression is due in every hour.
     """
 
     text: str
@@ -84,7 +86,7 @@ class Cron:
     weekdays: frozenset[int]
     """Sunday is 0."""
     any_day: bool
-    """Whether either of the two fields of days says `*`: then both have to fit, else one of them."""
+    """Whether either of the two day fields is `*`. Then both must match, otherwise one of them."""
 
     def after(self, moment_ms: int) -> int:
         """The first that is later than the moment."""
@@ -134,9 +136,9 @@ _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 
 
 def parse_cron(text: str, timezone: str = "UTC") -> Cron:
-    """Read `minute hour day month weekday`: `*`, numbers, names, `a-b`, `a,b` and `/step`.
+    """Parse `minute hour day month weekday`: `*`, numbers, names, `a-b`, `a,b` and `/step`.
 
-    ValueError says which field is wrong, or that the time never comes.
+    ValueError names the wrong field, or reports that the expression never matches.
     """
     fields = text.lower().split()
     if len(fields) != len(_FIELDS):

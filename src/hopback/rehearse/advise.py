@@ -36,17 +36,18 @@ _LADDERS_S = (
     (30, 120, 600, 3600),
     (10, 60, 300),
 )
-"""Waits that people choose, for short and for long outages."""
+"""Usual waits, for short and for long outages."""
 _MORE_ATTEMPTS = (0, 3, 8)
 """Attempts beyond the tiers: the last wait serves them all."""
 _FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0)
-"""So many times the handlers of today; beyond four times, something else is wrong."""
+"""Multiples of the present concurrency. A need for more than four times has another cause."""
 _BREAKERS = (
     BreakerPolicy(),
     BreakerPolicy(failures=20, cool_down=5.0, longest_cool_down=60.0),
     BreakerPolicy(failures=10, cool_down=2.0, longest_cool_down=15.0),
 )
-# What a change costs, in consumers of today: machines are dear, a retry queue and a setting are not.
+# Cost of a change, in present consumers. Machines are expensive, retry queues and settings are
+# cheap.
 _TIER_COST = 0.02
 _ATTEMPT_COST = 0.005
 _BREAKER_COST = 0.01
@@ -54,7 +55,7 @@ _CHANGE_COST = 0.05
 
 
 class GoalKind(StrEnum):
-    """What a goal bounds."""
+    """The quantity that a goal limits."""
 
     DEAD_LETTERS = "dead-letters"
     RECOVERY = "recovery"
@@ -63,7 +64,7 @@ class GoalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a plan is to achieve; `outage_s` is the outage that it must survive, if it names one."""
+    """A goal of a plan. `outage_s` is the outage that it must survive, if the goal names one."""
 
     kind: GoalKind
     text: str
@@ -73,7 +74,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan that was tried: what is changed, what it costs, and what came of it."""
+    """A tested plan: its changes, cost and result."""
 
     station: Station
     changes: tuple[str, ...]
@@ -87,7 +88,7 @@ class Proposal:
 
 
 def parse_goal(text: str) -> Goal:
-    """A goal from words; ValueError shows the three forms."""
+    """Parse a goal. ValueError shows the three valid forms."""
     words = " ".join(text.split()).lower()
     for form, kind in _FORMS:
         found = form.fullmatch(words)
@@ -108,9 +109,10 @@ def parse_goal(text: str) -> Goal:
 def advise(
     topology: Topology, scenario: Scenario, queue: str, goals: Sequence[Goal]
 ) -> tuple[Proposal, ...]:
-    """The plan of today first; then, for each kind of change, the cheapest that meets all goals.
+    """Return the present plan and, for each kind of change, the cheapest plan that meets all goals.
 
-    The cheapest of all comes right after today's. Where nothing meets them, only today's is there.
+    The present plan is first, and the cheapest of all is second. If no plan meets the goals, only
+    the present one is returned.
     """
     scenario = _for_goals(scenario, goals)
     station = next(one for one in stations_of(topology, scenario) if one.queue == queue)
@@ -120,7 +122,7 @@ def advise(
     found: list[Proposal] = []
     for kinds in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, 0, 1), (1, 1, 1)):
         if sum(kinds) == 3 and found:
-            break  # a change of everything is worth trying only if nothing less helps
+            break  # change everything only if no smaller change helps
         for cost, changes, other in _variants(station, kinds):
             tried = _tried(topology, scenario, other, changes, cost, goals)
             if tried.met:
@@ -248,7 +250,7 @@ def decorator_line(proposal: Proposal) -> str:
 
 
 def toml_lines(proposal: Proposal) -> str:
-    """The queue as a topology file declares it; what runs handlers is not part of that."""
+    """Return the queue's declaration for a topology file. Handler options are not part of it."""
     station = proposal.station
     waits = ", ".join(f'{{ delay = "{_text(wait.delay_s)}" }}' for wait in station.waits)
     return (
@@ -257,10 +259,11 @@ def toml_lines(proposal: Proposal) -> str:
 
 
 def jitter_note(scenario: Scenario, goals: Sequence[Goal], today: Proposal) -> str:
-    """Why no proposal has jitter, and what ±50 % of the longest wait would do in this outage.
+    """Explain why no proposal has jitter, and the effect of ±50 % of the longest wait in this
+    outage.
 
-    What failed over the outage comes back over the outage and the spread: only a spread that is longer
-    than the outage lowers the rate.
+    Messages that failed during the outage return over the length of the outage plus the spread.
+    Only a spread longer than the outage lowers the rate.
     """
     note = "Jitter is not offered: a retry queue has one time to live for all its messages."
     outages = _for_goals(scenario, goals).outages
@@ -283,7 +286,7 @@ def jitter_note(scenario: Scenario, goals: Sequence[Goal], today: Proposal) -> s
 
 
 def table_rows(proposals: Sequence[Proposal]) -> Iterator[tuple[str, ...]]:
-    """The trade-off: what changes, the plan, and what comes of it; the last says of jitter."""
+    """Yield the rows of the trade-off: changes, plan and result. The last row is about jitter."""
     for proposal in proposals:
         recovery = proposal.recovery_s
         yield (

@@ -140,7 +140,7 @@ def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
 class Supervisor:
     """Keeps `count` children alive. `command(number, descriptor)` starts one.
 
-    If a child ends before any child was ready, a restart does not help: all end, and `code` is its
+    If a child ends before it was ever ready, a restart does not help: all end, and `code` is its
     exit code. A child that dies later is restarted after a pause. With `changes` (an awaitable that
     returns when files have changed) all are restarted on each change, and a child that cannot start
     waits for the next one. If a child dies while it handles a message alone, its successors find
@@ -189,9 +189,8 @@ class Supervisor:
             if self._ending.is_set() or changed.is_set():
                 continue
             _LOG.warning("process %d ended by itself with %s", number, _told(ended.code))
-            was_ready = (
-                was_ready or ended.ready
-            )  # later a message may kill it before it reports ready
+            # Once it was ready, a message may kill it before it reports ready again.
+            was_ready = was_ready or ended.ready
             if ended.alone is not None:
                 self.deaths[ended.alone] = self.deaths.pop(ended.alone, 0) + 1
                 if len(self.deaths) > _MOST_BLAMED:

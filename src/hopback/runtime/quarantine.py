@@ -1,6 +1,6 @@
-"""Runs what may kill the process by itself, and lets somebody who outlives the process know.
+"""Runs messages that may kill the process alone, and reports them to a surviving process.
 
-The rules are in `policy.quarantine`; here are the waiting and the telling.
+The rules are in `policy.quarantine`. This module waits and reports.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 _PATIENCE_S = 30.0
-"""How long others may take to finish: after that the suspected message runs beside them, and a death says
-nothing about it. Runs that are slow already are not waited for. Also how long a suspected message may run
-alone: after that the others run beside it."""
+"""Seconds that other runs may take to finish. After that the suspected message runs beside them,
+and a death does not count against it. Runs that are already slow are not waited for. It is also the
+time that a suspected message may run alone. After that other runs start beside it.
+"""
 
 _OTHERS_COME_S = 0.5
 """How long the first message of every other queue may take to arrive after the process has started, or
@@ -41,10 +42,11 @@ the next one of a queue whose suspected messages are being handled."""
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """Who outlives this process: it is told what runs alone, and knows how often that was the end.
+    """A process that outlives this one. It records the message that runs alone and counts its
+    deaths.
 
-    `tell` is called with a token before the run and with None after it; `deaths` has what was told by
-    processes that died, with how many times.
+    `tell` is called with a token before the run and with None after it. `deaths` has the tokens of
+    processes that died, with the number of deaths.
     """
 
     tell: Callable[[str | None], object]
@@ -52,11 +54,11 @@ class Survivor:
 
 
 class Solitude:
-    """Everything that this process handles, and a way to be the only one.
+    """All work of this process, with a way to run one message alone.
 
-    Of several that want to be alone, the one goes first that came back least often. What kills the
-    process was in hand at every death, so innocents of other queues get their turn before it; were it
-    the other way round, each death would count against them until the broker's limit parks them.
+    Of several waiting messages, the one with the fewest returns runs first. The message that kills
+    the process was in hand at every death, so innocent messages of other queues run before it. In
+    the opposite order each death would count against them until the broker's limit parks them.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -74,9 +76,10 @@ class Solitude:
 
     @asynccontextmanager
     async def alone(self, mine: Work, returns: int) -> AsyncIterator[bool]:
-        """While inside, only `mine` starts anything; False if others did not finish in time.
+        """Let only `mine` start runs inside this context. Yields False if others did not finish in
+        time.
 
-        `returns` is how often the message came back.
+        `returns` is the number of returns of the message.
         """
         await self._turn(returns)
         others = [work for work in self._works if work is not mine]
@@ -93,7 +96,7 @@ class Solitude:
             self._changed.set()
 
     async def _turn(self, returns: int) -> None:
-        """Wait until nobody is alone and nobody waits who goes first."""
+        """Wait until no other message runs alone and none with precedence is waiting."""
         loop = asyncio.get_running_loop()
         ticket = (returns, self._chance())
         if not self._waiting and not self._busy:
@@ -103,7 +106,8 @@ class Solitude:
             while True:
                 left = None
                 if not self._busy and min(self._waiting) == ticket:
-                    # One that came back oftener than the last lets others come first.
+                    # A message with more returns than the last one first waits for others to
+                    # arrive.
                     left = self._quiet_since + _OTHERS_COME_S - loop.time()
                     if returns <= self._last_returns or left <= 0:
                         break
@@ -129,15 +133,15 @@ class Quarantine:
         self._ordinary_returns = ordinary_returns(delivery_limit)
 
     def suspects(self, delivery: Delivery) -> bool:
-        """Whether the message came back so often that it may be what kills the process."""
+        """Whether the message returned often enough to be suspected of killing the process."""
         return is_suspected(delivery, self._ordinary_returns)
 
     async def drained(self, work: Work) -> bool:
-        """Wait until the queue's other deliveries are settled; False if they take too long."""
+        """Wait until the queue's other deliveries are settled. Returns False after a timeout."""
         return await _in_time(work.drain()) and not work.in_flight
 
     async def run(self, taken: HeldDelivery, work: Work, *, drained: bool) -> None:
-        """Let it run and be settled; parked instead if the process died of it too often."""
+        """Run and settle the message, or park it if the process died of it too often."""
         survivor = self._world.survivor
         token = suspect_token(taken.reading(self._plan))
         deaths = 0 if survivor is None else survivor.deaths.get(token, 0)

@@ -1,7 +1,8 @@
-"""Notices an event loop that stands still, and answers probes meanwhile, each from a thread of its own.
+"""Detects a blocked event loop and answers probes meanwhile. Each uses a separate thread.
 
-A coroutine handler that computes, or calls something that blocks, stops everything in its process:
-other handlers, heartbeats, probes. Nobody sees why from outside. The watchdog says where it is.
+A coroutine handler that computes or makes a blocking call stops everything in its process: other
+handlers, heartbeats and probes. The cause is not visible from outside. The watchdog reports the
+blocking line.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ _LOG = logging.getLogger("hopback.runtime")
 
 _NOTICED_S = 1.0
 """A loop that runs well comes round thousands of times in a second."""
-_LOOK_S = 0.25  # so that what is noticed is told soon after its second
+_LOOK_S = 0.25  # seconds. A block is reported soon after its first second
 _DEAD_S = 60.0
-"""A loop that has stood still for a minute is what a restart may repair: RabbitMQ has closed its
-connections for want of heartbeats, and delivers their messages to others."""
-_ANSWER_S = 1.0  # a probe waits a second or more; a loop that runs answers at once
+"""Seconds. A restart may repair a loop that has been blocked this long: RabbitMQ has closed its
+connections for missing heartbeats and delivers their messages to other consumers.
+"""
+_ANSWER_S = 1.0  # a probe waits a second or more, and a running loop answers at once
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class Watchdog:
-    """Watches the running loop from a thread; use it as a context manager, on the loop."""
+    """Watches the running loop from a thread. Use it as a context manager, on the loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -58,7 +60,7 @@ class Watchdog:
         self._ended.set()
         if self._tick is not None:
             self._tick.cancel()
-        # It ends at once, unless it is just telling: then what it says is written before we go on.
+        # The thread ends at once, unless it is writing a report. Wait for that report.
         self._thread.join(_NOTICED_S)
 
     @property
@@ -80,7 +82,7 @@ class Watchdog:
             still = self.stood_still
             if still < _NOTICED_S:
                 told_at = 0.0
-            # A process that was stopped as a whole, or a machine that slept, blames nobody.
+            # If the whole process was stopped or the machine slept, no code is to blame.
             elif not paused and still >= max(_NOTICED_S, 10 * told_at):
                 told_at = still
                 self._tell(still)
@@ -90,7 +92,7 @@ class Watchdog:
         task = asyncio.current_task(self._loop)
         if frame is None:
             return
-        # The innermost line that is neither Hopback's nor a library's; the innermost one without.
+        # The innermost line outside Hopback and libraries, or else the innermost line.
         own: FrameType | None = frame
         libraries = (_HOPBACK, os.path.dirname(os.__file__))
         while own is not None and (
@@ -109,10 +111,10 @@ class Watchdog:
 
 
 class ThreadEndpoint:
-    """An HTTP endpoint in a thread: requests are answered on the loop, and without it if that stands still.
+    """An HTTP endpoint in a thread. It answers even while the loop is blocked.
 
-    `respond` runs on the loop that opens it. While that stands still /healthz is answered here: alive
-    until it has stood still for a minute; everything else is 503.
+    `respond` runs on the loop that opens the endpoint. While the loop is blocked, the thread
+    answers: /healthz is alive for up to a minute, and all other paths return 503.
     """
 
     def __init__(self, respond: Respond, watchdog: Watchdog) -> None:
@@ -124,7 +126,7 @@ class ThreadEndpoint:
         self._thread: threading.Thread | None = None
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and tell where: port 0 takes a free one. OSError if the address is taken."""
+        """Listen and return the address. Port 0 selects a free one. Raises OSError if it is in use."""
         opened: asyncio.Future[tuple[str, int]] = self._asked_loop.create_future()
 
         def tell(found: tuple[str, int] | OSError) -> None:

@@ -52,7 +52,7 @@ INTEGER_RANGES: Mapping[type, tuple[int, int]] = {
     UInt64: (0, 2**64 - 1),
     Timestamp: (0, 2**64 - 1),
 }
-"""The whole-number types and what each can hold."""
+"""The integer types and their ranges."""
 
 _HUGE = sys.float_info.max
 
@@ -103,7 +103,7 @@ def decode_table(place: Located, *, marks: bool = True) -> dict[str, FieldValue]
 
 
 def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
-    """The AMQP value at this place; without `marks` a key that begins with `$` is like any other."""
+    """Decode the AMQP value here. Without `marks` a key that begins with `$` is an ordinary key."""
     if depth > DEEPEST:
         place.wrong(f"at most {DEEPEST} levels of nesting", "more")
         return None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
-    """The data in JSON text, or what was given if it is data already."""
+    """Parse JSON text. Data that is already parsed is returned unchanged."""
     if not isinstance(data, str | bytes):
         return data
     try:
@@ -47,7 +47,7 @@ def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
 
 
 def choose_vhost(root: Located, sections: Mapping[str, Located], asked: str | None) -> str | None:
-    """The virtual host to read; None where the file is of one virtual host and does not say which."""
+    """Return the virtual host to read, or None if the file has only one without a name."""
     used = _texts("vhost", sections, SECTIONS)
     known = sorted({*used, *_texts("name", sections, ("vhosts",))})
     if asked in known or not known:
@@ -73,7 +73,7 @@ def _no_constant(text: str) -> NoReturn:
 
 
 Definable: TypeAlias = "Exchange | Queue | Binding | Policy"
-"""What a definitions file can define and a topology holds."""
+"""The objects of a definitions file that a topology contains."""
 
 SECTIONS = ("exchanges", "queues", "bindings", "policies")
 """The sections of a definitions file that a topology models."""
@@ -99,7 +99,7 @@ def same_json(one: object, other: object) -> bool:
 
 
 def identity(item: Definable) -> object:
-    """What tells the objects of a section apart."""
+    """Return the key that distinguishes the objects of a section."""
     if isinstance(item, Binding):
         arguments = repr(sorted(item.arguments.items(), key=repr))
         return (item.source, item.destination, item.to_exchange, item.routing_key, arguments)
@@ -107,7 +107,7 @@ def identity(item: Definable) -> object:
 
 
 def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
-    """An object as we write it; `vhost` is named only in files of a whole broker."""
+    """Return an object in Hopback's format. `vhost` is set only in files of a whole broker."""
     home: dict[str, object] = {} if vhost is None else {"vhost": vhost}
     if isinstance(item, Binding):
         return {
@@ -147,7 +147,7 @@ def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
 
 
 def parse(section: str, place: Located) -> Definable | None:
-    """The object of this section at this place; None for a queue type that we do not model."""
+    """Parse an object of this section. Returns None for an unsupported queue type."""
     table = place.table()
     match section:
         case "exchanges":
@@ -205,7 +205,7 @@ _V4_0 = BrokerVersion(4)
 
 
 def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tuple[str, ...]]:
-    """The topology as a broker of this version can import it, and what was left out and why."""
+    """Return the part of the topology that this version can import, with notes about the rest."""
     notes: list[str] = []
     unknown = {queue.name for queue in topology.queues if version < QUEUE_TYPES[queue.type]}
     topology, said = without_queues(topology, unknown, f"RabbitMQ {version} has no such queues")
@@ -233,7 +233,7 @@ def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tu
 def without_queues(
     topology: Topology, names: set[str], why: str
 ) -> tuple[Topology, tuple[str, ...]]:
-    """The topology without these queues and what is bound to them, and a note for each."""
+    """Remove these queues and their bindings. Returns a note for each."""
     notes = tuple(
         f"{queue.type} queue {quoted(queue.name)} and its bindings left out: {why}"
         for queue in topology.queues
@@ -291,9 +291,10 @@ of its keys, and the objects that hold more than our own writing of them would."
 def read_definitions(
     data: Mapping[str, object] | str | bytes, *, vhost: str | None = None, name: str = "definitions"
 ) -> Topology:
-    """The topology of one virtual host in a definitions file; InvalidTopology lists all problems.
+    """Read the topology of one virtual host from a definitions file. InvalidTopology lists all
+    problems.
 
-    `vhost` chooses where the file holds several. `name` becomes the topology's name.
+    `vhost` selects one of several. `name` becomes the topology's name.
     """
     root = Located("", load(data, name), [])
     entries = dict(root.entries())
@@ -327,10 +328,10 @@ def read_definitions(
 def write_definitions(
     topology: Topology, *, version: BrokerVersion | None = None, vhost: str | None = None
 ) -> tuple[dict[str, object], tuple[str, ...]]:
-    """The definitions, and a sentence for everything that was left out.
+    """Return the definitions, and a sentence about each omitted object.
 
-    `version` is that of the broker which shall import them: what it would refuse or misunderstand
-    is left out. `vhost` names the virtual host in every object, for an import into a whole broker.
+    `version` is the version of the importing broker. Objects that it would refuse or misinterpret
+    are omitted. `vhost` names the virtual host in every object, for an import into a whole broker.
     """
     exclusive = {queue.name for queue in topology.queues if queue.exclusive}
     fitting, notes = without_queues(topology, exclusive, "it belongs to one connection")
@@ -357,7 +358,7 @@ class _DefinitionsReader:
         return [item for inner in places if (item := self.one(section, inner)) is not None]
 
     def one(self, section: str, place: Located) -> Definable | None:
-        """One object; None if it belongs to another virtual host or is of a kind we do not model."""
+        """Read one object. Returns None if it is in another virtual host or of an unsupported kind."""
         raw = thaw(decode(place, marks=False))
         home = raw.get("vhost", self.vhost) if isinstance(raw, Mapping) else self.vhost
         if home != self.vhost and not isinstance(home, str):
@@ -370,7 +371,7 @@ class _DefinitionsReader:
         return item
 
     def foreign(self, rest: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, object]:
-        """Everything of the file that the topology's own objects do not say."""
+        """Return the content of the file that is not part of the topology's objects."""
         record = {"keys": keys, "vhost": self.vhost, **self.originals}
         return {**rest, **self.others, RECORD: record}
 
@@ -404,7 +405,7 @@ class _Writer:
         return self.ordered(whole)
 
     def written(self, section: str, items: tuple[Definable, ...]) -> list[object]:
-        """The objects of one section; those that were not changed as they came."""
+        """Write the objects of one section. Unchanged objects keep their original form."""
         originals: dict[object, tuple[Definable, Mapping[str, object]]] = {}
         for raw in _list(thaw(self.record.get(section))):
             item = parse(section, Located(section, raw, []))
@@ -421,7 +422,7 @@ class _Writer:
         return {**raw} if self.named_vhost is None else {**raw, "vhost": self.named_vhost}
 
     def ordered(self, whole: dict[str, object]) -> dict[str, object]:
-        """The keys in their first order; an empty section that was not there stays away."""
+        """Restore the original order of keys. A new empty section is omitted."""
         keys = [key for key in _list(thaw(self.record.get("keys"))) if isinstance(key, str)]
         present = keys if self.record else [*whole]
         order = [*keys, *(key for key in whole if key not in keys)]
@@ -442,9 +443,10 @@ _OF_USERS = ("users", "permissions", "topic_permissions")
 
 
 def without_secrets(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
-    """The topology without what carries a secret, and a note for each thing left out.
+    """Remove objects that contain a secret, and return a note for each.
 
-    Users go together with their permissions: a broker refuses permissions of users it does not know.
+    Users are removed together with their permissions, because a broker refuses permissions of
+    unknown users.
     """
     kept: dict[str, object] = {}
     notes: list[str] = []

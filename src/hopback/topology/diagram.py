@@ -48,7 +48,7 @@ def draw_flow(topology: Topology) -> str:
 
 
 class _Flowchart:
-    """One flowchart in the making; ids are given in the order of the topology."""
+    """Builds one flowchart. Ids are assigned in the order of the topology."""
 
     def __init__(self, topology: Topology, longest_delay_ms: int) -> None:
         self.topology = topology
@@ -87,7 +87,7 @@ class _Flowchart:
         yield from (f"    {line}" for line in _CLASSES)
 
     def families(self) -> list[tuple[str, list[str]]]:
-        """The queues of each plan that are its own; those that plans share stand outside."""
+        """Return the queues used by only one plan, by plan. Shared queues are drawn outside."""
         members = []
         for plan in self.topology.plans:
             waiting = (route.queue for tier in plan.tiers for route in tier.routes)
@@ -130,24 +130,26 @@ class _Flowchart:
         return f"{self.ids.of('q', queue.name)}{before}{text}{after}"
 
     def delays(self) -> str:
-        """One node for all queues of delays: a queue for each power of two seconds says nothing more."""
+        """Return one node for all delay queues, because one per power of two adds no information."""
         longest = format_duration(self.longest_delay_ms)
         return f'{self.ids.of("q", _DELAYS)}(["queues of delays<br/>wait up to {longest}"]):::retry'
 
     def delayed(self) -> Iterator[str]:
-        """A dashed line: what has waited long enough."""
+        """Yield a dashed line for due messages."""
         if self.longest_delay_ms:
             yield f'{self.ids.of("q", _DELAYS)} -.->|"due"| {self.node("x", DUE)}'
 
     def periodic(self) -> Iterator[str]:
-        """Thick lines: what the process that holds the message of a schedule publishes."""
+        """Yield thick lines for periodic messages, published by the process that holds the
+        schedule.
+        """
         for name in self.queues:
             queue = scheduled_queue(name)
             if queue in self.queues:
                 yield f'{self.ids.of("q", name)} ==>|"periodic"| {self.node("q", queue)}'
 
     def node(self, kind: str, name: str) -> str:
-        """The id of an end of a line; what is not declared gets a node of its own."""
+        """Return the id of a line's end. An undeclared object gets a separate node."""
         known = self.exchanges if kind == "x" else self.queues
         node = self.ids.of(kind, name)
         if name not in known:
@@ -158,7 +160,7 @@ class _Flowchart:
         return node
 
     def bindings(self) -> Iterator[str]:
-        """Solid lines; several keys between the same two ends share one."""
+        """Yield solid lines. Several keys between the same two ends share a line."""
         keys: dict[tuple[str, str], list[str]] = {}
         for item in self.topology.bindings:
             end = self.node("x" if item.to_exchange else "q", item.destination)
@@ -170,7 +172,7 @@ class _Flowchart:
             yield f'{source} -->|"{text}"| {end}' if text else f"{source} --> {end}"
 
     def dead_letters(self) -> Iterator[str]:
-        """Dashed lines: where the broker moves what is rejected or has expired."""
+        """Yield dashed lines for the broker's moves of rejected or expired messages."""
         for queue in self.topology.queues:
             exchange = queue.arguments.get("x-dead-letter-exchange")
             if not isinstance(exchange, str):
@@ -182,7 +184,7 @@ class _Flowchart:
             yield f'{self.ids.of("q", queue.name)} -.->|"{text}"| {end}'
 
     def publishes(self) -> Iterator[str]:
-        """Thick lines: where the consumer publishes what failed."""
+        """Yield thick lines for the consumer's publishes of failed messages."""
         for plan in self.topology.plans:
             source = self.node("q", plan.queue)
             for tier in plan.tiers if plan.leave is Leave.PUBLISH else ():
@@ -249,7 +251,7 @@ class _Sequence:
         yield from (f"    {line}" for line in self.story())
 
     def participants(self) -> Iterator[str]:
-        """Who takes part, from left to right."""
+        """Yield the participants from left to right."""
         yield "participant producer as producer"
         yield f"participant {self.exchange()} as {self.exchange_name()}"
         yield f"participant {self.queue(self.plan.queue)} as {label(self.plan.queue)}"

@@ -1,4 +1,4 @@
-"""Desired × actual: what to create, what is the same, what conflicts, what is there besides.
+"""Compare a desired and an actual topology: missing, equal, conflicting and additional objects.
 
 Pure: both sides are topologies, wherever they were read from.
 """
@@ -32,14 +32,14 @@ _RECREATE = (
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What can be done, in words, and the policy key and value that would do it, if one can."""
+    """A remedy in words, and the policy key and value that apply it, if there is one."""
 
     text: str
     policy: tuple[str, FieldValue] | None = None
 
 
 def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldValue) -> Advice:
-    """What can be done about a field or argument of a queue."""
+    """Return the remedy for a field or argument of a queue."""
     key, known = policy_key(field), QUEUE_ARGUMENTS.get(field)
     if key is None or known is None or not known.live or actual.type not in known.types:
         return Advice(_MIGRATE)
@@ -71,7 +71,7 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
 
 
 def advise_exchange(field: str, desired: FieldValue, found: FieldValue) -> Advice:
-    """What can be done about a field or argument of an exchange."""
+    """Return the remedy for a field or argument of an exchange."""
     if field == "alternate-exchange" and found is None:
         return Advice(
             f"a policy with alternate-exchange: {shown(desired)} has the same effect on the live"
@@ -82,7 +82,7 @@ def advise_exchange(field: str, desired: FieldValue, found: FieldValue) -> Advic
 
 
 def advise_policy() -> Advice:
-    """What can be done about a policy."""
+    """Return the remedy for a policy."""
     return Advice("a policy can be replaced at any time and takes effect at once")
 
 
@@ -112,10 +112,10 @@ class DiffEntry:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field or argument that differs; None where a side does not have it.
+    """One field or argument that differs. None if a side does not have it.
 
-    `policy` is the policy definition that brings the desired effect without touching the queue, if
-    there is one; `advice` says in words what can be done.
+    `policy` is the policy definition that has the desired effect without changing the queue, if
+    there is one. `advice` describes the remedy.
     """
 
     field: str
@@ -135,7 +135,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """An object that is there, but other than desired; a broker refuses to declare it so."""
+    """An existing object that differs from the desired one. A broker refuses to redeclare it."""
 
     kind: Kind
     name: str
@@ -150,7 +150,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What lies between a desired topology and the actual one."""
+    """The differences between a desired topology and the actual one."""
 
     create: tuple[DiffEntry, ...] = ()
     same: tuple[DiffEntry, ...] = ()
@@ -159,12 +159,12 @@ class Diff:
 
     @property
     def settled(self) -> bool:
-        """Whether everything desired is there as desired; what is there besides does not matter."""
+        """Whether all desired objects exist as desired. Additional objects do not matter."""
         return not self.create and not self.conflict
 
 
 def diff(desired: Topology, actual: Topology) -> Diff:
-    """Compare two topologies; `actual` is what a broker holds."""
+    """Compare two topologies. `actual` is the content of a broker."""
     found = _Comparison()
     found.compare(Kind.EXCHANGE, desired.exchanges, actual.exchanges)
     found.compare(Kind.QUEUE, desired.queues, actual.queues)
@@ -223,7 +223,7 @@ class _Comparison:
 
 
 def _implicit(item: Definable) -> bool:
-    """Whether the broker made it by itself: the default exchange, `amq.…`, and what hangs on them."""
+    """Whether the broker created it: the default exchange, `amq.…`, and their bindings."""
     if isinstance(item, Binding):
         return not item.source or item.destination.startswith("amq.")
     return not isinstance(item, Policy) and (not item.name or item.name.startswith("amq."))
@@ -258,7 +258,7 @@ def _differing(desired: dict[str, FieldValue], actual: dict[str, FieldValue]) ->
 
 
 def _queue_fields(queue: Queue) -> dict[str, FieldValue]:
-    """What a broker compares: arguments that the queue type does not know are not among it."""
+    """Return the fields that a broker compares, without arguments unknown to the queue type."""
     known = ARGUMENTS_OF[queue.type]
     arguments = {key: value for key, value in queue.arguments.items() if key in known}
     return {

@@ -1,9 +1,9 @@
 """From a failure plan to the queues that carry it out.
 
-The hardened form rests on three kinds of quorum queue: the main queue, whose dead letters (a
-delivery limit reached) go to the dead-letter queue and never into the retry loop; retry queues,
-which return a message straight to its own queue; and the dead-letter queue, which lets nothing go
-by itself. The broker moves messages at least once only, so none is lost on the way.
+The hardened form has three kinds of quorum queue. The main queue sends its dead letters (delivery
+limit reached) to the dead-letter queue and never into the retry loop. Retry queues return a message
+directly to its main queue. The dead-letter queue never removes messages by itself. The broker moves
+messages at least once, so none is lost on the way.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 DELIVERY_LIMIT = 200
-"""How often a message may come back to a hardened main queue: at its 201st delivery it is parked.
+"""How often a message may return to a hardened main queue. Its 201st delivery is parked.
 
-A crash costs every prefetched message one delivery, also those that did nothing wrong. What came back
-twice is handled apart from the others (`policy.quarantine`), so this is far more than the crashes that
-innocents can meet, and still ends the loop of a message that kills its consumer.
+A crash costs every prefetched message one delivery, including innocent ones. A message that
+returned four times is handled apart from the others (`policy.quarantine`). The limit is therefore
+far above the number of crashes that an innocent message can meet, and still ends the loop of a
+message that kills its consumer.
 """
 
 NO_DELIVERY_LIMIT = 1_000_000_000
-"""Said to a quorum queue that must never remove a message for having been looked at.
+"""The delivery limit of a quorum queue that must never drop a message for being read.
 
-From RabbitMQ 4.0 on, silence means a limit of 20; -1 lifts it there, but 3.10 takes -1 as 0 and
-deletes at the first requeue. A number that nobody reaches means the same to all of them.
+From RabbitMQ 4.0 on the default limit is 20. There -1 removes it, but 3.10 treats -1 as 0 and
+deletes the message at the first requeue. An unreachable number works in all versions.
 """
 
 SHADOW = ".migrating"
-"""What the name of a shadow queue ends with: it keeps a queue's messages while that is replaced.
+"""The suffix of a shadow queue, which keeps a queue's messages while that is replaced.
 
-As long as `NAME.migrating` exists, nobody but the migration creates `NAME`.
+While `NAME.migrating` exists, only the migration creates `NAME`.
 """
 
 
@@ -87,7 +88,9 @@ def harden(plan: Plan) -> Plan:
 
 
 def hardened_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tuple[Queue, ...]:
-    """The queues of a hardened plan: main, retry queues, dead-letter queue; all quorum."""
+    """Return the queues of a hardened plan: main, retry and dead-letter queue. All are quorum
+    queues.
+    """
     main = at_least_once(
         plan.queue,
         dead_lettering(plan.parking.exchange, plan.parking.routing_key),
@@ -136,11 +139,11 @@ def unique_queues(queues: Iterable[Queue]) -> tuple[Queue, ...]:
 
 
 def recommended_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | None = None) -> Plan:
-    """Hopback's own plan for a new queue: one retry queue per delay, one hop, straight back.
+    """Return Hopback's plan for a new queue: one retry queue per delay, one hop, directly back.
 
-    `attempts` is one more than there are tiers unless said otherwise; further ones use the last
-    tier. Equal delays share a retry queue; no delay at all means that the first failure parks.
-    InvalidTopology names every value that cannot be used.
+    The default of `attempts` is the number of tiers plus one. Further attempts use the last tier.
+    Equal delays share a retry queue. Without delays the first failure parks. InvalidTopology names
+    every invalid value.
     """
     problems = [] if queue else [Problem("queue", "a name", "''")]
     for index, delay_ms in enumerate(tiers_ms):
@@ -175,9 +178,9 @@ def recommended_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | Non
 
 
 def at_least_once(name: str, *arguments: dict[str, FieldValue]) -> Queue:
-    """A quorum queue that keeps a dead letter until its next queue has confirmed it.
+    """Return a quorum queue that keeps a dead letter until its next queue has confirmed it.
 
-    Without `reject-publish` the broker falls back to at-most-once and says so only in its log.
+    Without `reject-publish` the broker falls back to at-most-once and reports that only in its log.
     """
     together: dict[str, FieldValue] = {}
     for part in arguments:

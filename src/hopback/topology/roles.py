@@ -114,7 +114,7 @@ class _DeadLetterWays:
         self.ends = self.fed - self.targets.keys()
 
     def is_returned_to(self, name: str) -> bool:
-        """Whether all dead letters that reach this queue come back from retry queues."""
+        """Whether all dead letters that reach this queue return from retry queues."""
         sources = self.sources.get(name, set())
         return bool(sources) and all(self._leads_back(one, name) for one in sources)
 
@@ -129,7 +129,7 @@ class _DeadLetterWays:
         if speaks_of_failures(target):
             return False
         if self.sources.get(source):
-            # The broker fills it. Its messages come back if it leads to a queue that fills it.
+            # The broker fills it. Its messages return if it leads to a queue that fills it.
             return bool(self.targets[source] & self._ancestors(source))
         if is_part or waits:
             return True
@@ -166,9 +166,9 @@ def speaks_of_failures(name: str) -> bool:
 
 
 def dead_letter_owners(topology: Topology, roles: Mapping[str, QueueRole]) -> dict[str, str | None]:
-    """Queues that nothing but their name gives away, each with the queue it belongs to.
+    """Return queues that only their name identifies, each with the queue it belongs to.
 
-    None where the name alone says it, and for all queues.
+    The owner is None if only the name shows the role, or if it serves all queues.
     """
     found: dict[str, str | None] = {}
     for name, role in roles.items():

@@ -1,9 +1,9 @@
-"""Where a publish goes: the routing rules of RabbitMQ over plain data.
+"""Routing of a publish: the rules of RabbitMQ over plain data.
 
-`#` stands for zero or more words of a routing key, `*` for exactly one; an empty routing key has
-no words. A headers exchange compares types as well as values. An alternate exchange takes what
-matched no binding of its exchange; a binding to another exchange counts as a match even when that
-exchange then routes nowhere. Each queue is reached once, however many paths lead to it.
+`#` matches zero or more words of a routing key, `*` exactly one. An empty routing key has no words.
+A headers exchange compares types as well as values. An alternate exchange receives messages that
+matched no binding of its exchange. A binding to another exchange counts as a match even if that
+exchange routes to no queue. Each queue is reached once, however many paths lead to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PREDECLARED: tuple[Exchange, ...] = (
 """The exchanges every virtual host is born with. A `RoutingTable` holds them only when given."""
 
 _NO_HEADERS: Headers = MappingProxyType({})
-_MEMO_SIZE = 4096  # more keys than most systems have; endless ones must not fill the memory
+_MEMO_SIZE = 4096  # more keys than most systems have. It bounds memory for unlimited keys
 
 # A destination of a binding: its name, and whether it is an exchange.
 _Destination: TypeAlias = "tuple[str, bool]"
@@ -48,7 +48,7 @@ def topic_matches(pattern: str, key: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _trie_of(pattern: str) -> _Trie:
-    """A trie of one pattern; a plan asks for the same few again and again."""
+    """Return the cached trie of one pattern, because a plan repeats the same few patterns."""
     trie = _Trie()
     trie.add(pattern, ("", False))
     return trie
@@ -86,10 +86,10 @@ def _comparable(value: FieldValue) -> object:
 
 
 class RoutingTable:
-    """Exchanges, queue names and bindings, made ready to answer quickly. Nothing in it changes.
+    """Exchanges, queue names and bindings, prepared for fast lookups. Immutable.
 
-    A binding from or to something that is not declared leads nowhere. An exchange of a type that
-    only a plugin knows is taken to reach everything bound to it.
+    A binding from or to an undeclared object routes to no queue. An exchange of a plugin's type is
+    assumed to reach everything bound to it.
     """
 
     __slots__ = ("_alternates", "_bound", "_by_headers", "_matchers", "_memo", "_own")
@@ -128,7 +128,7 @@ class RoutingTable:
     def route(
         self, exchange: str, routing_key: str, headers: Headers = _NO_HEADERS
     ) -> tuple[str, ...]:
-        """The queues a publish reaches, each once, by name; KeyError for a missing exchange."""
+        """Return the names of the queues a publish reaches. Raises KeyError for a missing exchange."""
         if not exchange:
             return self._own.get(routing_key, ())
         known = self._memo.get((exchange, routing_key))
@@ -153,7 +153,7 @@ class RoutingTable:
         return tuple(sorted({key for key in routing_keys if key in self._own}))
 
     def reachable(self, exchange: str, routing_key: str) -> tuple[str, ...] | None:
-        """The queues that a publish can reach, whatever its headers; None for a missing exchange."""
+        """Return the queues a publish can reach with any headers, or None for a missing exchange."""
         if exchange and exchange not in self._matchers:
             return None
         if exchange not in self._by_headers:
@@ -206,14 +206,14 @@ class RoutingTable:
 
 
 def _kind(exchange: Exchange) -> str:
-    """The type that routes; a delayed exchange holds messages back and then routes as another."""
+    """Return the routing type. A delayed exchange holds messages and then routes as another type."""
     if exchange.type == "x-delayed-message":
         return str(exchange.arguments.get("x-delayed-type", ""))
     return exchange.type
 
 
 def _matcher(exchange: Exchange, bindings: Sequence[Binding]) -> _Matcher:
-    """What answers for one exchange, built once from its bindings."""
+    """Build the matcher of one exchange from its bindings."""
     match _kind(exchange):
         case ExchangeType.DIRECT:
             by_key: defaultdict[str, set[_Destination]] = defaultdict(set)
@@ -239,12 +239,12 @@ def _destination(binding: Binding) -> _Destination:
 
 
 def _words(key: str) -> list[str]:
-    """The words of a routing key; an empty key has none, though `a.` has two."""
+    """Split a routing key into words. An empty key has none, though `a.` has two."""
     return key.split(".") if key else []
 
 
 class _TrieNode:
-    """A place in the trie of patterns; `repeats` after a `#`, which takes any further word."""
+    """A node in the trie of patterns. `repeats` is set after a `#`, which matches any further word."""
 
     __slots__ = ("branches", "destinations", "repeats")
 
@@ -270,7 +270,7 @@ class _TrieNode:
 
 
 class _Trie:
-    """The patterns of one topic exchange; all of them are walked at once, word by word."""
+    """The patterns of one topic exchange, matched together word by word."""
 
     __slots__ = ("_root",)
 
@@ -308,10 +308,11 @@ class Entrance:
 def find_entrance(
     topology: Topology, queue: str, exchange: str | None = None, routing_key: str | None = None
 ) -> Entrance:
-    """The first way into `queue` that fits what is given; CannotSimulate if there is none.
+    """Return the first route into `queue` that matches the arguments. Raises CannotSimulate if
+    none.
 
-    Exchanges that only retries and dead letters use are tried last. A key that is not given is
-    made from the bindings: `orders.*` is tried as `orders.example`.
+    Exchanges that only retries and dead letters use are tried last. A missing key is made from the
+    bindings: `orders.*` is tried as `orders.example`.
     """
     table = RoutingTable(topology.exchanges, [q.name for q in topology.queues], topology.bindings)
     plans = topology.plans

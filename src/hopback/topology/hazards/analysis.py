@@ -1,8 +1,9 @@
-"""A topology made ready to be looked at: who dead-letters where, who waits, who rests.
+"""A topology prepared for the rules: dead-letter routes, retry queues and dead-letter queues.
 
-Roles come from the plans; of a queue that no plan names, the structure tells: what has a time to
-live and a dead-letter exchange is a retry queue, what receives dead letters and lets none go is a
-dead-letter queue. So a live broker, which knows no plans, can be looked at too.
+Roles come from the plans. The role of a queue without a plan comes from the structure: a queue with
+a time to live and a dead-letter exchange is a retry queue. A queue that receives dead letters and
+does not dead-letter them is a dead-letter queue. A live broker, which has no plans, can therefore
+be analysed too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Parameter:
     value: Mapping[str, object]
 
     def text(self, key: str) -> str | None:
-        """A text in it; None where it is missing or of another type."""
+        """Return a text value, or None if it is missing or of another type."""
         found = self.value.get(key)
         return found if isinstance(found, str) else None
 
@@ -56,7 +57,7 @@ def parameters(topology: Topology, component: str) -> Iterator[Parameter]:
 
 
 def operator_policies(topology: Topology) -> tuple[Policy, ...]:
-    """The policies that operators lay over the others; definitions hold them as parameters."""
+    """Return the operator policies, which definitions store as parameters."""
     found = []
     for each in parameters(topology, "operator_policy"):
         pattern, definition = each.text("pattern"), each.value.get("definition")
@@ -69,13 +70,13 @@ def operator_policies(topology: Topology) -> tuple[Policy, ...]:
 Keys: TypeAlias = "defaultdict[str, set[str]]"
 
 ANY_KEY = "<any key>"
-"""Stands for a key that nothing is known of: what a fanout passes on."""
+"""Represents an unknown key, such as one passed on by a fanout."""
 
-_MOST_HASHES = 3  # the work grows with each: nobody writes more
+_MOST_HASHES = 3  # the work grows with each, and patterns rarely have more
 
 
 def samples(pattern: str) -> tuple[str, ...]:
-    """Keys that stand for all that a topic pattern matches: each `#` as none, one and two words."""
+    """Return keys that represent all matches of a topic pattern: each `#` as no, one and two words."""
     words = pattern.split(".") if pattern else []
     if words.count("#") > _MOST_HASHES:
         return (pattern,)
@@ -140,7 +141,7 @@ _WAITING_NAME = re.compile(r"retry|retries|delay|wait|backoff", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Where the dead letters of a queue go. `key` is None where a message keeps its own."""
+    """The destination of a queue's dead letters. `key` is None if a message keeps its key."""
 
     source: str
     exchange: str
@@ -156,7 +157,7 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A queue whose dead letters come back to it by way of retry queues."""
+    """A queue whose dead letters return to it through retry queues."""
 
     main: str
     through: frozenset[str]
@@ -164,20 +165,20 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A delivery limit of a quorum queue; the default one exists from 4.0 on."""
+    """A delivery limit of a quorum queue. The default limit exists from 4.0 on."""
 
     value: int
     by_default: bool = False
 
 
 def number(queue: Queue, argument: str) -> int | None:
-    """A whole-number argument; None where it is missing or of another type."""
+    """Return an integer argument, or None if it is missing or of another type."""
     value = queue.arguments.get(argument)
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def text(queue: Queue, argument: str) -> str | None:
-    """A text argument; None where it is missing or of another type."""
+    """Return a text argument, or None if it is missing or of another type."""
     value = queue.arguments.get(argument)
     return value if isinstance(value, str) else None
 
@@ -199,9 +200,9 @@ _CLASSIC_KEEPS = ("reject-publish", "reject-publish-dlx")
 
 
 class Analysis:
-    """Everything that rules ask about a topology, worked out once and only when asked for.
+    """The facts that rules need about a topology, computed once on first use.
 
-    `declared` is the topology as it was given; all else sees policies applied.
+    `declared` is the topology as given. All other attributes have policies applied.
     """
 
     def __init__(self, topology: Topology, version: BrokerVersion | None = None) -> None:
@@ -217,9 +218,9 @@ class Analysis:
 
     @cached_property
     def exchanges(self) -> dict[str, Exchange]:
-        """All exchanges that exist, by name, those of every virtual host among them.
+        """All existing exchanges by name, including the predeclared ones.
 
-        What a headers exchange decides by is not known here: it may reach all that is bound.
+        Header values are unknown here, so a headers exchange is assumed to reach all its bindings.
         """
         every = {exchange.name: exchange for exchange in (*PREDECLARED, *self.topology.exchanges)}
         return {
@@ -235,7 +236,7 @@ class Analysis:
         return RoutingTable(self.exchanges.values(), self.queues, self.topology.bindings)
 
     def route(self, exchange: str, key: str) -> tuple[str, ...]:
-        """The queues reached; none through an exchange that does not exist."""
+        """Return the queues reached. A missing exchange reaches none."""
         return self.table.route(exchange, key) if self.exists(exchange) else ()
 
     def exists(self, exchange: str) -> bool:
@@ -367,7 +368,9 @@ class Analysis:
         return tuple(found)
 
     def reached(self, start: str, via: Collection[str]) -> set[str]:
-        """What dead letters of `start` reach when only the queues `via` pass them on."""
+        """Return the queues that dead letters of `start` reach if only the queues `via` pass them
+        on.
+        """
         found, waiting = set[str](), [start]
         while waiting:
             fresh = set(self.targets(waiting.pop())) - found
@@ -376,7 +379,9 @@ class Analysis:
         return found
 
     def limit(self, queue: Queue) -> Limit | None:
-        """The delivery limit; a negative one is none (and refused or worse before 4.0)."""
+        """Return the delivery limit. A negative one means no limit (and is refused or worse before
+        4.0).
+        """
         if queue.type is not QueueType.QUORUM:
             return None
         value = number(queue, "x-delivery-limit")
@@ -386,10 +391,10 @@ class Analysis:
 
 
 def seems_resting(name: str) -> bool:
-    """Whether people call a dead-letter queue so."""
+    """Whether the name is usual for a dead-letter queue."""
     return bool(_RESTING_NAME.search(name)) and not seems_waiting(name)
 
 
 def seems_waiting(name: str) -> bool:
-    """Whether people call a retry queue so."""
+    """Whether the name is usual for a retry queue."""
     return bool(_WAITING_NAME.search(name))

@@ -1,4 +1,4 @@
-"""Rules about failure plans, and about queues that nothing reaches."""
+"""Rules about failure plans and about unreachable queues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def _missing(analysis: Analysis) -> Iterator[Hit]:
         for queue in analysis.mains.values()
         if queue.name not in known and queue.type is not QueueType.STREAM
     ]
-    # A live broker, a definitions file or a file of `pattern = "none"` has no plans: say so once.
+    # A live broker, a definitions file or a file of `pattern = "none"` has no plans. Report that
+    # once.
     if bare and not analysis.plans:
         yield Hit(
             THE_TOPOLOGY,
@@ -74,7 +75,7 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
     for purpose, exchange, key, meant in (
         *(("retry", route.exchange, route.routing_key, {route.queue}) for route in routes),
         ("parking", parking.exchange, parking.routing_key, {parking.queue}),
-        # A re-drive may also go through a retry queue, and come back from there.
+        # A redrive may also go through a retry queue and return from there.
         ("re-drive", redrive.exchange, redrive.routing_key, {plan.queue, *waiting}),
     ):
         if not meant.intersection(analysis.route(exchange, key)):
@@ -82,7 +83,7 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
                 f"The way for {purpose}, {exchange_place(exchange)} with key {named(key)}, does"
                 f" not reach {queue_place(*meant)}"
             )
-    # Rejected messages that end elsewhere than the plan says; without a leg they are deleted.
+    # Rejected messages that end elsewhere than planned. Without a leg they are deleted.
     leg = analysis.legs.get(plan.queue)
     if leg is None or not leg.targets:
         return
@@ -120,7 +121,7 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
         if (target, name) not in own
     }
     alone = [name for name in analysis.mains if name not in reached]
-    # What periodic messages have reached is written by the process that sends them, by name.
+    # The process that sends periodic messages writes their progress queue by name.
     alone = [name for name in alone if scheduled_queue(name) not in analysis.plans]
     unplanned = [name for name in alone if name not in analysis.plans] if analysis.plans else []
     by_name = (
@@ -159,7 +160,7 @@ def _dangling(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _order(analysis: Analysis) -> Iterator[Hit]:
-    """Queues that let one consumer work at a time, and retries that come back later."""
+    """Find queues with a single active consumer whose retries return out of order."""
     retried = {plan.queue for plan in analysis.plans.values() if plan.tiers}
     retried |= {loop.main for loop in analysis.loops}
     for name in sorted(retried & analysis.queues.keys()):
@@ -182,4 +183,4 @@ RULES = (
     HazardRule("dangling-binding", errors(), _dangling),
     HazardRule("order-lost-by-retry", infos(), _order),
 )
-"""What can be wrong with plans and with what connects queues."""
+"""The rules about plans and about connections of queues."""
