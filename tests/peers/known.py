@@ -12,13 +12,13 @@ __all__ = ["REASONS"]
 REASONS: Mapping[str, str] = {
     "test_big_message": "20 MiB, and from 4.0 on RabbitMQ takes 16 MiB",
     "test_create_channels_during_reconnect": (
-        "a race inside aio-pika between two ends of its close, lost where `connection.close-ok` comes at"
-        " once: by itself it failed in 11 of 12 runs on RabbitMQ 3.10.8 (0.4 ms) and on 4.3.6 (0.3 ms), in"
-        " 8 of 12 here (0.06 ms), and in none of 12 with `close-ok` alone delayed by 3 ms"
+        "a race inside aio-pika if `connection.close-ok` arrives at once. Run alone it failed in 11"
+        " of 12 runs on RabbitMQ 3.10.8 (0.4 ms) and 4.3.6 (0.3 ms), in 8 of 12 here (0.06 ms), and in"
+        " none of 12 with `close-ok` delayed by 3 ms"
     ),
     "test_replaced_task_nesting_level_0": (
-        "the test sets its flag to False after it has sent the task; where the task is delivered at once, its"
-        " handler has set the flag to True before"
+        "the test sets its flag to False after it has sent the task. If the task is delivered at"
+        " once, its handler has already set the flag to True"
     ),
 }
 """The last part of a test's name, without its parameters → why."""

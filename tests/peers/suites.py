@@ -13,7 +13,7 @@ __all__ = ["BY_HAND", "REQUIREMENTS", "SUITES", "TEST_SECONDS", "WITHOUT_TESTS",
 TEST_SECONDS = 90
 """For one test: the longest of them wait for a minute."""
 
-_NO_TLS = "neither side has TLS here"
+_NO_TLS = "no TLS on either side"
 _MAIN_URL = "amqp://guest:guest@127.0.0.1:5672/%2F"
 
 
@@ -45,7 +45,7 @@ SUITES: tuple[Suite, ...] = (
         paths=("tests",),
         left_out={
             "test_amqps": _NO_TLS,
-            "test_robust_recovery": "stops and starts a broker in a container of its own",
+            "test_robust_recovery": "stops and starts a broker in a container",
         },
         seconds=600,
     ),
@@ -98,10 +98,10 @@ WITHOUT_TESTS: Mapping[str, str] = {
 
 BY_HAND: Mapping[str, str] = {
     "amqp091-go (Go 1.19, its repository as of 20 August 2026)": (
-        "all 246 tests of `go test -tags integration` pass on hopback broker in its three profiles, those of"
-        " its recovery among them; on RabbitMQ 3.10.8, where its list of connections lags by seconds, the"
-        " recovery tests pass when run by themselves, and the whole did not end within four minutes. One"
-        " test skips itself, because it needs `rabbitmqctl`"
+        "all 246 tests of `go test -tags integration` pass on hopback broker in its three profiles, including"
+        " recovery. On RabbitMQ 3.10.8, whose list of connections is seconds late, the"
+        " recovery tests pass when run alone, and the whole suite did not end within four minutes. One"
+        " test that needs `rabbitmqctl` is skipped"
     ),
 }
 """Suites that no registry of Python has, and what came of them."""
