@@ -1,8 +1,8 @@
-"""Brokers by name: the `[[brokers]]` of a settings file, which service and command read alike.
+"""Brokers by name: the `[[brokers]]` of a settings file, for the service and the command.
 
-A broker here is one virtual host of one broker. A password is never in the file: an address names the
-environment variable or the file that has it, as every address of ours can, or `url_env` names the variable
-that has the whole address.
+Each entry is one virtual host of one broker. The file never contains a password. An address names
+the environment variable or the file with the password, or `url_env` names the variable with the
+whole address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EMBEDDED = "embedded"
 """The address of a broker inside the process."""
 
 _Text = Annotated[str, Meta(min_length=1, max_length=2000)]
-# No colon: it stands between the name of a broker and one of its virtual hosts.
+# No colon, which separates a broker's name from its virtual host.
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
@@ -35,9 +35,9 @@ class BadBrokers(HopbackError):
 
 
 class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """One `[[brokers]]` of the file. `vhosts` makes a broker of each of them, called `name:vhost`.
+    """One `[[brokers]]` entry. With `vhosts` each virtual host becomes a broker named `name:vhost`.
 
-    `read_brokers` returns one for each broker, with its whole address in `url`.
+    `read_brokers` returns one entry per broker, with the whole address in `url`.
     """
 
     name: _Name
@@ -52,7 +52,7 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_brokers(path: Path, environment: Mapping[str, str]) -> tuple[BrokerSettings, ...]:
-    """The brokers in a settings file; what else it holds is the service's business."""
+    """Read the brokers of a settings file. The service reads the other sections."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -67,7 +67,7 @@ def read_brokers(path: Path, environment: Mapping[str, str]) -> tuple[BrokerSett
 
 
 def broker_path(name: str) -> str:
-    """What the paths of a broker with that name begin with, at a server that has several."""
+    """Return the path prefix of a broker at a server with several brokers."""
     return f"/brokers/{quote(name, safe=':')}"
 
 
@@ -83,7 +83,7 @@ def broker_names(entries: Iterable[BrokerSettings]) -> tuple[str, ...]:
 def name_brokers(
     entries: Iterable[BrokerSettings], environment: Mapping[str, str], where: str
 ) -> tuple[BrokerSettings, ...]:
-    """The brokers of these entries, in order; BadBrokers names the one that is wrong."""
+    """Return the brokers of these entries, in order. BadBrokers names the invalid entry."""
     found: dict[str, BrokerSettings] = {}
     for entry in entries:
         url = _address(entry, environment, where)
@@ -114,7 +114,7 @@ def _address(entry: BrokerSettings, environment: Mapping[str, str], where: str) 
         password = parts.password
     except ValueError:
         well_formed, password = False, None
-    if not well_formed:  # not shown: it may hold a password
+    if not well_formed:  # not shown, because it may contain a password
         raise BadBrokers(f"{here}: expected amqp://… or amqps://…, got something else")
     if entry.url and password:
         raise BadBrokers(

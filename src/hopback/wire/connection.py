@@ -1,7 +1,7 @@
 """The AMQP 0-9-1 connection without I/O: bytes to events, commands to bytes.
 
-The same class serves a client and a server. It checks all input and output against the tables of
-`states` and `methods`, sends answers that have no alternative (close-ok, a client's flow-ok and
+The same class serves a client and a server. It checks all input and output against the state
+tables and `methods`, sends answers that have no alternative (close-ok, a client's flow-ok and
 cancel-ok), and enforces the limits on frames, messages and pending requests, which bound the memory
 in use.
 

@@ -1,4 +1,4 @@
-"""The embedded broker: the simulated node behind the broker port, in the process that uses it.
+"""The embedded broker: the simulated node behind the broker port, in the same process.
 
 On the ordinary event loop it runs in real time, on a `VirtualTimeLoop` in virtual time.
 """
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from hopback.topology.model import Policy
 
 _WINDOW = 1000
-"""Publishes in flight on a channel: enough that no test waits for confirms by accident."""
+"""Publishes in flight per channel. Large enough that tests do not wait for confirms by accident."""
 _CONFIRM_TIMEOUT_S = 30.0
-"""As the client of RabbitMQ has it."""
+"""Seconds, as in the RabbitMQ client."""
 
 
 class EmbeddedBroker:
-    """RabbitMQ in memory, for one process: development, tests, simulation.
+    """An in-memory RabbitMQ for one process: development, tests, simulation.
 
-    `version` chooses whose behaviour it shows. `seed` decides the names it makes up and the chance
-    faults. `window` and `confirm_timeout` are those of its clients. `node` is the broker inside;
-    `faults` are the switches to make things go wrong.
+    `version` is the emulated version. `seed` determines generated names and random faults. `window`
+    and `confirm_timeout` apply to its clients. `node` is the simulated node. `faults` injects
+    faults.
     """
 
     def __init__(
@@ -59,24 +59,24 @@ class EmbeddedBroker:
         self.node.timers.on_earlier = self._arm
         self.faults: Faults = Faults(seed)
         self.replies: DirectReplies[EmbeddedChannel] = DirectReplies()
-        """Who waits for direct replies."""
+        """The channels that wait for direct replies."""
         self.window = window
         self.confirm_timeout = confirm_timeout
         self.user = user
         self.blocked: bool = False
-        """Whether publishers are held back, as by a memory alarm."""
+        """Whether publishers are blocked, as by a memory alarm."""
         self._connections: list[EmbeddedConnection] = []
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def address(self) -> str:
-        """Where it is: nowhere but here."""
+        """A description for display. The broker has no network address."""
         return f"embedded RabbitMQ {self.node.profile.version}"
 
     @property
     def version(self) -> BrokerVersion:
-        """Whose behaviour it shows."""
+        """The emulated version."""
         return self.node.profile.version
 
     @property
@@ -85,13 +85,13 @@ class EmbeddedBroker:
         return tuple(self._connections)
 
     async def connect(self, name: str = "hopback") -> EmbeddedConnection:
-        """A new connection; ConnectionFailed if a fault switch says so."""
+        """Open a connection. Raise ConnectionFailed if a fault is injected."""
         await asyncio.sleep(self.faults.latency)
         if self.faults.active and self.faults.strikes(Fault.REFUSE_CONNECTION):
             raise ConnectionFailed(f"{self.address} refused the connection: a fault was injected")
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # The deadlines are kept on this loop; the one that ran before may be gone with its timers.
+            # Timers run on this loop. The previous loop may have ended with its timers.
             self._loop, self._timer = loop, None
             due = self.node.next_deadline()
             if due is not None:
@@ -104,36 +104,39 @@ class EmbeddedBroker:
         if connection in self._connections:
             self._connections.remove(connection)
 
-    # What an operator can do.
+    # Operations.
 
     def set_policy(self, policy: Policy, *, operator: bool = False) -> None:
-        """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""
+        """Create or overwrite a policy. Raise ValueError where RabbitMQ answers 400."""
         self.node.policies.put(policy, operator=operator)
 
     def clear_policy(self, name: str, *, operator: bool = False) -> None:
-        """Remove a policy; a missing one is no error."""
+        """Delete a policy. A missing policy is not an error."""
         self.node.policies.remove(name, operator=operator)
 
     def snapshot(self) -> NodeSnapshot:
-        """Everything in it at this moment, as values."""
+        """Return a snapshot of the current state."""
         return snapshot(self.node)
 
     def restart(self) -> None:
-        """Stop and start: connections are lost, and so is what is not durable."""
+        """Restart. Connections, transient objects and transient messages are lost."""
         self.cut(buffered=False)
         self.node.restart()
 
     # Faults.
 
     def cut(self, connection: EmbeddedConnection | None = None, *, buffered: bool = True) -> None:
-        """Cut one connection, or all; `buffered`: what the broker had said already still arrives."""
+        """Cut one or all connections. With `buffered`, data already sent by the broker still
+        arrives.
+        """
         for each in (connection,) if connection is not None else self.connections:
             each.cut(buffered=buffered)
 
     def block(self, *, blocked: bool = True) -> None:
-        """Hold publishers back, as a memory alarm does, or let them go on.
+        """Block or unblock publishers, as a memory alarm does.
 
-        A connection that publishes meanwhile is not read any more: its settlements wait, too.
+        The broker stops reading from a connection that publishes meanwhile, so its settlements wait
+        too.
         """
         self.blocked = blocked
         for connection in () if blocked else self.connections:

@@ -1,4 +1,4 @@
-"""A connection to the embedded broker, and the order in which it hears of things."""
+"""A connection to the embedded broker, and the order of its notifications."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class OrderedCalls:
-    """Calls are made in the order in which they were put in, never within `put` itself.
+    """Runs calls in the order of `put`, never inside `put`.
 
-    A turn of the loop makes those calls that were waiting when it began: what they lead to comes
-    in a later turn, as over a network.
+    A turn of the event loop runs the calls that were waiting when it started. Their follow-up calls
+    run in a later turn, as over a network.
     """
 
     __slots__ = ("_faults", "_loop", "_scheduled", "_waiting")
@@ -69,13 +69,13 @@ class OrderedCalls:
         _, call, argument = self._waiting.popleft()
         try:
             call(argument)
-        except Exception as error:  # a client's callback: as asyncio does with its own
+        except Exception as error:  # an error in a client's callback is reported as in asyncio
             context = {"message": f"{call!r} raised", "exception": error}
             self._loop.call_exception_handler(context)
 
 
 class EmbeddedConnection:
-    """Fills the port's `Connection`. It never heals itself: when it ends, it has ended."""
+    """Implements the port's `Connection`. It does not reconnect."""
 
     def __init__(self, broker: EmbeddedBroker, name: str) -> None:
         self.broker = broker
@@ -85,7 +85,7 @@ class EmbeddedConnection:
         self.session: Session = broker.node.connect(name, broker.user)
         self._channels: list[EmbeddedChannel] = []
         self.reading: bool = True
-        """Whether the broker reads what we send; a publish during an alarm stops that."""
+        """Whether the broker reads from this connection. A publish during an alarm stops it."""
         self._unread: deque[Callable[[], object]] = deque()
         self._closing = False
         self._ended: asyncio.Future[BrokerError | None] = loop.create_future()
@@ -107,7 +107,7 @@ class EmbeddedConnection:
         return channel
 
     async def close(self) -> None:
-        """Close in order; what was unsettled goes back to its queues. Safe to repeat."""
+        """Close the connection. Unsettled deliveries are requeued. Safe to repeat."""
         if not self._closing and not self._ended.done():
             self._closing = True
             self.session.close()
@@ -115,7 +115,7 @@ class EmbeddedConnection:
         await self.wait_closed()
 
     async def wait_closed(self) -> BrokerError | None:
-        """Return when the connection has ended: the reason, or None if we closed it."""
+        """Wait until the connection has closed. Return the reason, or None after `close`."""
         return await asyncio.shield(self._ended)
 
     def cut(self, *, buffered: bool = True) -> None:
@@ -127,7 +127,7 @@ class EmbeddedConnection:
         self.fail(ConnectionLost("connection lost: a fault was injected"))
 
     def fail(self, error: BrokerError) -> None:
-        """Tell everyone, after what was said before."""
+        """End the connection after all earlier notifications."""
         self.replies.put(self._end, error)
 
     def release(self, channel: EmbeddedChannel) -> None:
@@ -135,11 +135,11 @@ class EmbeddedConnection:
             self._channels.remove(channel)
 
     def stop_reading(self) -> None:
-        """The broker has run out of something, and we have published: it stops listening to us."""
+        """Stop reading from this connection, which published during an alarm."""
         self.reading = False
 
     def postpone(self, call: Callable[[], object]) -> None:
-        """Sent while nobody reads it."""
+        """Store a call until the broker reads again."""
         self._unread.append(call)
 
     def unblocked(self) -> None:
@@ -149,7 +149,7 @@ class EmbeddedConnection:
         self.admit()
 
     def admit(self) -> None:
-        """Let publishers look again whether there is room."""
+        """Wake publishers that wait for room."""
         for channel in self._channels:
             channel.admit()
 

@@ -1,4 +1,4 @@
-"""The consumers of a queue: whose turn it is, and how long they may hold what they got."""
+"""The consumers of a queue: round-robin delivery and the consumer timeout."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TICK_S = 60.0
 
 
 class ConsumerTimeout:
-    """Watches what one channel holds, with one alarm for all of it.
+    """The consumer timeout of one channel, with one alarm for all its deliveries.
 
-    A delivery held for too long closes the channel; on 4.3 it ends its consumer instead, and
-    classic queues wait forever.
+    A delivery that exceeds the timeout closes the channel. On 4.3 it cancels its consumer instead,
+    and classic queues have no timeout.
     """
 
     __slots__ = ("_alarm", "_channel", "_earliest", "_opened")
@@ -34,7 +34,7 @@ class ConsumerTimeout:
         self._opened = channel.node.now()
         self._alarm = Deadline(channel.node.timers, self._look)
         self._earliest = inf
-        """The deadline that the alarm was set for; it goes off at the next look after that."""
+        """The deadline the alarm was set for. It takes effect at the next check after that."""
 
     def watch(self, taken: Taken) -> None:
         """A delivery has been handed out."""
@@ -90,7 +90,7 @@ class ConsumerTimeout:
 
 
 class QueueConsumer:
-    """A consumer: at most `prefetch` unsettled deliveries at once, 0 for no limit."""
+    """A consumer with at most `prefetch` unsettled deliveries. 0 means no limit."""
 
     __slots__ = (
         "arguments",
@@ -131,21 +131,21 @@ class QueueConsumer:
         self.cancelled: bool = False
 
     def has_room(self) -> bool:
-        """Whether another delivery may be handed to it."""
+        """Whether the consumer may get another delivery."""
         if self.prefetch and self.holding >= self.prefetch and not self.no_ack:
             return False
         return self.channel.has_room(self)
 
 
 class ConsumerRing:
-    """Takes turns among the consumers that have room; with one active consumer, only that one."""
+    """Rotates among consumers with room. With a single active consumer, only that one is served."""
 
     __slots__ = ("_ready", "_single", "_tiered", "consumers", "leaving")
 
     def __init__(self, *, single_active: bool) -> None:
         self.consumers: list[QueueConsumer] = []
         self.leaving: list[QueueConsumer] = []
-        """Those that were cancelled and still hold messages, as far as the queue remembers them."""
+        """Cancelled consumers that still hold messages, as far as the queue tracks them."""
         self._ready: deque[QueueConsumer] = deque()
         self._single = single_active
         self._tiered = False
@@ -166,7 +166,7 @@ class ConsumerRing:
         self.wake(consumer)
 
     def remove(self, consumer: QueueConsumer) -> None:
-        """A consumer is gone; the next one may become the active one."""
+        """Remove a consumer. The next one may become active."""
         consumer.cancelled = True
         self.consumers.remove(consumer)
         if consumer.listed:
@@ -177,7 +177,7 @@ class ConsumerRing:
             self.wake(self.consumers[0])
 
     def wake(self, consumer: QueueConsumer) -> None:
-        """It may have room again: let it take its turn."""
+        """Add a consumer that may have room again to the rotation."""
         if consumer.listed or consumer.cancelled:
             return
         if self._single and consumer is not self.active:
@@ -186,10 +186,10 @@ class ConsumerRing:
         self._ready.append(consumer)
 
     def next(self) -> QueueConsumer | None:
-        """Whose turn it is, or None if nobody has room."""
+        """Return the consumer whose turn it is, or None if none has room."""
         ready = self._ready
         while ready:
-            # The first in the queue of those with the highest priority.
+            # The first of those with the highest priority.
             consumer = max(ready, key=lambda one: one.priority) if self._tiered else ready[0]
             if consumer.has_room():
                 if len(ready) > 1:

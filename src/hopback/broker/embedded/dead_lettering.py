@@ -1,8 +1,9 @@
-"""Dead letters on their way: at most once by an internal publish, or kept until they are taken.
+"""Dead-lettering: at most once by an internal publish, or at least once with confirms.
 
-Each carries the broker's record of its deaths: `x-death` in the form of each version, and cycles found by
-it. An entry stands for one {queue, reason}. Its count grows with each further death of that kind; its time,
-exchange and routing keys stay those of the first.
+Each dead letter has the broker's record of its deaths, `x-death`, in the form of the emulated
+version. The record is also used to detect cycles. An entry represents one {queue, reason}. Its
+count increases with each further death of that kind. Its time, exchange and routing keys stay those
+of the first death.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class MalformedDeaths(Exception):
 
 
 def published_deaths(headers: Headers, profile: Profile) -> tuple[_Table, ...]:
-    """What a client's own `x-death` counts for when it is published (3.13.3 to before 4.0)."""
+    """Return the deaths that a client's published `x-death` counts for (3.13.3 to before 4.0)."""
     found = headers.get("x-death")
     if profile.scrambles_deaths or not profile.interprets_published_deaths:
         return ()
@@ -64,8 +65,8 @@ def bury(
     now: float,
     profile: Profile,
 ) -> StoredContent:
-    """The dead letter that `content` becomes when it dies in `queue`."""
-    headers = dict(content.headers)  # what is inside is shared, and never changed
+    """Build the dead letter of `content` after it dies in `queue`."""
+    headers = dict(content.headers)  # nested values are shared and never changed
     death = _death(content, queue, reason, now)
     # The deaths so far and this one, most recent first.
     older: list[_Table] = list(content.deaths)
@@ -76,7 +77,7 @@ def bury(
     same = [table for table in older if _same(table, death)]
     others = [table for table in older if not _same(table, death)]
     deaths = [_again(same[0]) if same else death, *others]
-    # The record goes into the headers, with the names of the first and the last death.
+    # Write the record to the headers, with the first and the last death.
     begun = "x-death" in headers if profile.scrambles_deaths else bool(content.deaths)
     headers["x-death"] = list(deaths)
     for key in ("exchange", "queue", "reason"):
@@ -103,7 +104,7 @@ def bury(
 
 
 def is_cycle(content: StoredContent, queue: str) -> bool:
-    """Whether the dead letter was in `queue` before and nobody rejected it since."""
+    """Whether the dead letter was in `queue` before and has not been rejected since."""
     deaths = content.headers.get("x-death")
     for table in deaths if isinstance(deaths, list) else ():
         if not isinstance(table, dict):
@@ -132,7 +133,7 @@ def _death(content: StoredContent, queue: str, reason: Reason, now: float) -> _T
 
 
 def _read(found: FieldValue) -> list[_Table]:
-    """What an old broker takes from the header; anything but an array is begun anew."""
+    """Parse the header like an old broker. A value that is not an array is discarded."""
     if not isinstance(found, list):
         return []
     tables = [table for table in found if isinstance(table, dict)]
@@ -146,7 +147,9 @@ def _same(table: _Table, death: _Table) -> bool:
 
 
 def _again(table: _Table) -> _Table:
-    """The entry with its count raised; a new table, because copies share the old one."""
+    """Return a copy of the entry with its count increased, because message copies share the
+    entry.
+    """
     count = table.get("count", 1)
     if not isinstance(count, int):
         raise MalformedDeaths("the count of an entry of x-death is not an integer")
@@ -154,13 +157,13 @@ def _again(table: _Table) -> _Table:
 
 
 _WINDOW = 32
-"""How many dead letters one queue has under way at once with at-least-once."""
+"""Dead letters in flight per queue with at-least-once dead-lettering."""
 _RETRY_S = 180.0
-"""How long it waits before it tries again those that were not taken."""
+"""Seconds between attempts to deliver rejected dead letters."""
 
 
 class DeadLetterer:
-    """Moves dead letters one after the other, so that a chain of queues is no deep recursion."""
+    """Moves dead letters one after the other, to avoid deep recursion in a chain of queues."""
 
     __slots__ = ("_busy", "_node", "_waiting")
 
@@ -170,11 +173,13 @@ class DeadLetterer:
         self._busy = False
 
     def post(self, queue: LiveQueue, entry: Entry, reason: Reason) -> None:
-        """Let a copy that has left `queue` go where the queue's dead letters go."""
+        """Dead-letter a copy that has left `queue`."""
         self.do(lambda: self._move(queue, entry, reason))
 
     def do(self, work: Callable[[], None]) -> None:
-        """Do it now, or after what is being done: one dead letter may lead to the death of others."""
+        """Run the work now, or after the current work, because a dead letter may cause further
+        ones.
+        """
         self._waiting.append(work)
         if self._busy:
             return
@@ -211,7 +216,7 @@ class DeadLetterer:
 
 
 def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredContent:
-    """The dead letter that a copy becomes; MalformedDeaths where an old broker stumbles."""
+    """Build the dead letter of a copy. Raise MalformedDeaths where an old broker crashes."""
     settings = queue.settings
     dead_letter = bury(
         entry.content,
@@ -230,7 +235,7 @@ def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredConten
 
 
 class KeptDeadLetter:
-    """A dead letter kept by its queue: which targets have taken it already."""
+    """A dead letter kept by its queue, and the targets that have confirmed it."""
 
     __slots__ = ("content", "entry", "reason", "taken_by", "way")
 
@@ -239,15 +244,15 @@ class KeptDeadLetter:
         self.reason: Reason = reason
         self.content: StoredContent | None = None
         self.way: tuple[str | None, str | None] = (None, None)
-        """The dead-letter exchange and routing key it was made for."""
+        """The dead-letter exchange and routing key it was built for."""
         self.taken_by: set[str] = set()
 
 
 class AtLeastOnce:
-    """The dead letters of an at-least-once queue, kept until every target has taken them.
+    """The dead letters of an at-least-once queue, kept until every target has confirmed them.
 
-    A dead letter that finds no target, or only such as would close a cycle, stays forever: that is
-    how RabbitMQ jams, too.
+    A dead letter without a target, or with targets that would form a cycle, stays forever, as in
+    RabbitMQ.
     """
 
     __slots__ = ("_alarm", "_queue", "_under_way", "_waiting", "byte_count")
@@ -264,11 +269,11 @@ class AtLeastOnce:
 
     @property
     def dead_letters(self) -> list[KeptDeadLetter]:
-        """All of them, those under way first."""
+        """All of them, those in flight first."""
         return [*self._under_way, *self._waiting]
 
     def keep(self, entry: Entry, reason: Reason) -> None:
-        """Take a copy into safekeeping and try to pass it on."""
+        """Keep a copy and try to deliver it."""
         self._tell(EventKind.HELD, entry, reason)
         self._waiting.append(KeptDeadLetter(entry, reason))
         self.byte_count += len(entry.content.body)
@@ -299,9 +304,9 @@ class AtLeastOnce:
         self._work()
 
     def _pass_on(self, dead_letter: KeptDeadLetter) -> bool:
-        """Offer it to each target that has not taken it; whether it is done with."""
+        """Send it to each target that has not confirmed it. Return whether all have."""
         try:
-            # The dead letter as such, made once for each way it is sent.
+            # The dead letter is built once per exchange and routing key.
             settings = self._queue.settings
             way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
             if dead_letter.content is None or dead_letter.way != way:

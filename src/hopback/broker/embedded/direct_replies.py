@@ -1,8 +1,8 @@
-"""Direct reply-to: answers that pass no queue, from a client that replies to the channel that asked.
+"""Direct reply-to: replies that bypass queues, from the replier to the requesting channel.
 
-A client consumes from `amq.rabbitmq.reply-to`; the requests it publishes with that `reply_to` leave with a
-name that only its channel has, and what is published to that name is handed to it at once. The channels are
-those of clients in this process, or of clients of the server.
+A client consumes from `amq.rabbitmq.reply-to`. Requests that it publishes with that `reply_to` get
+a name unique to its channel. A message published to that name is delivered to the channel at once.
+The channels belong to clients in this process or to clients of the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ChannelT = TypeVar("ChannelT")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asker(Generic[ChannelT]):
-    """A channel that waits for replies: the name its requests carry, and its consumer's tag."""
+    """A channel that waits for replies: the name in its requests and its consumer tag."""
 
     channel: ChannelT
     name: str
@@ -31,7 +31,7 @@ class Asker(Generic[ChannelT]):
 
 
 class DirectReplies(Generic[ChannelT]):
-    """All who wait for direct replies. What RabbitMQ refuses is a Refusal, in its words."""
+    """All channels that wait for direct replies. Refusals have RabbitMQ's text."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Asker[ChannelT]] = {}
@@ -40,7 +40,9 @@ class DirectReplies(Generic[ChannelT]):
     def begin(
         self, channel: ChannelT, made_up: Callable[[str], str], tag: str, *, no_ack: bool
     ) -> str:
-        """A channel consumes; its tag, which `made_up` makes with the name if the client gave none."""
+        """Register a channel and return its consumer tag. `made_up` generates the name and a
+        missing tag.
+        """
         if channel in self._by_channel:
             raise precondition_failed("reply consumer already set")
         if not no_ack:
@@ -50,7 +52,7 @@ class DirectReplies(Generic[ChannelT]):
         return asker.tag
 
     def end(self, channel: ChannelT, tag: str | None = None) -> bool:
-        """The channel is gone, or cancels this consumer; whether it had one."""
+        """Remove a channel, or only this consumer. Return whether it was registered."""
         asker = self._by_channel.get(channel)
         if asker is None or tag not in (None, asker.tag):
             return False
@@ -59,11 +61,11 @@ class DirectReplies(Generic[ChannelT]):
         return True
 
     def asker(self, name: str) -> Asker[ChannelT] | None:
-        """Who waits for replies to that name."""
+        """Return the channel that waits for replies to that name."""
         return self._by_name.get(name)
 
     def addressed(self, channel: ChannelT, properties: Properties) -> Properties:
-        """The properties of a request, with the name to which the reply comes back; others as they are."""
+        """Return the properties of a request with its unique reply name. Others are unchanged."""
         if properties.reply_to != REPLY_TO:
             return properties
         asker = self._by_channel.get(channel)

@@ -1,4 +1,4 @@
-"""The embedded broker as a management client sees RabbitMQ: what only it tells is as old as there."""
+"""A management client of the embedded broker, with the same lag as RabbitMQ's management API."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class EmbeddedManagement:
-    """Reads and sets on the embedded broker what the HTTP API reads and sets on RabbitMQ.
+    """Implements the management client for the embedded broker.
 
-    It has one virtual host, whatever it is called.
+    It has one virtual host, regardless of the given name.
     """
 
     def __init__(self, broker: EmbeddedBroker) -> None:
@@ -40,14 +40,14 @@ class EmbeddedManagement:
         return self._reading(found)
 
     async def totals(self, _vhost: str = "/") -> dict[str, QueueCounts]:
-        """Everything in each queue: exact for classic queues, of the last tick for quorum queues."""
+        """Count all messages of each queue. Quorum queues report the counts of their last tick."""
         return {
             name: self._counts(live, exact=not live.is_quorum)
             for name, live in self._broker.node.queues.items()
         }
 
     async def holders(self, _vhost: str, queue: str) -> tuple[str, ...]:
-        """Who consumes from the queue or holds messages of it, in words."""
+        """Describe the clients that consume from the queue or hold its messages."""
         found = []
         for session in self._broker.node.sessions:
             channels = session.channels.values()
@@ -77,13 +77,13 @@ class EmbeddedManagement:
         )
 
     async def connection_names(self, _vhost: str = "/") -> frozenset[str]:
-        """What the open connections call themselves."""
+        """Return the names that clients gave to the open connections."""
         return frozenset(session.name for session in self._broker.node.sessions)
 
     async def live_topology(
         self, vhost: str = "/", _queues: Iterable[QueueReading] | None = None
     ) -> Topology:
-        """What is on the broker now, with its policies, as a topology without plans."""
+        """Read the broker's objects and policies as a topology without plans."""
         node = self._broker.node
         known = node.routing.exchanges.values()
         return Topology(
@@ -103,14 +103,14 @@ class EmbeddedManagement:
         return self._broker.node.policies.all(operator=True)
 
     async def put_policy(self, _vhost: str, policy: Policy) -> None:
-        """Create the policy, or replace the one of the same name."""
+        """Create or overwrite a policy."""
         try:
             self._broker.set_policy(policy)
         except ValueError as refused:
             raise ManagementError(str(refused), status=400) from refused
 
     async def delete_policy(self, _vhost: str, name: str) -> None:
-        """Delete the policy; a missing one is no error."""
+        """Delete a policy. A missing policy is not an error."""
         self._broker.clear_policy(name)
 
     async def close(self) -> None:
@@ -132,9 +132,11 @@ class EmbeddedManagement:
         )
 
     def _counts(self, live: LiveQueue, *, exact: bool) -> QueueCounts:
-        """What is ready now, as a passive declare tells it; the rest as of the last tick."""
+        """Count ready messages now, as a passive declare does, and the others as of the last
+        tick.
+        """
         now, last = live.ticks.exact(), live.ticks.last()
-        # What was unacked at the tick and went back since is counted once, among the ready ones.
+        # Count a message once that was unacked at the tick and has been requeued since.
         unacked = min(last.unacked, now.unacked)
         tally = now if exact else replace(last, ready=now.ready, unacked=unacked)
         return QueueCounts(

@@ -1,8 +1,7 @@
-"""What differs between RabbitMQ versions, as data.
+"""Differences between RabbitMQ versions, as data.
 
-Each profile is its predecessor with what that release changed, so this file reads as a history. A
-version between two profiles behaves as the older of them; one before the first behaves as the
-first.
+Each profile is its predecessor plus the changes of that release. A version between two profiles
+behaves like the older one. A version before the first behaves like the first.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from enum import StrEnum
 from hopback.version import BrokerVersion
 
 _MIB = 1024 * 1024
-"""Bytes; RabbitMQ gives its limits in mebibytes."""
+"""Bytes. RabbitMQ's limits are in mebibytes."""
 
 
 class CountHeaders(StrEnum):
-    """Which counts a quorum queue writes on what it delivers."""
+    """The counts that a quorum queue adds to deliveries."""
 
     ALWAYS = "always"
-    """`x-delivery-count`, the number of returns; 0 is shown to `basic.get` only."""
+    """`x-delivery-count`, the number of returns. 0 is shown only to `basic.get`."""
     RETURNS = "returns"
     """`x-delivery-count`, the number of returns, absent on the first delivery."""
     FAILURES = "failures"
@@ -41,9 +40,9 @@ class Priorities(StrEnum):
 
     IGNORED = "ignored"
     TWO_CLASSES = "two-classes"
-    """Above 4 is high; two high ones go before each normal one."""
+    """Priorities above 4 are high. Two high messages are delivered for each normal one."""
     STRICT = "strict"
-    """0 to 31, none given is 4, each level before the lower ones."""
+    """Priorities 0 to 31, 4 by default. Each level is delivered before lower ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class Profile:
 
     version: BrokerVersion
     interprets_published_deaths: bool
-    """An `x-death` header that a client publishes is taken for the broker's own."""
+    """Whether a published `x-death` header counts as the broker's."""
     scrambles_deaths: bool
     """Two and more older entries of `x-death` are reversed by each further death."""
     last_death_headers: bool
@@ -61,24 +60,26 @@ class Profile:
     sorts_headers: bool
     checks_delivery_mode: bool
     unknown_exchange_type_ends_connection: bool
-    """Later it ends the channel only."""
+    """In later versions it closes only the channel."""
     max_body_bytes: int
     delivery_limit: int | None
     """The limit of a quorum queue that sets none."""
     negative_limit_is_none: bool
     unlimited_returns_to_tail: bool
-    """Without a limit, what is nacked goes to the tail of a quorum queue."""
+    """Whether a nacked message moves to the tail of a quorum queue without a delivery limit."""
     failures_count_towards_limit: bool
     """Only failed deliveries count towards the limit, not every return."""
     carries_failures: bool
-    """The failure count of a quorum queue goes with the dead letter into the next one."""
+    """Whether a dead letter keeps its failure count in the next quorum queue."""
     carries_redelivered: bool
-    """A message that was returned before it died arrives as redelivered."""
+    """Whether a message that was returned before it died arrives as redelivered."""
     discards: Discards
     count_headers: CountHeaders
     priorities: Priorities
     policy_expires_wins: bool
-    """On a quorum queue the policy's `expires` beats the argument; later the smaller one wins."""
+    """Whether the policy's `expires` overrides the argument on a quorum queue. In later versions
+    the smaller value applies.
+    """
     consumer_timeout_per_queue: bool
     consumer_timeout_cancels: bool
     """A timeout cancels the consumer of a quorum queue and leaves the channel open."""
@@ -88,16 +89,22 @@ class Profile:
     oldest_queue_version: int
     """Of classic queues, as in `x-queue-version`."""
     refusals_name_the_right: bool
-    """A refused access is said with the right that was missing."""
+    """Whether an access refusal names the missing permission."""
     passive_declare_needs_right: bool
-    """Also to ask whether a queue or exchange is there takes the right to configure it."""
+    """Whether a passive declare requires the configure permission."""
     global_qos_refused: bool
-    """Quorum queues refuse a prefetch for the whole channel; later it is taken per consumer."""
+    """Whether quorum queues refuse a channel-wide prefetch. Later versions apply it per
+    consumer.
+    """
     cancel_serves_next: bool
-    """Where a classic queue has one active consumer and it is cancelled, the next one is served at once;
-    before that only when a message comes back (a publish even ends RabbitMQ's queue process; not here)."""
+    """Whether cancelling the single active consumer of a classic queue activates the next one at
+    once. Older versions do so only when a message is returned. (There a publish also crashes
+    RabbitMQ's queue process, which is not emulated.)
+    """
     returns_replies: bool
-    """A mandatory direct reply is returned although it was delivered: it passes no queue."""
+    """Whether a mandatory direct reply is returned although it was delivered, because it is not
+    routed to a queue.
+    """
 
 
 _3_10 = Profile(

@@ -1,7 +1,7 @@
-"""The ready messages of a queue, in the order in which they are handed out.
+"""The ready messages of a queue, in order of delivery.
 
-What was returned stands before what was never handed out. A classic queue puts a returned message
-back where it was; a quorum queue lines returned messages up in the order of their return.
+Returned messages precede messages that were never delivered. A classic queue returns a message to
+its original position. A quorum queue keeps returned messages in order of their return.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Entry
 
 _HIGHEST = 31
-"""Quorum queues of 4.3 know the priorities 0 to 31; a higher one counts as 31."""
+"""Quorum queues of 4.3 have priorities 0 to 31. A higher one counts as 31."""
 _UNSET = 4
-"""The priority of a message that has none, and the last one that 4.0 counts as normal."""
+"""The default priority, and the highest one that 4.0 counts as normal."""
 
 
 class Ready(Protocol):
@@ -33,19 +33,19 @@ class Ready(Protocol):
         """Add a new message behind the others."""
 
     def give_back(self, entry: Entry) -> None:
-        """Put a returned message where its queue type wants it."""
+        """Insert a returned message at the position for the queue type."""
 
     def head(self) -> Entry | None:
-        """The next one."""
+        """Return the next message."""
 
     def pop(self) -> Entry:
-        """Take the next one."""
+        """Remove and return the next message."""
 
     def pop_expired(self, now: float) -> Entry | None:
-        """Take one whose time is over, if it stands where the queue looks."""
+        """Remove and return an expired message, if it is at a position that the queue checks."""
 
     def next_expiry(self) -> float | None:
-        """When the first of those where the queue looks expires."""
+        """Return the earliest expiry at the positions that the queue checks."""
 
 
 class ClassicReady:
@@ -55,7 +55,7 @@ class ClassicReady:
 
     def __init__(self) -> None:
         self._fresh: deque[Entry] = deque()
-        # Whatever was handed out once is older than what never was, so two parts suffice.
+        # Delivered messages are older than messages never delivered, so two parts suffice.
         self._returned: list[tuple[int, Entry]] = []
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class ClassicReady:
         return heappop(self._returned)[1] if self._returned else self._fresh.popleft()
 
     def pop_expired(self, now: float) -> Entry | None:
-        """Take the head if its time is over."""
+        """Remove and return the head if it has expired."""
         return _pop_expired(self, now)
 
     def next_expiry(self) -> float | None:
@@ -89,7 +89,7 @@ class ClassicReady:
 
 
 class PriorityReady:
-    """A classic queue with `x-max-priority`: one deque for each priority, highest first."""
+    """A classic queue with `x-max-priority`: one deque per priority, highest first."""
 
     __slots__ = ("_by_priority", "_length")
 
@@ -121,7 +121,7 @@ class PriorityReady:
         return entry
 
     def pop_expired(self, now: float) -> Entry | None:
-        """Take the head if its time is over."""
+        """Remove and return the head if it has expired."""
         return _pop_expired(self, now)
 
     def next_expiry(self) -> float | None:
@@ -137,7 +137,7 @@ class PriorityReady:
 
 
 class QuorumReady:
-    """The messages of a quorum queue: first what was returned, then new ones by priority."""
+    """The messages of a quorum queue: returned ones first, then new ones by priority."""
 
     __slots__ = ("_fresh", "_length", "_priorities", "_returned", "_turn")
 
@@ -173,7 +173,7 @@ class QuorumReady:
         self._fresh[level].append(entry)
 
     def give_back(self, entry: Entry) -> None:
-        """OrderedCalls it up behind what was returned before, ahead of everything else."""
+        """Insert it after earlier returned messages and before all others."""
         self._length += 1
         self._returned.append(entry)
 
@@ -190,7 +190,7 @@ class QuorumReady:
         return waiting.popleft()
 
     def pop_expired(self, now: float) -> Entry | None:
-        """Take one whose time is over: from the head, on 4.3 from the head of any priority."""
+        """Remove and return an expired head. On 4.3 the head of any priority is checked."""
         for waiting in self._watched():
             if waiting and waiting[0].expires is not None and waiting[0].expires <= now:
                 self._length -= 1
@@ -208,7 +208,7 @@ class QuorumReady:
         return iter((self._returned or self._next_fresh(),))
 
     def _next_fresh(self) -> deque[Entry]:
-        """The deque whose turn it is; an empty one if all are."""
+        """Return the deque whose turn it is, or an empty one if all are empty."""
         fresh = self._fresh
         if len(fresh) == 1:
             return fresh[0]

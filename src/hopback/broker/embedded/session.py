@@ -1,4 +1,4 @@
-"""Connections and channels as the broker sees them: deliveries out, settlements in."""
+"""Connections and channels on the broker's side: deliveries and settlements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Sink(Protocol):
-    """Where a channel's output goes. It may only take note: it must not call the broker back."""
+    """The output of a channel. It must not call the broker back."""
 
     def deliver(self, taken: Taken) -> None:
         """A delivery for the consumer `taken.consumer`."""
@@ -47,7 +47,7 @@ class Sink(Protocol):
         """The broker has ended a consumer."""
 
     def closed(self, refusal: Refusal) -> None:
-        """The broker has closed the channel, or the connection with it."""
+        """The broker closed the channel or its connection."""
 
 
 class Session:
@@ -56,12 +56,12 @@ class Session:
         self.name = name
         self.user = user
         self.rights = rights
-        """What the user may do; None: everything."""
+        """The user's permissions. None allows everything."""
         self.channels: dict[int, SessionChannel] = {}
         self.is_open: bool = True
 
     def check(self, right: Right, kind: str, name: str) -> None:
-        """Refuse what the user may not do with a queue or exchange."""
+        """Refuse an operation that the user lacks permission for."""
         name = name or DEFAULT_EXCHANGE
         if self.rights is not None and not self.rights.allows(right, name):
             raise refused_access(self._named(right), kind, name, self.node.vhost, self.user)
@@ -84,7 +84,9 @@ class Session:
         return channel
 
     def close(self) -> None:
-        """End it: what was unsettled goes back, exclusive queues go. Safe to repeat."""
+        """Close the connection. Deliveries are requeued, exclusive queues are deleted. Safe to
+        repeat.
+        """
         if not self.is_open:
             return
         self.is_open = False
@@ -105,7 +107,7 @@ class Session:
 def _refusable(
     operation: Callable[Concatenate[SessionChannel, P], T],
 ) -> Callable[Concatenate[SessionChannel, P], T]:
-    """An operation whose refusal ends the channel (or its connection) before it is raised."""
+    """Wrap an operation so that a refusal closes the channel or connection before it is raised."""
 
     @wraps(operation)
     def guarded(self: SessionChannel, /, *args: P.args, **options: P.kwargs) -> T:
@@ -165,7 +167,7 @@ class SessionChannel:
             self.sink.closed(refusal)
 
     def close(self) -> None:
-        """End it: everything unsettled goes back to its queues. Safe to repeat."""
+        """Close the channel. Unsettled deliveries are requeued. Safe to repeat."""
         if not self.is_open:
             return
         self.is_open = False
@@ -202,7 +204,7 @@ class SessionChannel:
 
     @_refusable
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Delete a queue; how many messages were ready in it."""
+        """Delete a queue and return how many messages were ready."""
         return self.node.delete_queue(self.session, name, if_unused=if_unused, if_empty=if_empty)
 
     @_refusable

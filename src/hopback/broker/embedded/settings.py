@@ -1,4 +1,4 @@
-"""Policies, and what a queue does: put together from its arguments and the policies that apply."""
+"""Policies, and the effective settings of a queue from its arguments and policies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KEYS = frozenset(
 
 
 class Policies:
-    """Policies and operator policies; setting one takes effect at once."""
+    """Policies and operator policies. A change takes effect at once."""
 
     def __init__(self, profile: Profile, on_change: Callable[[], object]) -> None:
         self._profile = profile
@@ -72,7 +72,7 @@ class Policies:
         return tuple(self._operators.values())
 
     def put(self, policy: Policy, *, operator: bool = False) -> None:
-        """Set or replace it; ValueError for what the broker answers with 400."""
+        """Create or overwrite a policy. Raise ValueError where the broker answers 400."""
         kinds = {"all", "queues", "exchanges"}
         if self._profile.apply_to_queue_types:
             kinds |= {"classic_queues", "quorum_queues", "streams"}
@@ -103,7 +103,7 @@ class Policies:
         self._on_change()
 
     def remove(self, name: str, *, operator: bool = False) -> None:
-        """Remove it; a missing one is no error."""
+        """Delete a policy. A missing policy is not an error."""
         if (self._operators if operator else self._users).pop(name, None) is not None:
             self._on_change()
 
@@ -124,7 +124,7 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """The effective settings of a queue; None where there is no such limit."""
+    """The effective settings of a queue. None means no such limit."""
 
     ttl: float | None = None
     """Seconds a message may stay."""
@@ -144,19 +144,19 @@ class QueueSettings:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a limit to how much it holds."""
+        """Whether the queue has a length limit."""
         return self.max_length is not None or self.max_bytes is not None
 
 
 class _Sources:
-    """Arguments, policy and operator policy, asked together for one setting."""
+    """Arguments, policy and operator policy of a queue."""
 
     def __init__(self, arguments: Headers, policy: Headers, operator: Headers) -> None:
         self._arguments = arguments
         self._policies = (policy, operator)
 
     def first(self, name: str, *, policy_wins: bool = False) -> FieldValue:
-        """The argument if given, else the policy's value (or the other way round)."""
+        """Return the argument, otherwise the policy's value, or the reverse with `policy_wins`."""
         argument = self._arguments.get(f"x-{name}")
         policy = next((each[name] for each in self._policies if name in each), None)
         if policy_wins and policy is not None:
@@ -171,11 +171,11 @@ class _Sources:
         return self._choose(name, min)
 
     def limit(self, name: str) -> int | None:
-        """The smallest of those given, but the largest where one is negative: no limit."""
+        """Return the smallest value, or the largest if one is negative, which means no limit."""
         return self._choose(name, lambda given: max(given) if min(given) < 0 else min(given))
 
     def seconds(self, name: str) -> float | None:
-        """The smallest of those given, from milliseconds."""
+        """Return the smallest value, converted from milliseconds."""
         least = self.least(name)
         return None if least is None else least / 1000
 
@@ -188,7 +188,7 @@ class _Sources:
 def settings_for(
     arguments: Headers, policy: Headers, operator: Headers, *, quorum: bool, profile: Profile
 ) -> QueueSettings:
-    """What the arguments and the definitions of both policies amount to."""
+    """Combine the arguments and both policies to settings."""
     sources = _Sources(arguments, policy, operator)
     overflow = sources.text("overflow", policy_wins=quorum) or "drop-head"
     exchange = sources.text("dead-letter-exchange")
@@ -207,7 +207,7 @@ def settings_for(
         if delivery_limit is None:
             delivery_limit = profile.delivery_limit
         elif delivery_limit < 0 and profile.negative_limit_is_none:
-            delivery_limit = None  # from 4.0 on; before, a negative limit deletes at once
+            delivery_limit = None  # before 4.0 a negative limit deletes at once
     return QueueSettings(
         ttl=sources.seconds("message-ttl"),
         expires=expires,
@@ -231,7 +231,7 @@ def settings_for(
 
 
 def policy_for(policies: Iterable[Policy], name: str, kinds: frozenset[str]) -> Policy | None:
-    """The one policy that applies: of all that match, that of the highest priority."""
+    """Return the policy that applies: the matching one of the highest priority."""
     matching = [
         policy
         for policy in policies

@@ -1,4 +1,4 @@
-"""A message inside the broker: what was published, its place in a queue, and its delivery."""
+"""A message inside the broker: its content, its place in a queue, and its delivery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = frozenset({str, int, bool, float, type(None)})
 
 
 def copied(value: FieldValue) -> FieldValue:
-    """A copy that shares nothing mutable, with the types a client would read from the wire."""
+    """Copy a value deeply, with the types that a client would decode."""
     if isinstance(value, Mapping):
         return copied_table(value)
     if isinstance(value, list | tuple):
@@ -33,7 +33,10 @@ def copied_table(table: Headers) -> dict[str, FieldValue]:
 
 
 def taken_off(headers: dict[str, FieldValue], further: FurtherHeaders, name: str) -> FurtherHeaders:
-    """Take a header off, the first of its name; the next of that name moves up. What is left of `further`."""
+    """Remove the first header of that name. The next one of that name replaces it.
+
+    Return the remaining `further` headers.
+    """
     headers.pop(name, None)
     for place, (other, value) in enumerate(further):
         if other == name.encode():
@@ -49,7 +52,9 @@ def with_headers(
     keep_expiration: bool = True,
     further: FurtherHeaders | None = None,
 ) -> Properties:
-    """The same properties with other headers. Spelled out: `replace` takes three times as long."""
+    """Return the properties with other headers. Explicit, because `replace` takes three times as
+    long.
+    """
     return Properties(
         content_type=properties.content_type,
         content_encoding=properties.content_encoding,
@@ -70,13 +75,12 @@ def with_headers(
 
 
 class StoredContent:
-    """What was published or dead-lettered; all its copies share it, and nothing changes it.
+    """The immutable content of a message, shared by all its copies.
 
-    `keys` are the routing key and then those of `CC` and `BCC`. `headers` are the broker's own
-    copy and stand in for those of `properties`. `deaths` is what the broker itself recorded
-    (from 3.13 on it no longer lives in the header). `failed` and `acquired` are the counts that
-    quorum queues of 4.x hand on with a dead letter, and 4.3 hands on `redelivered`. `origin`
-    numbers the publish it all began with.
+    `keys` are the routing key and then those of `CC` and `BCC`. `headers` are the broker's copy and
+    replace those of `properties`. `deaths` are the deaths that the broker recorded (since 3.13 not
+    in the header). `failed` and `acquired` are the counts that quorum queues of 4.x pass on with a
+    dead letter. 4.3 also passes on `redelivered`. `origin` numbers the original publish.
     """
 
     __slots__ = (
@@ -116,10 +120,10 @@ class StoredContent:
         self.acquired: int = 0
         self.redelivered: bool = False
         self.parent: int = 0
-        """The copy it was before it died, 0 for what a client has published."""
+        """The copy that died and became this one, 0 for a published message."""
         self.buried_at: float = 0.0
         self.hops: int = 0
-        """How many deaths it has died at the moment of the last one."""
+        """Number of deaths at the time of the last one."""
 
 
 class Entry:
@@ -133,13 +137,13 @@ class Entry:
         self.expires: float | None = expires
         self.redelivered: bool = content.redelivered
         self.acquired: int = 0
-        """How often it came back to this queue."""
+        """Number of returns to this queue."""
         self.failed: int = 0
-        """How many of its deliveries failed, here or (on 4.x) in quorum queues before."""
+        """Number of failed deliveries, here or (on 4.x) in earlier quorum queues."""
 
 
 class Taken:
-    """A copy in the hands of a client: a delivery, unsettled until its channel says otherwise."""
+    """An unsettled delivery of a copy to a client."""
 
     __slots__ = (
         "_properties",
@@ -171,12 +175,12 @@ class Taken:
         self.at: float = at
         self.redelivered: bool = entry.redelivered
         self.void: bool = False
-        """Its queue has taken it back or is gone: settling it means nothing."""
+        """Its queue has requeued it or was deleted. Settling it has no effect."""
         self.counts: dict[str, FieldValue] | None = None
         self._properties: Properties | None = None
 
     session_ended: Event
-    """Belongs to the consumer: unset until a consumer writes it."""
+    """Unset until a consumer sets it."""
 
     def __repr__(self) -> str:
         return f"<delivery {self.tag} from {self.queue!r}: {self.body[:40]!r}>"
@@ -201,14 +205,14 @@ class Taken:
 
     @property
     def properties(self) -> Properties:
-        """Its properties, and headers that are nobody else's."""
+        """The properties, with headers that are not shared."""
         found = self._properties
         if found is None:
             found = self.content.properties
             if self.counts is not None or found.headers:
                 headers = copied_table(self.content.headers)
                 if self.counts is not None:
-                    # Where the broker adds to headers, it sorts them.
+                    # The broker sorts headers when it adds one.
                     headers = dict(sorted((headers | self.counts).items()))
                 found = with_headers(found, headers)
             self._properties = found

@@ -1,5 +1,6 @@
-"""What a node does by the clock: its deadlines in one heap, the expiry of a queue, delayed returns,
-and the totals that quorum queues tell at their ticks. The owner of the time advances it.
+"""Timers of a node: a heap of deadlines, queue expiry, delayed returns, and ticks of quorum queues.
+
+The owner of the clock advances it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 
 _TICK_S = 5.0
-"""How often a quorum queue looks at its expiry; a classic queue is exact."""
+"""Seconds between expiry checks of a quorum queue. A classic queue expires exactly."""
 
 
 class QueueExpiry:
-    """Runs while the queue has no consumers; every use of the queue renews it."""
+    """The expiry of a queue. It runs while the queue has no consumers. Every use renews it."""
 
     __slots__ = ("_alarm", "_born", "_last_used", "_queue")
 
@@ -63,7 +64,7 @@ class QueueExpiry:
 
 
 class Delays:
-    """The delayed messages of one queue: they block nobody and are in no count."""
+    """The delayed messages of one queue. They do not block others and are not counted."""
 
     __slots__ = ("_alarm", "_heap", "_queue")
 
@@ -77,7 +78,7 @@ class Delays:
 
     @property
     def entries(self) -> list[Entry]:
-        """Those that wait, soonest first."""
+        """The delayed messages, soonest first."""
         return [entry for _, _, entry in sorted(self._heap)]
 
     def hold(self, entry: Entry, *, failed: bool) -> bool:
@@ -118,7 +119,7 @@ TICK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """How much there is in a queue at one moment."""
+    """The message counts of a queue at one moment."""
 
     ready: int = 0
     unacked: int = 0
@@ -132,10 +133,10 @@ class QueueTotals:
 
 
 class Ticks:
-    """Remembers the tally of one queue at the last tick, without a timer of its own.
+    """Remembers the counts of one queue at the last tick, without a timer.
 
-    A caller that is about to change the queue calls `before_change`. What was there before the first
-    change since a tick is what was there at that tick.
+    A caller that is about to change the queue calls `before_change`. The counts before the first
+    change after a tick are the counts at that tick.
     """
 
     __slots__ = ("_queue", "_tally", "_tick")
@@ -152,7 +153,7 @@ class Ticks:
             self._tick, self._tally = tick, self.exact()
 
     def last(self) -> QueueTotals:
-        """What there was at the last tick."""
+        """Return the counts at the last tick."""
         return self._tally if self._now() == self._tick else self.exact()
 
     def exact(self) -> QueueTotals:
@@ -170,7 +171,7 @@ class Ticks:
 
 
 class Timers:
-    """All deadlines in order. `on_earlier` is told whenever the next one has come nearer."""
+    """All deadlines in order. `on_earlier` is called when the next deadline becomes earlier."""
 
     __slots__ = ("_count", "_heap", "on_earlier")
 
@@ -180,7 +181,7 @@ class Timers:
         self.on_earlier: Callable[[float], object] | None = None
 
     def add(self, due: float, alarm: Deadline) -> None:
-        """Let `alarm` go off at `due`, after those that were set for the same moment before."""
+        """Schedule `alarm` at `due`, after alarms set earlier for the same time."""
         self._count += 1
         heap = self._heap
         heappush(heap, (due, self._count, alarm))
@@ -195,13 +196,13 @@ class Timers:
         return heap[0][0] if heap else None
 
     def run(self, now: float) -> int:
-        """Let all alarms go off that are due, each once at most, and tell how many."""
+        """Run all due alarms, each at most once, and return how many ran."""
         last = self._count
         fired = 0
         while self._heap and self._heap[0][0] <= now:
             due, number, alarm = self._heap[0]
             if number > last:
-                break  # set by one of those that went off just now: for the next turn
+                break  # set by an alarm that just ran, so left to the next run
             heappop(self._heap)
             if alarm.due == due:
                 fired += 1
@@ -210,9 +211,10 @@ class Timers:
 
 
 class Deadline:
-    """One recurring purpose with at most one deadline, for example the head of a queue.
+    """A recurring task with at most one deadline, for example for the head of a queue.
 
-    Setting it to a later moment is left out: it goes off early, and its action looks again.
+    A later time does not replace an earlier one. The alarm then runs early, and its action checks
+    again.
     """
 
     __slots__ = ("_action", "_timers", "due")
@@ -223,7 +225,7 @@ class Deadline:
         self.due: float = inf
 
     def set(self, due: float) -> None:
-        """Go off at `due`, or earlier if it was set so before."""
+        """Run at `due`, or at an earlier time that was already set."""
         if due < self.due:
             self.due = due
             self._timers.add(due, self)

@@ -1,4 +1,4 @@
-"""What the management API says, as values. A field that is missing is None, never a guess."""
+"""Answers of the management API as values. A missing field is None."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
 
 LAG_S = 5.0
-"""The API's statistics are gathered every five seconds; a number may be that old."""
+"""Seconds. The API collects statistics every 5 s, so a number may be that old."""
 
 _Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerOverview:
-    """What the broker says of itself."""
+    """The broker's version and cluster."""
 
     version: BrokerVersion
     product: str
@@ -31,7 +31,7 @@ class BrokerOverview:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A resource alarm: while it stands, the broker takes no publishes."""
+    """A resource alarm. While it is active, the broker blocks publishers."""
 
     node: str
     resource: str
@@ -49,9 +49,10 @@ class FeatureFlag:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """How many messages a queue holds, by a source that may lag.
+    """The message counts of a queue, from a source that may lag.
 
-    `held_back` is what at-least-once dead-lettering could not deliver yet: invisible to AMQP.
+    `held_back` counts messages that at-least-once dead-lettering could not deliver yet. AMQP does
+    not show them.
     """
 
     messages: int | None
@@ -66,7 +67,9 @@ class QueueCounts:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReading:
-    """A consumer of a queue. `connection` is the connection's address, or its name where there is none."""
+    """A consumer of a queue. `connection` is the connection's address, or its name without an
+    address.
+    """
 
     tag: str
     connection: str
@@ -75,10 +78,10 @@ class ConsumerReading:
 
 @dataclass(frozen=True, slots=True)
 class QueueReading:
-    """A queue as it is, with what holds for it now.
+    """A queue with its current policy and counts.
 
-    `policy` and `effective_policy` are None where the statistics have not reached them yet, which
-    takes up to `LAG_S` after a queue or a policy was made.
+    `policy` and `effective_policy` are None until the statistics contain them, which takes up to
+    `LAG_S` after a queue or a policy was created.
     """
 
     queue: Queue
@@ -91,8 +94,10 @@ class QueueReading:
     leader: str | None
     counts: QueueCounts
     publish_rate: float | None = None
-    """Messages per second published into it: of one queue the mean of the last minute, in a listing that of
-    the last seconds, which may be 0 between two of them. None where the statistics have none."""
+    """Messages per second published into it. For one queue, the mean of the last minute. In a
+    listing, the rate of the last seconds, which may be 0 between two messages. None without
+    statistics.
+    """
 
 
 def read_overview(data: _Json) -> BrokerOverview:
@@ -126,14 +131,14 @@ def read_flag(data: _Json) -> FeatureFlag:
 
 
 def is_known_type(data: _Json) -> bool:
-    """Whether the queue is of a type we model; plugins bring others, such as MQTT's."""
+    """Whether the queue type is supported. Plugins add others, such as MQTT's."""
     return _type_name(data) in set(QueueType)
 
 
 def read_queue(data: _Json, read_at: float) -> QueueReading:
     """One entry of `/api/queues`."""
     effective = data.get("effective_policy_definition")
-    # The queue as it would be declared; every 4.x also lists the type as an argument.
+    # The declared arguments. Every 4.x also lists the type as an argument.
     arguments = dict(_table(data.get("arguments")))
     arguments.pop("x-queue-type", None)
     details = _table(_table(data.get("message_stats")).get("publish_details"))
@@ -162,7 +167,7 @@ def read_queue(data: _Json, read_at: float) -> QueueReading:
 
 
 def _type_name(data: _Json) -> str:
-    """The type as the API names it, or as the queue was declared where the API is silent."""
+    """Return the type that the API reports, otherwise the declared one."""
     named = _table(data.get("arguments")).get("x-queue-type")
     return str(data.get("type") or named or QueueType.CLASSIC)
 
@@ -180,7 +185,9 @@ def read_counts(data: _Json, read_at: float) -> QueueCounts:
 
 
 def read_holder(data: _Json, names: Mapping[Any, Any], *, consuming: bool) -> str:
-    """One entry of `/api/channels`, in words; `names` are those that connections gave themselves."""
+    """Describe one entry of `/api/channels`. `names` are the names that clients gave
+    connections.
+    """
     connection = (data.get("connection_details") or {}).get("name")
     given = names.get(connection)
     called = f"{given!r} ({connection})" if given else str(connection)
@@ -239,7 +246,7 @@ def read_policy(data: _Json) -> Policy:
 
 
 def _table(value: object) -> Headers:
-    """A table; the API writes an empty one as `[]` or `{}`."""
+    """Return a table. The API encodes an empty one as `[]` or `{}`."""
     return cast("Mapping[str, FieldValue]", value) if isinstance(value, Mapping) else {}
 
 

@@ -1,4 +1,4 @@
-"""RabbitMQ as a broker: addresses tried in turn, TLS, the handshake within its time."""
+"""RabbitMQ as a broker: several hosts, TLS, and a time limit for the handshake."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LOG = logging.getLogger("hopback.broker.rabbitmq")
 
 
 class RabbitMQ:
-    """A RabbitMQ, or several nodes of one cluster, behind the broker port.
+    """A RabbitMQ node, or several nodes of one cluster, behind the broker port.
 
-    `url` is one URL or several; of several, the first gives credentials, vhost and options, the
-    others only further hosts. `password` (a function, asked for each connection) replaces the
-    URL's. `window` bounds the publishes in flight on a channel, `confirm_timeout` (seconds) the
-    wait for a confirm, `answer_timeout` (seconds) the wait for the answer to any other request.
+    `url` is one or several URLs. The first one provides credentials, vhost and options, the others
+    only further hosts. `password` (a function called for each connection) replaces the URL's
+    password. `window` limits the publishes in flight on a channel, `confirm_timeout` (seconds) the
+    wait for a confirm, and `answer_timeout` (seconds) the wait for any other answer.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class RabbitMQ:
 
     @property
     def address(self) -> str:
-        """Where it is, fit to be shown: never a password."""
+        """The address for display, without the password."""
         return str(self._address)
 
     async def connect(self, name: str = "hopback") -> RabbitConnection:
-        """A new connection to the first host that answers; ConnectionFailed names every attempt."""
+        """Connect to the first host that answers. ConnectionFailed lists every attempt."""
         failures: list[str] = []
         refused = True
         hosts = self._address.hosts
@@ -63,7 +63,7 @@ class RabbitMQ:
             try:
                 return await self._connect_to(host, port, name)
             except (ConnectionFailed, OSError) as error:
-                # The address says which host it was, where there is but one.
+                # A single host is already in the address.
                 which = f"{host}:{port}: " if len(hosts) > 1 else ""
                 reason = str(error) or type(error).__name__
                 if isinstance(error, ConnectionError) and error.errno is not None:

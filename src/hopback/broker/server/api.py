@@ -56,7 +56,9 @@ _ONE_NODE = {**_OK, "reason": "single node cluster"}
 
 
 def health(broker: ServedBroker, path: list[str]) -> _Object:
-    """The answer, whose `status` is `ok` or `failed`; `Missing` for a check that there is not."""
+    """Return the answer, whose `status` is `ok` or `failed`. Raise `Missing` for an unknown
+    check.
+    """
     version = (broker.settings.version.major, broker.settings.version.minor)
     match path:
         case ["healthchecks", "node", *name] if name in ([], [NODE]):
@@ -88,7 +90,7 @@ def health(broker: ServedBroker, path: list[str]) -> _Object:
 
 
 def alarms(broker: ServedBroker, where: str = "in the cluster") -> _Object:
-    """Whether an alarm stands, and which."""
+    """Return whether an alarm is active, and which."""
     if not broker.blocked:
         return _OK
     alarm = {"node": NODE, "resource": "memory"}
@@ -109,7 +111,7 @@ def _port(broker: ServedBroker, asked: str) -> _Object:
 
 
 def _protocol(broker: ServedBroker, asked: str, *, several: bool) -> _Object:
-    """From 4.3 on several may be asked for, separated by commas, and each must be there."""
+    """Check listeners. Since 4.3 several protocols may be given, separated by commas."""
     wanted, known = asked.split(",") if several else [asked], list(broker.ports)
     missing = [each for each in wanted if each not in known]
     if not missing:
@@ -127,7 +129,7 @@ _MOST_PER_PAGE = 500
 
 
 class BadPage(ValueError):
-    """The page that was asked for cannot be given; `error` is the word for it."""
+    """The requested page does not exist. `error` is RabbitMQ's error code."""
 
     def __init__(self, error: str, reason: str) -> None:
         super().__init__(reason)
@@ -135,10 +137,9 @@ class BadPage(ValueError):
 
 
 def paged(entries: list[dict[str, Any]], request: Request, version: BrokerVersion) -> object:
-    """All of them, or the page that was asked for, of those whose names match.
+    """Return all entries, or the requested page of those whose names match.
 
-    As in RabbitMQ they are in the order of their names, which are filtered only where a page is
-    asked for.
+    As in RabbitMQ, entries are sorted by name. The name filter applies only with a page.
     """
     asked = _asked(request)
     if "page" not in asked:
@@ -170,7 +171,7 @@ def paged(entries: list[dict[str, Any]], request: Request, version: BrokerVersio
 _ORDER = (
     "vhost", "name", "source", "destination", "routing_key", "properties_key", "user", "exchange",
 )  # fmt: skip
-"""RabbitMQ's lists are in the order of these, of those that their entries have."""
+"""RabbitMQ sorts lists by these fields, as far as the entries have them."""
 
 
 def _asked(request: Request) -> dict[str, str]:
@@ -179,7 +180,7 @@ def _asked(request: Request) -> dict[str, str]:
 
 
 def in_order(entries: list[dict[str, Any]], asked: dict[str, str]) -> list[dict[str, Any]]:
-    """Sorted by what was asked for, and by names where that is equal."""
+    """Sort by the requested field, then by names."""
     keys = [key for key in _ORDER if entries and key in entries[0]]
     found = sorted(entries, key=lambda each: [_sortable(each.get(key)) for key in keys])
     wanted = asked.get("sort")
@@ -198,14 +199,16 @@ def _inside(entry: dict[str, Any], path: str) -> object:
 
 
 def _sortable(value: object) -> tuple[int, Any]:
-    """Values of any type in one order: numbers, then texts, then the rest."""
+    """Return a sort key for values of any type: numbers, then texts, then others."""
     if isinstance(value, int | float):
         return 0, value
     return (1, value) if isinstance(value, str) else (2, _dumps(value))
 
 
 def _columns(found: object, asked: str) -> object:
-    """Only these columns of each entry; of `a.b` the whole of `a`. An entry without any is `[]`."""
+    """Select the columns of each entry. `a.b` selects all of `a`. An entry without any becomes
+    `[]`.
+    """
     names = {name.partition(".")[0] for name in asked.split(",")}
     if isinstance(found, list):
         return [_columns(each, asked) for each in found]
@@ -217,7 +220,7 @@ def _columns(found: object, asked: str) -> object:
 
 
 def _filter(asked: dict[str, str], version: BrokerVersion) -> Callable[[str], object] | None:
-    """What a name must fulfil; None where every one will do. Upper and lower case are the same."""
+    """Return a filter for names, or None to accept all. Case is ignored."""
     wanted = asked.get("name", "")
     if not wanted:
         return None
@@ -235,11 +238,11 @@ def _number(text: str) -> int:
     return int(text)
 
 
-_DEEPEST = 100  # far more than arguments have; what reads them further on recurses
+_DEEPEST = 100  # levels, far more than arguments have, because later code recurses
 
 
 _FEATURES: tuple[list[str], ...] = ([], ["used"])
-"""Below `deprecated-features`: all, and those in use; there are none here."""
+"""Below `deprecated-features`: all, and those in use. Both are empty here."""
 
 
 class Api:
@@ -249,7 +252,7 @@ class Api:
         self._version = broker.settings.version
 
     async def __call__(self, request: Request) -> Response:
-        """Answer one request, whatever it is."""
+        """Answer a request."""
         if not _is_ours(request, local=is_loopback(self._broker.settings.host)):
             return _said(HTTPStatus.FORBIDDEN, "forbidden", "requests from other sites are refused")
         user = self._broker.users.basic(request.headers.get("authorization", ""), request.peer)
@@ -374,7 +377,7 @@ class Api:
         raise Missing
 
     def _limits(self, section: str, whose: str, caller: Caller) -> object:
-        """Those of one user or virtual host, if it has any."""
+        """Return the limits of one user or virtual host."""
         if section == "user-limits":
             api_users.user(self._broker, whose)
             found = api_objects.user_limits(self._broker)
@@ -395,7 +398,7 @@ class Api:
         raise Missing
 
     def _listed(self, section: str, nodes: Iterable[Node], caller: Caller) -> list[dict[str, Any]]:
-        """Those of some virtual hosts; connections and channels of others are for monitors."""
+        """List the objects of some virtual hosts. Only monitors see connections of other users."""
         found = [each for node in nodes for each in api_objects.LISTS[section](self._broker, node)]
         if section not in ("connections", "channels") or caller.is_monitor:
             return found
@@ -492,7 +495,7 @@ class Api:
                 self._broker.cluster_name = _cluster_name(_object(request))
                 return Response(HTTPStatus.NO_CONTENT)
             case "POST", ["rebalance", "queues"]:
-                return Response(HTTPStatus.NO_CONTENT)  # there is one node, and all is on it
+                return Response(HTTPStatus.NO_CONTENT)  # the only node has all queues
             case "DELETE", ["connections", "username", user]:
                 caller.check_own(user)
                 for each in api_objects.of_user(self._broker, user):
@@ -581,7 +584,7 @@ def _cluster_name(asked: Mapping[str, Any]) -> str:
 
 
 def _change_in(access: VhostAccess, request: Request, section: str, rest: list[str]) -> Response:
-    """Change something of one virtual host."""
+    """Change an object of one virtual host."""
     match request.method, section, rest:
         case "POST", "exchanges", [name, "publish"]:
             return _json(api_changes.publish(access, name, _object(request)))
@@ -630,12 +633,12 @@ def _named(entries: list[dict[str, Any]], name: str, key: str = "name") -> dict[
 
 
 def _exchange_name(section: str, name: str) -> str:
-    """In paths the exchange without a name has one."""
+    """Map the path name of the default exchange to its empty name."""
     return "" if section == "exchanges" and name == DEFAULT_EXCHANGE else name
 
 
 def _object(request: Request) -> dict[str, Any]:
-    """The JSON object that came with the request; ValueError if it is none."""
+    """Parse the JSON object of the request. Raise ValueError if it is not an object."""
     try:
         found = json.loads(request.body or b"{}")
         json.dumps(found, ensure_ascii=False).encode()
@@ -643,7 +646,7 @@ def _object(request: Request) -> dict[str, Any]:
         raise ValueError(f"expected a JSON object, got something else: {error}") from error
     if not isinstance(found, dict):
         raise ValueError("expected a JSON object, got another value")
-    # Not deeper than any argument is; counted level by level, not by recursion.
+    # Check the depth level by level, without recursion.
     level: list[dict[str, Any] | list[Any]] = [found]
     for _ in range(_DEEPEST + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level]
@@ -654,7 +657,9 @@ def _object(request: Request) -> dict[str, Any]:
 
 
 def _is_ours(request: Request, *, local: bool) -> bool:
-    """Not from a page of another site, whatever name that site gives this machine."""
+    """Check that the request is not from another site's page, even if its name resolves to this
+    host.
+    """
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return False
     if not local:

@@ -1,4 +1,4 @@
-"""What is in the broker, as RabbitMQ's management API tells it; who is connected to it, too."""
+"""The broker's objects and connections, as RabbitMQ's management API returns them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def connections(broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/connections`: everybody who has logged in to a virtual host."""
+    """`/api/connections`: the authenticated connections of a virtual host."""
     return [_connection(client) for client in _clients(broker, node)]
 
 
@@ -197,7 +197,7 @@ def listeners(broker: ServedBroker) -> list[_Object]:
 
 
 def _contexts(broker: ServedBroker) -> list[_Object]:
-    """The management API itself: a caller that asks has reached it."""
+    """The listener of the management API, which the caller has reached."""
     port = str(broker.ports.get("http", 0))
     where = {"path": "/", "ip": broker.settings.host, "port": port}
     return [{"description": "RabbitMQ Management", **where}]
@@ -270,7 +270,7 @@ def _exchange(node: Node, found: Exchange) -> _Object:
 
 
 def _bindings(_broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/bindings`, those of the default exchange among them."""
+    """`/api/bindings`, including those of the default exchange."""
     default = [
         {**_binding(node, "", name, name), "arguments": {}, "destination_type": "queue"}
         for name in node.queues
@@ -300,7 +300,9 @@ def _bound(node: Node, found: Binding) -> _Object:
 
 
 def properties_key(found: Binding) -> str:
-    """What tells bindings of the same two ends apart in a path: the key, and a hash of arguments."""
+    """Return the key that identifies a binding in a path: routing key and a hash of the
+    arguments.
+    """
     key = _quoted(found.routing_key)
     if not found.arguments:
         return key or "~"
@@ -368,12 +370,12 @@ def _nodes(broker: ServedBroker) -> list[_Object]:
 
 
 def _feature_flags(_broker: ServedBroker) -> list[_Object]:
-    """`/api/feature-flags`: what Hopback looks for is there and enabled."""
+    """`/api/feature-flags`: the flags that Hopback checks, enabled."""
     return [{"name": "quorum_queue", "state": "enabled", "stability": "stable", "desc": ""}]
 
 
 def parameters(broker: ServedBroker, node: Node, component: str = "") -> list[_Object]:
-    """`/api/parameters`: operator policies and limits; policies only where they are asked for."""
+    """`/api/parameters`: operator policies and limits. Policies are included only on request."""
     policies, limits = _parameters_of(node, "policy", node.policies.all()), []
     if component != "policy":
         policies = _parameters_of(node, "operator_policy", node.policies.operators())
@@ -401,7 +403,7 @@ def _limits_as_parameters(broker: ServedBroker, node: Node) -> list[_Object]:
 
 
 def _vhost_limits(broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/vhost-limits`: of those virtual hosts that have or had one."""
+    """`/api/vhost-limits`: virtual hosts that have or had a limit."""
     found = broker.vhost_limits.get(node.vhost)
     return [] if found is None else [{"vhost": node.vhost, "value": _limits(broker, found)}]
 
@@ -413,7 +415,7 @@ def user_limits(broker: ServedBroker) -> list[_Object]:
 
 
 def _limits(broker: ServedBroker, found: dict[str, int]) -> object:
-    """The limits; before 4.0 an empty object is an empty list."""
+    """Return the limits. Before 4.0 an empty object is an empty list."""
     return found or ([] if broker.settings.version.major < 4 else {})
 
 
@@ -435,7 +437,7 @@ def definitions(broker: ServedBroker) -> _Object:
 
 
 def definitions_of(broker: ServedBroker, node: Node) -> _Object:
-    """`/api/definitions/{vhost}`: one virtual host, whose name is left out."""
+    """`/api/definitions/{vhost}`: one virtual host, without its name."""
     sections = {
         section: [_without(each, "vhost") for each in found]
         for section, found in _sections(broker, node).items()
@@ -482,7 +484,7 @@ LISTS: dict[str, Callable[[ServedBroker, Node], list[_Object]]] = {
     "queues": _queues,
     "vhost-limits": _vhost_limits,
 }
-"""What can be listed, of one virtual host or of all."""
+"""The lists, of one virtual host or of all."""
 
 SINGLE: dict[str, Callable[[ServedBroker], object]] = {
     "cluster-name": lambda broker: {"name": broker.cluster_name},
@@ -493,4 +495,4 @@ SINGLE: dict[str, Callable[[ServedBroker], object]] = {
     "topic-permissions": topic_permissions,
     "users": users,
 }
-"""What there is once."""
+"""The objects that exist once."""
