@@ -16,18 +16,18 @@ __all__ = ["CELERY_RULES", "check_settings"]
 
 CELERY_RULES: Mapping[str, str] = {
     "celery-acks-early": "Messages are acked before their tasks run.",
-    "celery-worker-lost": "A task whose process is killed counts as failed, and is acked.",
-    "celery-worker-lost-loop": "A task that kills its process is delivered again without end.",
-    "celery-failure-acked": "A message is gone when its task has failed for good.",
+    "celery-worker-lost": "A task whose process is killed counts as failed and is acked.",
+    "celery-worker-lost-loop": "A task that kills its process is redelivered forever.",
+    "celery-failure-acked": "The message of a finally failed task is deleted.",
     "celery-failure-deleted": "A failed task is rejected, and its queue has no dead-letter exchange.",
-    "celery-publish-unconfirmed": "Nobody hears of a task that the broker did not take.",
+    "celery-publish-unconfirmed": "The producer does not learn that the broker refused a task.",
     "celery-transient": "Tasks are lost when the broker restarts.",
-    "celery-eta-in-memory": "Tasks for later wait in a worker, unacked.",
-    "celery-quorum-undetected": "Delays and prefetch are not made for quorum queues.",
+    "celery-eta-in-memory": "Delayed tasks wait unacked in a worker.",
+    "celery-quorum-undetected": "Delays and prefetch do not fit quorum queues.",
     "celery-delay-classic": "Delayed tasks wait in classic queues.",
-    "celery-visibility": "A broker that is no RabbitMQ delivers again what takes long.",
-    "celery-no-time-limit": "A task that hangs is delivered again while it runs.",
-    "celery-pickle": "Anybody who can publish can run code in a worker.",
+    "celery-visibility": "A broker other than RabbitMQ redelivers long tasks.",
+    "celery-no-time-limit": "A task that hangs is redelivered while it runs.",
+    "celery-pickle": "Every producer can run code in a worker.",
 }
 """All rules with their descriptions."""
 
