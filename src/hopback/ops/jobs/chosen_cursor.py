@@ -39,9 +39,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.ops.jobs.cursor import STAYS, CursorEvent, CursorState, Machine
+from hopback.ops.jobs.cursor import STAYS, UNKNOWN_END, CursorEvent, CursorState, Machine
 from hopback.ops.jobs.journal import Checkpoint
-from hopback.ops.jobs.quorum_cursor import UNKNOWN_END
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:

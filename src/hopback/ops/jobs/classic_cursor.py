@@ -57,9 +57,15 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.ops.jobs.cursor import STAYS, CountingCursor, CursorEvent, CursorState
+from hopback.ops.jobs.cursor import (
+    STAYS,
+    TAKEN_BY_OTHERS,
+    UNKNOWN_END,
+    CountingCursor,
+    CursorEvent,
+    CursorState,
+)
 from hopback.ops.jobs.journal import Checkpoint
-from hopback.ops.jobs.quorum_cursor import TAKEN_BY_OTHERS, UNKNOWN_END
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

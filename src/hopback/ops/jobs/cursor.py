@@ -45,17 +45,31 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from zlib import crc32
 
 from hopback.headers.raw import message_id_in
+from hopback.ops.browse.prefetch import FIRST_PREFETCH
+from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hopback.message import Delivery
-    from hopback.ops.jobs.journal import Checkpoint
 
 
+UNKNOWN_END = (
+    "the job was interrupted, and it is unknown where the selection ends: messages of {queue!r} are equal, or"
+    " messages behind the selection were browsed before; start a new job"
+)
+TAKEN_BY_OTHERS = (
+    "the job was interrupted, and other consumers have taken messages from {queue!r} since it started, so it"
+    " is unknown where the selection ends; start a new job"
+)
 _MARKED_BYTES = 64 * 1024
 """Bytes of a body that are part of its mark. The mark also contains the length of the body."""
+
+
+def first_checkpoint(count: int) -> Checkpoint:
+    """Return the checkpoint of a new job that selects the first `count` messages."""
+    return Checkpoint(rest=count, in_place=True, finding=min(FIRST_PREFETCH, count))
 
 
 def mark_of(delivery: Delivery) -> str:

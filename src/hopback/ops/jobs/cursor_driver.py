@@ -14,24 +14,20 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
-from hopback.ops.brokers.consumers import job_tag
-from hopback.ops.browse.head import Head
 from hopback.ops.browse.memory import estimate_memory
-from hopback.ops.browse.prefetch import FIRST_PREFETCH, ROOM_BYTES
+from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.browse.walk import walk
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, HeadMessage, find_head
 from hopback.ops.jobs.cursor import CursorEvent, CursorState, mark_of
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
-from hopback.ops.jobs.read_ahead import choose_prefetch
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from hopback.broker.port import Broker, Channel
+    from hopback.broker.port import Broker
     from hopback.message import Delivery
-    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.source import Source
     from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.classic_cursor import HeadLimits
@@ -194,27 +190,6 @@ class CursorDriver:
             if others <= 0 or asyncio.get_running_loop().time() >= until:
                 return max(others, 0)
             await asyncio.sleep(_ASK_AGAIN_S)
-
-
-def source_of(
-    job: JobRecord, snapshot: BrokerSnapshot, channel: Channel, cursor: Cursor, store: str
-) -> Source:
-    """Return the source that takes as many messages from the queue as the cursor can need."""
-    is_classic = snapshot.is_classic(job.queue)
-    count, first = job.spec.selection.count, FIRST_PREFETCH
-    if isinstance(cursor, ClassicCursor):
-        count = cursor.head + job.checkpoint.rest
-    elif isinstance(cursor, QuorumCursor):
-        count, first = job.checkpoint.rest + cursor.longest_head, cursor.most_found
-    return Head(
-        channel,
-        job.queue,
-        count,
-        choose_prefetch(job.spec, is_classic=is_classic, is_paced=bool(job.rate)),
-        is_quorum=None if snapshot.effective(job.queue) is None else not is_classic,
-        tag=job_tag(store, job.id),
-        first=first,
-    )
 
 
 async def read_head(broker: Broker, job: JobRecord, limits: HeadLimits, cost: Cost) -> int | None:

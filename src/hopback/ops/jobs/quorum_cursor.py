@@ -75,7 +75,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.browse.prefetch import FIRST_PREFETCH
-from hopback.ops.jobs.cursor import STAYS, CountingCursor, CursorEvent, CursorState, mark_of
+from hopback.ops.jobs.cursor import (
+    STAYS,
+    TAKEN_BY_OTHERS,
+    UNKNOWN_END,
+    CountingCursor,
+    CursorEvent,
+    CursorState,
+    mark_of,
+)
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.messages.digest import content_digest
 
@@ -111,20 +119,6 @@ TABLE: Table = {
     CursorState.LAST: _EVENTS,
     CursorState.STOPPED: {},
 }
-
-UNKNOWN_END = (
-    "the job was interrupted, and it is unknown where the selection ends: messages of {queue!r} are equal, or"
-    " messages behind the selection were browsed before; start a new job"
-)
-TAKEN_BY_OTHERS = (
-    "the job was interrupted, and other consumers have taken messages from {queue!r} since it started, so it"
-    " is unknown where the selection ends; start a new job"
-)
-
-
-def first_checkpoint(count: int) -> Checkpoint:
-    """Return the checkpoint of a new job that selects the first `count` messages."""
-    return Checkpoint(rest=count, in_place=True, finding=min(FIRST_PREFETCH, count))
 
 
 class QuorumCursor(CountingCursor):

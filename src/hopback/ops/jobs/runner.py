@@ -31,13 +31,14 @@ from hopback.ops.jobs.actions import action_of
 from hopback.ops.jobs.arrivals import ArrivalCounter
 from hopback.ops.jobs.batch_reader import BatchReader
 from hopback.ops.jobs.completion_event import completion_event
-from hopback.ops.jobs.cursor_driver import CursorDriver, source_of
+from hopback.ops.jobs.cursor import first_checkpoint
+from hopback.ops.jobs.cursor_choice import choose_cursor, source_of
+from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
 from hopback.ops.jobs.job_run import EndJob, JobRun
 from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord
 from hopback.ops.jobs.publish_failure import is_away
-from hopback.ops.jobs.quorum_cursor import first_checkpoint
 from hopback.ops.jobs.recovery import Recovery, next_run
 from hopback.ops.jobs.return_watch import ReturnWatch
 from hopback.ops.jobs.sender import Sender
@@ -262,7 +263,9 @@ class JobRunner:
         """Build the engine and its parts."""
         channel = await connection.open_channel() if holding is None else holding.channel
         store = await self._journal.store_id()
-        cursor = await self._recovery.find_cursor(run, snapshot, is_held=holding is not None)
+        cursor = await choose_cursor(
+            self._broker.broker, self._planner, run, snapshot, is_held=holding is not None
+        )
         job, spec, queue = run.job, run.job.spec, snapshot.one(run.job.queue)
         source: Source
         if holding is None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.message import Properties, Received
-from hopback.ops.jobs.cursor import CursorEvent, CursorState
-from hopback.ops.jobs.quorum_cursor import QuorumCursor, first_checkpoint
+from hopback.ops.jobs.cursor import CursorEvent, CursorState, first_checkpoint
+from hopback.ops.jobs.quorum_cursor import QuorumCursor
 
 if TYPE_CHECKING:
     from hopback.ops.jobs.journal import Checkpoint

@@ -1,0 +1,148 @@
+"""Choose the cursor and the source of a run, by queue type, selection and checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hopback.ops.brokers.consumers import job_tag
+from hopback.ops.browse.head import Head
+from hopback.ops.browse.prefetch import FIRST_PREFETCH
+from hopback.ops.jobs.chosen_cursor import ChosenCursor
+from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
+from hopback.ops.jobs.cursor_driver import read_head
+from hopback.ops.jobs.quorum_cursor import QuorumCursor
+from hopback.ops.jobs.read_ahead import choose_prefetch
+
+if TYPE_CHECKING:
+    from hopback.broker.port import Broker, Channel
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.browse.source import Source
+    from hopback.ops.jobs.cursor_driver import Cursor
+    from hopback.ops.jobs.job_run import JobRun
+    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.plan import Planner
+
+_REQUEUE_S = 2.0
+"""How long a restarted quorum queue may take to requeue the messages of a lost consumer, in seconds. Messages
+that are missing after that were taken by another consumer, or it still holds them: the job stops."""
+_ASK_REQUEUED_S = 0.05
+"""Seconds between two counts of such a queue."""
+_REMEMBERED_WINDOWS = 6
+"""Windows of acks whose marks are remembered: far more than a broker leaves unread."""
+
+_DOUBT = (
+    "when the job went on, {queue!r} had more messages than expected: new ones, or done ones that a killed"
+    " broker handed out again. Nobody can tell whether some of the selection are left, as the queue's type is"
+    " not known without a management address: look at what is there, then start a new job"
+)
+
+
+async def choose_cursor(
+    broker: Broker, planner: Planner, run: JobRun, snapshot: BrokerSnapshot, *, is_held: bool
+) -> Cursor:
+    """Return the cursor of a run: the first run of a job, or one that finds the rest of the selection.
+
+    `is_held` is whether a browse session hands over the messages. The messages of a classic queue are
+    counted while the job is connected: as long as the connection is open, the broker was not killed
+    again.
+    """
+    job, began, selection = run.job, run.job.checkpoint, run.job.spec.selection
+    is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
+    remembered = _REMEMBERED_WINDOWS * job.spec.pace.in_flight
+    if selection.digests is not None:
+        is_sought = not is_classic and not is_held
+        return ChosenCursor(began, selection.digests, is_resumed=is_resumed, is_sought=is_sought)
+    if is_classic:
+        head = await _find_head(broker, planner, run, snapshot) if is_resumed else 0
+        return ClassicCursor(began, remembered, head=head)
+    by_count = None
+    if is_resumed:
+        ready = await _count_ready(planner, job)
+        is_known = snapshot.effective(job.queue) is not None
+        run.doubt = "" if is_known else _doubt(job, ready)
+        if selection.behind is not None:
+            by_count = ready - began.rest - selection.behind
+    return QuorumCursor(
+        began,
+        remembered,
+        is_resumed=is_resumed,
+        is_whole=selection.behind == 0,
+        by_count=by_count,
+        prefetch=choose_prefetch(job.spec, is_classic=False, is_paced=bool(job.rate)),
+    )
+
+
+async def _count_ready(planner: Planner, job: JobRecord) -> int:
+    """Count the messages of a quorum queue when it has requeued those of an earlier run.
+
+    After a restart RabbitMQ first reports an empty queue, then one with the lost consumer, and then the
+    requeued messages (0.1 to 0.5 s later, 3.10).
+    """
+    began, behind = job.checkpoint, job.spec.selection.behind or 0
+    least = began.kept + began.rest + behind + began.last_stays
+    until = asyncio.get_running_loop().time() + _REQUEUE_S
+    while True:
+        found = await planner.snapshot_for(job.spec)
+        is_complete = found.ready >= least and not found.consumers
+        if is_complete or asyncio.get_running_loop().time() >= until:
+            return found.ready
+        await asyncio.sleep(_ASK_REQUEUED_S)
+
+
+def _doubt(job: JobRecord, ready: int) -> str:
+    """Return the doubt about a queue of unknown type: it may have forgotten acks."""
+    checkpoint, behind = job.checkpoint, job.spec.selection.behind or 0
+    expected = checkpoint.kept + len(checkpoint.window) + checkpoint.rest + behind
+    return _DOUBT.format(queue=job.queue) if ready > expected else ""
+
+
+async def _find_head(
+    broker: Broker, planner: Planner, run: JobRun, snapshot: BrokerSnapshot
+) -> int | None:
+    """Return the number of messages before the rest of the job in a classic queue, None if it is unknown.
+
+    The job takes these messages again.
+    """
+    job, began = run.job, run.job.checkpoint
+    run.doubt = ""
+    limits = head_limits(job, (await planner.snapshot_for(job.spec)).ready)
+    if limits.most <= began.kept:
+        head = find_head(began, limits)
+    else:
+        if began.has_twins:
+            await run.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
+        head = await read_head(broker, job, limits, snapshot.cost(job.queue))
+    if head is not None:
+        run.sent_again += max(head - began.kept - len(began.window), 0)
+        if (again := run.sent_again) > 0:
+            run.remark = f"{again:,} went again: the broker was killed and had forgotten their acks"
+        counts = job.certain or job.counts
+        done = max(counts.selected - head - began.rest, 0)
+        certain = structs.replace(counts, done=done, skipped=0, failed=0)
+        run.tell(replace(run.job, certain=certain))
+    return head
+
+
+def source_of(
+    job: JobRecord, snapshot: BrokerSnapshot, channel: Channel, cursor: Cursor, store: str
+) -> Source:
+    """Return the source that takes as many messages from the queue as the cursor can need."""
+    is_classic = snapshot.is_classic(job.queue)
+    count, first = job.spec.selection.count, FIRST_PREFETCH
+    if isinstance(cursor, ClassicCursor):
+        count = cursor.head + job.checkpoint.rest
+    elif isinstance(cursor, QuorumCursor):
+        count, first = job.checkpoint.rest + cursor.longest_head, cursor.most_found
+    return Head(
+        channel,
+        job.queue,
+        count,
+        choose_prefetch(job.spec, is_classic=is_classic, is_paced=bool(job.rate)),
+        is_quorum=None if snapshot.effective(job.queue) is None else not is_classic,
+        tag=job_tag(store, job.id),
+        first=first,
+    )
