@@ -1,8 +1,8 @@
-"""Everything that can be done with dead letters, as one object: the library behind command, HTTP and page.
+"""All operations on dead letters, as one object. Commands, HTTP API and pages call it.
 
-It works on any broker behind the port. A management client adds what AMQP does not tell (discovery,
-types, limits, ages); declared topologies add plans. Jobs and audit are kept in a journal: in memory,
-or in SQL, where they survive a restart.
+It works with any broker. A management client adds facts that AMQP does not provide: discovery, queue types,
+limits and ages. Declared topologies add plans. Jobs and the audit are kept in a journal, in memory or in SQL.
+A journal in SQL survives a restart.
 """
 
 from __future__ import annotations
@@ -88,20 +88,20 @@ if TYPE_CHECKING:
 
 
 _CONSUMED = "consumed"
-"""The kind of document that names a queue which had a consumer."""
+"""Kind of the documents that record queues which have had a consumer."""
 
 
 class Operations:
     """The operations on dead letters; use it as an async context manager.
 
-    Where brokers share a journal, `beside` are the `journal_name`s of the others: their jobs and entries of
-    the audit are not shown and not steered here. `is_first` takes the entries that belong to none of them.
-    Leaving it releases every browse session, interrupts the jobs that run in this process and closes the
-    query connection. Interrupted jobs can be resumed, here or elsewhere.
+    Several brokers can share a journal. `beside` contains the `journal_name`s of the others. Their jobs and
+    audit entries are neither listed nor controlled here. With `is_first`, entries that belong to none of the
+    brokers are listed here. On exit every browse session is released, the jobs of this process are
+    interrupted, and the query connection is closed. Interrupted jobs can be resumed by any process.
 
-    Every method raises `NoSuch` for a name it does not know, `BadRequest` or `BadFilter` for what
-    cannot be carried out as asked, `UnsafeOperation` for what could lose something, `JobConflict`
-    where another job stands in the way, and `BrokerError` where the broker does.
+    Every method raises `NoSuch` for an unknown name, `BadRequest` or `BadFilter` for an invalid request,
+    `UnsafeOperation` if messages could be lost, `JobConflict` if another job prevents the operation, and
+    `BrokerError` if the broker fails.
     """
 
     runs_jobs_here = True
@@ -141,9 +141,9 @@ class Operations:
         return not isinstance(self.journal, MemoryJournal)
 
     def acting_as(self, who: Who, *, everywhere: bool = False) -> Self:
-        """The same operations, with everything done in the name of this person.
+        """Return the same operations on behalf of this user, whom the audit then names.
 
-        `everywhere` lists the jobs of all brokers that the journal knows.
+        With `everywhere`, `jobs` lists the jobs of all brokers in the journal.
         """
         bound = copy(self)
         bound._who, bound._everywhere = who, everywhere  # noqa: SLF001  a copy of itself
@@ -162,7 +162,7 @@ class Operations:
         await self.broker.close()
 
     async def queues(self) -> tuple[QueueSummary, ...]:
-        """Every dead-letter queue by name, with its depth; never looks into one."""
+        """List all dead-letter queues by name, with their depths. Reads no messages."""
         snapshot = await self.broker.snapshot()
         names, readings = [each.name for each in snapshot.dead_letter_queues], snapshot.readings
         depths = await self.broker.depths(names, readings)
@@ -176,7 +176,7 @@ class Operations:
         )
 
     async def queue(self, name: str) -> QueueDetail:
-        """One queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
+        """Return one queue with exact depth, type, limit, browsing cost, origins, targets and active job."""
         snapshot = await self.broker.recent_snapshot()
         found = snapshot.one(name)
         active = next((job.view for job in await self._records(queue=name, active=True)), None)
@@ -187,15 +187,15 @@ class Operations:
         return await describe_queue(self.broker, snapshot, found, summary)
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
-        """What discovery knows of one queue, with its plans; NoSuch if it is none."""
+        """Return the discovered queue with its plans. NoSuch if it is not a dead-letter queue."""
         return (await self.broker.snapshot()).one(name)
 
     async def candidates(self) -> CandidateList:
-        """Queues that have messages and no consumer, which nobody has said to hold dead letters."""
+        """List queues with messages and without consumers that may be dead-letter queues."""
         return await self._recognition.candidates(self.broker)
 
     async def answer_candidate(self, said: QueueAnswer, *, by: Who | None = None) -> None:
-        """Add a queue to the dead-letter queues, or ignore it; kept, and audited."""
+        """Add a queue to the dead-letter queues, or ignore it. The answer is saved and audited."""
         person = by or self._who
         kept = structs.replace(said, by=person.name or person.id)
         await self._recognition.answer(kept, self.broker)
@@ -204,9 +204,10 @@ class Operations:
         await self.note(action, by=by, queue=said.queue, reason=said.reason, details=details)
 
     async def lift_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> str:
-        """Lift the queue's delivery limit by a policy of its own; the name of that policy.
+        """Lift the queue's delivery limit by a policy for this queue. Return the name of the policy.
 
-        UnsafeOperation where it cannot be lifted: no management, an operator policy, an argument.
+        UnsafeOperation if it cannot be lifted: without management, or if an operator policy or an argument
+        sets the limit.
         """
         snapshot = await self.broker.snapshot()
         snapshot.one(queue)
@@ -215,12 +216,12 @@ class Operations:
         return policy
 
     async def restore_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> None:
-        """Take that policy away again; none there is no error.
+        """Delete the policy of `lift_limit`, if there is one.
 
-        UnsafeOperation if a message came back so often that the limit would soon remove it.
+        UnsafeOperation if a message was returned so often that the limit would soon remove it.
         """
         snapshot = await self.broker.snapshot()
-        if not self.broker.is_lifted(snapshot, queue):  # a policy of ours outlives its queue
+        if not self.broker.is_lifted(snapshot, queue):  # the policy may exist without its queue
             snapshot.one(queue)
         await self.broker.restore(queue)
         await self.note("limit.restore", by=by, queue=queue, reason=reason)
@@ -235,10 +236,10 @@ class Operations:
         lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Hold messages for looking at; `on_progress` hears how far that is.
+        """Open a browse session, which holds messages for inspection. Progress is reported to `on_progress`.
 
-        UnsafeOperation if looking could lose something, unless `forced`; with `lift` the limit is
-        lifted first. The session ends by itself when its time is over.
+        UnsafeOperation if browsing could lose messages, unless `forced`. With `lift` the delivery limit is
+        lifted first. The session ends when its time is over.
         """
         snapshot = await self.broker.snapshot()
         found = snapshot.one(queue)
@@ -253,29 +254,29 @@ class Operations:
         details |= {"forced": True} if forced else {}
         try:
             await self.note("session.open", by=by, queue=queue, details=details)
-        except BaseException:  # nobody is told its id, so nobody could release it
+        except BaseException:  # the caller does not get the id and could not release it
             await session.release("it was not opened")
             raise
         return session.view
 
     def sessions(self) -> tuple[SessionView, ...]:
-        """Every session that holds something now."""
+        """List the open sessions."""
         return tuple(session.view for session in self._sessions.active())
 
     def session(self, session_id: str) -> SessionView:
-        """One session; SessionOver (a NoSuch) if it has ended."""
+        """Return an open session. SessionOver (a NoSuch) if it has ended."""
         return self._sessions.one(session_id).view
 
     async def renew(self, session_id: str, seconds: float | None = None) -> SessionView:
-        """Hold on for as long again from now, or for so many seconds."""
+        """Extend a session from now by its usual time, or by `seconds`."""
         return self._sessions.renew(session_id, seconds).view
 
     async def release(self, session_id: str) -> None:
-        """Give everything back, in order; a session that has ended already is no error."""
+        """Release a session and requeue its messages in order. Does nothing if it has ended."""
         await self._sessions.release(session_id)
 
     async def return_messages(self, session_id: str) -> None:
-        """Release a session and wait until its messages are ready again; NoSuch if it has ended."""
+        """Release a session and wait until its messages are ready again. NoSuch if it has ended."""
         held = self._sessions.one(session_id)
         queue, taken = held.source.name, held.taken
         before = (await self.broker.depth(queue))[0].ready or 0
@@ -285,23 +286,23 @@ class Operations:
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
-        """Dead letters of a session that match, after the place `cursor`."""
+        """Return the matching dead letters of a session that follow position `cursor`."""
         held = self._sessions.one(session)
         return await held.page(parse_filter(where), cursor=int(cursor), size=size)
 
     async def message(self, session: str, message: str, *, by: Who | None = None) -> MessageView:
-        """One message with everything about it, and where it would go; audited as shown."""
+        """Return one message in full, with its re-drive target. The audit records that it was shown."""
         held = self._sessions.one(session)
         view = await view_message(self.broker, held, message)
         await self._audit_shown(held, message, by)
         return view
 
     def delivery(self, session: str, message: str) -> Delivery:
-        """The message itself, for a caller in this process; `message` audits that it is shown."""
+        """Return the delivery of a message, for callers in this process. It is not audited."""
         return self._sessions.one(session).delivery(message)
 
     async def body(self, session: str, message: str, *, by: Who | None = None) -> bytes:
-        """The bytes of one message; audited as shown."""
+        """Return the body of one message. The audit records that it was shown."""
         held = self._sessions.one(session)
         content = held.delivery(message).body
         await self._audit_shown(held, message, by)
@@ -314,7 +315,7 @@ class Operations:
     async def groups(
         self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
-        """The dead letters of a session by what they have in common, the largest group first."""
+        """Group the dead letters of a session by a common property, the largest group first."""
         return await self._sessions.one(session).groups(by, parse_filter(where))
 
     async def survey(
@@ -327,7 +328,7 @@ class Operations:
         forced: bool = False,
         who: Who | None = None,
     ) -> Survey:
-        """Group a whole queue in one pass, keeping no message; costs what one session costs."""
+        """Group all messages of a queue in one pass. The cost is that of one browse session."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
         found = await collect_survey(
             request, Search(self.broker, request, self._sessions).progress()
@@ -338,7 +339,7 @@ class Operations:
     async def errors(
         self, *, survey: bool = False, by: Who | None = None, on_progress: OnProgress | None = None
     ) -> ErrorOverview:
-        """The errors of all queues, as they were surveyed last, or after another survey of all."""
+        """Return the errors of all queues by their last surveys. With `survey` all are surveyed first."""
         if not survey:
             return await self.surveys.errors()
         found = await self.surveys.run(on_progress=on_progress)
@@ -346,16 +347,16 @@ class Operations:
         return found
 
     async def trend(self, queue: str) -> QueueTrend:
-        """How the depth of a queue went, as far as it was kept."""
+        """Return the recorded depths of a queue."""
         (await self.broker.snapshot()).one(queue)
         return await self.surveys.trends.of(queue)
 
     async def search(
         self, request: SearchRequest, *, by: Who | None = None
     ) -> AsyncGenerator[SearchProgress, None]:
-        """Look through whole queues; close the generator to cancel. What was found is audited.
+        """Search whole queues. Closing the generator cancels the search. The audit records the counts.
 
-        A job keeps how many of what it had sent came back, if the search for them came to its end.
+        A complete search for the returned messages of a job records their number with the job.
         """
         job = await self._record(request.job) if request.job else None
         if job is not None:
@@ -382,7 +383,7 @@ class Operations:
         *,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
-        """What a job would do, without doing it."""
+        """Return the plan of a job without starting it."""
         active = next(iter(await self._records(queue=request.queue, active=True)), None)
         return await self._planner.plan(request, submission, self._name, active, on_progress)
 
@@ -393,11 +394,11 @@ class Operations:
         *,
         on_progress: OnProgress | None = None,
     ) -> Job:
-        """Begin a job and return it; it goes on by itself.
+        """Start a job and return it. It runs in the background.
 
-        CountMismatch if the selection has another size than expected, which is counted first;
-        JobConflict if the queue has an active job. The same `key` again returns the job that is there.
-        Cancelled before the job is written down, this has begun none; after that the job goes on.
+        CountMismatch if the number of selected messages is not the expected one. JobConflict if the queue
+        has an active job. A repeated `key` returns the existing job. If the caller is cancelled before the
+        job is saved, no job is started. If it is cancelled later, the job continues.
         """
         if submission.by == NOBODY:
             submission = structs.replace(submission, by=self._who)
@@ -439,7 +440,7 @@ class Operations:
         await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)
 
     async def job(self, job_id: str) -> Job:
-        """One job as it is now."""
+        """Return the present state of a job."""
         return (await self._record(job_id)).view
 
     async def _record(self, job_id: str) -> JobRecord:
@@ -454,7 +455,7 @@ class Operations:
     async def jobs(
         self, *, queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[Job, ...]:
-        """Jobs, the newest first."""
+        """List jobs, the newest first."""
         broker = "" if self._everywhere else self._name
         found = await self.journal.jobs(broker=broker, queue=queue, active=active, limit=limit)
         return tuple(record.view for record in found)
@@ -462,17 +463,17 @@ class Operations:
     async def failures(
         self, job_id: str, *, cursor: int = 0, limit: int = 100
     ) -> tuple[FailedMessage, ...]:
-        """What a job could not move or left out, from number `cursor` on; all of it is in its queue."""
+        """List the messages that a job could not move or left out, from number `cursor` on."""
         await self.job(job_id)
         return await self.journal.failures(job_id, cursor, limit)
 
     async def events(self, job_id: str) -> AsyncIterator[Job]:
-        """The job now and after every change, until it runs no more."""
+        """Yield the job now and after every change, until it is no longer active."""
         async for record in self._runner.news(job_id):
             yield record.view
 
     async def wait(self, job_id: str) -> Job:
-        """Return when the job is neither running nor paused."""
+        """Wait until the job is neither running nor paused, and return it."""
         newest: JobRecord | None = None
         async for record in self._runner.news(job_id):
             newest = record
@@ -480,7 +481,7 @@ class Operations:
         return await self.job(job_id) if newest is None else newest.view
 
     async def pause(self, job_id: str, *, by: Who | None = None) -> Job:
-        """Let it finish what is in flight, then wait; in whatever process it runs."""
+        """Pause a job after the messages in flight, in whichever process it runs."""
         job = await self._record(job_id)
         if job.state is not JobState.PAUSED:
             job.to(JobState.PAUSED, self.clock.now())
@@ -489,7 +490,7 @@ class Operations:
         return await self.job(job_id)
 
     async def resume(self, job_id: str, *, by: Who | None = None) -> Job:
-        """Let a paused job go on, or begin an interrupted or failed one again, in this process."""
+        """Resume a job: a paused one in its process, an interrupted or failed one in this process."""
         job = await self._record(job_id)
         if job.state is JobState.PAUSED:
             await self._runner.change_control(job_id, lambda asked: replace(asked, paused=False))
@@ -501,10 +502,10 @@ class Operations:
         return job.view
 
     async def take_over(self) -> tuple[Job, ...]:
-        """Go on with the jobs of this broker whose processes are gone; those that go on here now.
+        """Resume the jobs of this broker whose processes have died. Return the resumed jobs.
 
-        A job that somebody paused stays so, and so does one that has lost many processes already: it may
-        be what ends them.
+        A paused job stays paused. A job that has lost many processes is not resumed, because it may be the
+        cause of their deaths.
         """
         taken = []
         async for job, again in self._runner.take_over(await self._records()):
@@ -513,12 +514,12 @@ class Operations:
         return tuple(taken)
 
     def _check_broker(self, job: JobRecord) -> None:
-        """A store may hold jobs of several brokers: none may go on with another's messages."""
+        """Raise BadRequest for a job of another broker in the same store."""
         if job.spec.broker != self._name:
             raise BadRequest("job", f"one of {self._name}; {job.id} belongs to {job.spec.broker}")
 
     async def cancel(self, job_id: str, *, by: Who | None = None) -> Job:
-        """Let it finish what is in flight, then give the rest back."""
+        """Cancel a job after the messages in flight. The other messages are requeued."""
         job = await self._record(job_id)
         ended = job.to(JobState.CANCELLED, self.clock.now(), "cancelled")
         if job.is_active:
@@ -529,11 +530,11 @@ class Operations:
         return await self.job(job_id)
 
     async def interrupt(self, job_id: str, *, by: Who | None = None) -> Job:
-        """Before this process ends: finish what is in flight, and leave the job to be resumed.
+        """Interrupt a job after the messages in flight, so that it can be resumed, and call `close`.
 
-        Everything else of this process ends with it, as by `close`.
+        For a process that is about to exit.
         """
-        with suppress(JobConflict):  # it has just come to its end
+        with suppress(JobConflict):  # the job has just ended
             await self.pause(job_id, by=by)
             async for job in self.events(job_id):
                 if job.state is not JobState.RUNNING:
@@ -542,7 +543,7 @@ class Operations:
         return await self.job(job_id)
 
     async def set_rate(self, job_id: str, rate: float | None, *, by: Who | None = None) -> Job:
-        """Another rate, messages per second, from now on; None for no limit."""
+        """Change the rate of a job, in messages per second. None removes the limit."""
         check(NewRate, NewRate(rate))
         job = await self._record(job_id)
         if not job.is_active:
@@ -552,7 +553,7 @@ class Operations:
         return structs.replace(await self.job(job_id), rate=rate)
 
     async def retry_failures(self, job_id: str, *, by: Who | None = None, reason: str = "") -> Job:
-        """A new job for exactly what this one could not move; BadRequest if there is nothing."""
+        """Start a job for the failures of another. BadRequest if there are none."""
         job = await self._record(job_id)
         self._check_broker(job)
         spec = await self._planner.spec_for_failures(job, self.journal, by or self._who, reason)
@@ -561,7 +562,7 @@ class Operations:
         return again.view
 
     async def came_back(self, job_id: str, *, forced: bool = False, by: Who | None = None) -> int:
-        """Look through the queue for messages that this job had sent and that died again."""
+        """Count the messages in the queue that this job had sent and that are dead again."""
         found = 0
         async for progress in self.search(SearchRequest(job=job_id, limit=0, force=forced), by=by):
             found = progress.matching
@@ -575,7 +576,7 @@ class Operations:
         forced: bool = False,
         by: Who | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Messages as lines of JSON; nothing is removed."""
+        """Yield messages as lines of JSON. No message is removed."""
         details: dict[str, object] = {"session": selection.session, "filter": selection.filter}
         if selection.session:
             lines = export_session(self._sessions, queue, selection)
@@ -645,7 +646,7 @@ class Operations:
         by: Who | None = None,
         reason: str = "",
     ) -> str:
-        """Send a changed copy back; its new message id. The original stays where it is.
+        """Send a changed copy of a message. Return its message id. The original stays in its queue.
 
         NotAllowed unless the settings allow it.
         """
@@ -670,12 +671,12 @@ class Operations:
 
     @property
     def notes(self) -> JournalNotes:
-        """Notes on groups, saved filters and what was done to a group."""
+        """Notes on groups, saved filters, and the history of a group."""
         share = (self.journal, self._name, self.clock, self._who)
         return JournalNotes(*share, self.note, self.audit)
 
     async def remember_consumed(self, queues: Iterable[str]) -> frozenset[str]:
-        """Remember that these queues have consumers; all queues of which that was ever remembered."""
+        """Record that these queues have consumers. Return all queues that ever had one."""
         known = frozenset(await self.journal.remembered(self._name, _CONSUMED))
         new = frozenset(queues) - known
         await self.journal.remember(self._name, _CONSUMED, dict.fromkeys(new, ""), self.clock.now())
@@ -690,7 +691,7 @@ class Operations:
         raise BadRequest("target", f"a service that knows {target!r} by its settings (--server)")
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
-        """What was done, the newest first."""
+        """List audit entries, the newest first."""
         return await self.journal.read(query, None if self._everywhere else self._share)
 
     async def note(
@@ -704,7 +705,7 @@ class Operations:
         result: str = "ok",
         details: Mapping[str, object] | None = None,
     ) -> None:
-        """Write down an action of the caller's own: a denied call, a login."""
+        """Record an action in the audit, for example a login or a denied call."""
         person = by or self._who
         entry = AuditEntry(
             at=Moment(self.clock.now()),

@@ -1,8 +1,8 @@
-"""From a request to a dry run or the specification of a job.
+"""Turn a request into a dry run or into the specification of a job.
 
-A request is checked, its selection is frozen and counted, its routes and what looking costs are settled
-first: a job that could not end well does not begin. The dry run counts what would become of the messages
-that it sees.
+The planner checks the request, counts its selection, and checks the targets and the cost of browsing before
+a job starts. A job that could not move any message, or could lose one, is refused. The dry run reads messages
+and counts how many the job would move, and how many it would leave in the queue.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 
 def check_request(request: JobRequest) -> None:
-    """Raise BadRequest or BadFilter for a request that could never be carried out."""
+    """Raise BadRequest or BadFilter for an invalid request."""
     check(JobRequest, request)
     if not request.reason.strip():
         raise BadRequest("reason", "a few words that say why; they are kept in the audit")
@@ -92,7 +92,7 @@ def check_request(request: JobRequest) -> None:
 def frozen_messages(
     session: BrowseSession, dead_letters: tuple[DeadLetter, ...], text: str
 ) -> SelectionSnapshot:
-    """Exactly these messages of a session."""
+    """Select the given messages of a session, by digest."""
     return SelectionSnapshot(
         session.view.skipped + session.view.held,
         text,
@@ -101,13 +101,13 @@ def frozen_messages(
 
 
 def frozen_head(ready: int, selection: Selection) -> SelectionSnapshot:
-    """The first messages, as many as are there now."""
+    """Select the first messages of a queue, up to the limit and the number of ready messages."""
     count = ready if selection.limit is None else min(selection.limit, ready)
     return SelectionSnapshot(count, selection.filter, behind=ready - count)
 
 
 def export_file(request: JobRequest, settings: Settings, job: str, export_to: str = "") -> str:
-    """The file to which a discard, or a change, writes first. Empty if it writes no file."""
+    """Return the file to which a discard or a change writes the originals first, empty for no file."""
     if isinstance(request, RedriveRequest):
         if not request.change:
             return ""
@@ -125,7 +125,7 @@ def export_file(request: JobRequest, settings: Settings, job: str, export_to: st
 
 
 class DryRun:
-    """Sees one message after the other and counts what would become of it."""
+    """Counts what a job would do with each message that it is shown."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class DryRun:
         self.last: str = ""
         """Digest of the last message that was seen."""
         self.unread: int = 0
-        """How many would go back without headers that nobody could read."""
+        """Number of messages that a re-drive would send without their unreadable headers."""
 
     def see(self, delivery: Delivery) -> None:
         """Count one message."""
@@ -193,23 +193,23 @@ class DryRun:
 
     @property
     def reasons(self) -> tuple[Group, ...]:
-        """Why the messages are here."""
+        """Matching messages by the reason of their death."""
         return self._reasons.groups()
 
     @property
     def errors(self) -> tuple[Group, ...]:
-        """What went wrong with them."""
+        """Matching messages by error."""
         return self._errors.groups()
 
     @property
     def left_out(self) -> tuple[LeftOutCount, ...]:
-        """What would not be touched."""
+        """Number of messages that would stay in the queue, by reason."""
         return tuple(LeftOutCount(reason, count) for reason, count in self._left_out.most_common())
 
     async def ways(
         self, connection: Connection, table: RoutingTable | None
     ) -> tuple[WayCheck, ...]:
-        """Every way that is known or was found, checked to exist and to route."""
+        """Check that every target exists and leads to a queue: known ones, and those of the messages seen."""
         if not isinstance(self._request, RedriveRequest):
             return ()
         known = dict.fromkeys((*self._ways, *known_ways(self._request.target, self._source)))
@@ -227,7 +227,7 @@ class DryRun:
 
 
 def order_kept(request: JobRequest, ways: int) -> str:
-    """Whether messages arrive in the order in which they rest."""
+    """Describe whether the job keeps the order of the messages."""
     if isinstance(request, DiscardRequest):
         return "what stays keeps its order"
     if ways > 1 or request.target.kind is TargetKind.ORIGIN_EXCHANGE:
@@ -237,14 +237,18 @@ def order_kept(request: JobRequest, ways: int) -> str:
 
 _NAMED = 5
 """Consumers that a warning names. Further ones are left out."""
-_REACHED = 50  # queues that are asked for their consumers: a review waits for the answers
-_TELL_EVERY = 256  # messages between two words on how far it is: some tens of milliseconds
-_SAMPLES = 5  # changes that a dry run shows: enough to see whether they are meant so
-_FAILURES = 10_000  # digests that fit one job's document; what is left is for another job
+_REACHED = 50
+"""Target queues whose consumers a plan counts. The operator waits for these queries. Others are left out."""
+_TELL_EVERY = 256
+"""Messages between two reports of progress: some tens of milliseconds."""
+_SAMPLES = 5
+"""Changed messages that a dry run shows, so that the operator can check the change."""
+_FAILURES = 10_000
+"""Failed messages that one job can retry: their digests are part of its record. Others need another job."""
 
 
 class Planner:
-    """Settles requests."""
+    """Makes plans and job specifications from requests."""
 
     def __init__(
         self,
@@ -269,7 +273,11 @@ class Planner:
         job: str,
         on_progress: OnProgress | None = None,
     ) -> tuple[JobSpec, ChosenMessages | None]:
-        """A job for this request, and what a session holds of it; refused where it could not end well."""
+        """Return the specification of a job, and its messages if a session holds them.
+
+        UnsafeOperation if messages could be lost or no target leads to a queue. CountMismatch if the number
+        of selected messages is not the expected one.
+        """
         selection, held = await self._select(request, snapshot.ready)
         _check_returns(request, selection, held, snapshot)
         count: int | None = selection.size
@@ -364,7 +372,7 @@ class Planner:
         )
 
     async def snapshot_for(self, spec: JobSpec) -> BrokerSnapshot:
-        """The broker as a job finds it that goes on; UnsafeOperation if nothing can be moved any more."""
+        """Return the broker's present state for a resumed job. UnsafeOperation if no target is usable."""
         snapshot = await self._broker.snapshot(count=spec.queue)
         await self.check_ways(spec, snapshot)
         return snapshot
@@ -372,7 +380,7 @@ class Planner:
     async def _select(
         self, request: JobRequest, ready: int
     ) -> tuple[SelectionSnapshot, ChosenMessages | None]:
-        """What a request selects now, and the dead letters if a session holds them."""
+        """Return the present selection of a request, and its messages if a session holds them."""
         selection = request.selection
         if not selection.session:
             return frozen_head(ready, selection), None
@@ -381,7 +389,7 @@ class Planner:
         return frozen_messages(session, held.dead_letters, selection.filter), held
 
     async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
-        """Every way that is known beforehand leads to a queue; if one of several does, that will do."""
+        """Raise UnsafeOperation if none of the targets that are known in advance leads to a queue."""
         if not isinstance(spec.request, RedriveRequest):
             return
         ways = known_ways(spec.request.target, snapshot.one(spec.queue))
@@ -394,7 +402,7 @@ class Planner:
     async def spec_for_failures(
         self, job: JobRecord, journal: Journal, by: Who, reason: str
     ) -> JobSpec:
-        """The same again, for exactly what the job could not move."""
+        """Return the specification of the same job for the messages that it could not move or left out."""
         failures = await journal.failures(job.id, 0, _FAILURES)
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
@@ -412,10 +420,10 @@ class Planner:
     async def other_consumers(
         self, queue: str, snapshot: BrokerSnapshot, active: JobRecord | None = None
     ) -> list[str]:
-        """Consumers of a dead-letter queue besides the jobs of this store, in words.
+        """Describe the consumers of a dead-letter queue that are not jobs of this store.
 
-        The broker's count decides: management may not list them yet, or not at all. `active` is the
-        queue's job in this store.
+        The consumer count of the broker decides, because the management API may list consumers late or not
+        at all. `active` is the queue's job in this store.
         """
         if not snapshot.consumers:
             return []
@@ -446,9 +454,9 @@ class Planner:
         active: JobRecord | None = None,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
-        """What a job for this request would do; looks at no more messages than the settings allow.
+        """Return the plan of a job for this request. Reads at most as many messages as the settings allow.
 
-        `active` is the job that holds the queue now.
+        `active` is the job that runs on the queue now.
         """
         check_request(request)
         snapshot = await self._broker.snapshot(count=request.queue)
@@ -522,7 +530,7 @@ class Planner:
     async def _reached_queues(
         self, connection: Connection, ways: Iterable[WayCheck], table: RoutingTable | None
     ) -> tuple[ReachedQueue, ...]:
-        """The queues these ways lead to, as far as the routes are known, with their consumers now."""
+        """Return the queues that these targets lead to, as far as routes are known, with their consumers."""
         names: dict[str, None] = {}
         for way in ways:
             if way.flaw is not None:
@@ -547,7 +555,7 @@ class Planner:
         ready: int,
         on_progress: OnProgress | None,
     ) -> list[str]:
-        """See the messages; what could not be seen is said."""
+        """Show the messages to the dry run. Return warnings about messages that were not read."""
         if held is not None:
             turns = Turns()
             for dead_letter in held.dead_letters:
@@ -579,9 +587,9 @@ class Planner:
         ready: int,
         on_progress: OnProgress | None,
     ) -> AsyncGenerator[None, None]:
-        """Take the first messages, stop after each one was seen, and give all of them back in order.
+        """Show the first messages to the dry run one by one, then requeue all of them in order.
 
-        Before it returns, as many messages as before are `ready` again.
+        Waits at the end until the queue has `ready` ready messages again.
         """
         async with aclosing(walk(self._broker, queue, count, cost)) as messages:
             async for delivery in messages:
@@ -596,7 +604,7 @@ class Planner:
 def _counted_selection(
     request: JobRequest, selection: SelectionSnapshot, dry_run: DryRun
 ) -> Selection:
-    """The selection of a request as the dry run has counted it."""
+    """Return the selection with the count of the dry run, or with an estimate if it read only a part."""
     asked = request.selection
     counted = Selection(
         session=asked.session, ids=asked.ids, filter=asked.filter, queue=request.queue
@@ -623,7 +631,7 @@ def _counted_selection(
 
 
 def _duplicates_text(pace: Pace, count: int) -> str:
-    """Possible duplicates: messages that were sent and not yet removed from the dead-letter queue."""
+    """Describe how many messages may be sent twice: those that were sent and not yet acked."""
     most = min(pace.in_flight, count)
     which = f"up to {most:,} messages" if most > 1 else "1 message"
     return f"{which}, if the job is killed or its broker stops"
@@ -649,12 +657,13 @@ def _check_returns(
     held: ChosenMessages | None,
     snapshot: BrokerSnapshot,
 ) -> None:
-    """What a job holds and gives back must not have used up its deliveries by that; a stream gives nothing.
+    """Raise UnsafeOperation if messages that the job requeues could reach the queue's delivery limit.
 
-    A filter gives back what it leaves out. A re-drive gives back what it holds when it is killed, and
-    nobody sees beforehand how often that came back already. What a session holds is in hand.
+    A job with a filter requeues the messages that do not match. A killed re-drive requeues all messages
+    that it holds. How often they were requeued before is unknown until they are read. Messages that a
+    session holds were read already. A job cannot take messages from a stream.
     """
-    if snapshot.cost(request.queue).is_stream:  # which nobody can accept either
+    if snapshot.cost(request.queue).is_stream:  # `forced` does not apply
         check_cost(snapshot.cost(request.queue, killed=True), forced=False)
     by_filter = selection.filter and selection.digests is None
     if by_filter or (isinstance(request, RedriveRequest) and held is None):

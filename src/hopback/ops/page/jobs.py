@@ -1,7 +1,7 @@
-"""The pages of jobs: begin a re-drive or a discard, follow it, steer it.
+"""The pages of jobs: start a re-drive or a discard, follow it, control it.
 
-A job begins in three steps: what, where and how, review with the dry run. The steps are one form that
-carries what was said before; nothing is kept on the server in between.
+A job is started in three steps: choose the messages, choose target and pace, review the dry run. The steps
+are one form. Hidden fields contain the values of the other steps, so the server keeps no state between them.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from hopback.ops.page.pages import Visit
 
 _UNDER_WAY = (JobState.RUNNING, JobState.PAUSED)
-_AT_ONCE = 2000  # messages that a session holds within a second; more are searched, with progress
-_LOOKING_S = 300.0  # as long as a look from the queue's page lasts by default
+_AT_ONCE = 2000
+"""Messages that a session takes within a second. In a larger queue returned messages are searched."""
+_LOOKING_S = 300.0
+"""Seconds that such a session lasts: as long as one that is opened on the page of a queue."""
 _STAYS = frozenset({400, 409, 422})
 _FIRST = ("filter", "limit", "force", "release")  # the fields of step 1
 _SECOND = (
@@ -66,10 +68,9 @@ _SECOND = (
     "maxReturned",
     "change",
     "reason",
-)  # those of step 2, but for boxes
+)  # the fields of step 2, without its boxes
 
 JOB_PAGES = Pages()
-"""The rows of this part."""
 
 
 async def _moved_to(visit: Visit) -> Iterable[str] | None:
@@ -100,7 +101,7 @@ async def _discard(visit: Visit) -> Response:
 
 
 def _common(visit: Visit) -> dict[str, Any]:
-    """What the form of every job asks for."""
+    """Return the fields that re-drives and discards have in common."""
     reviewed = visit.field("selection")
     is_start = visit.field("step") == "go" and reviewed
     return {
@@ -112,7 +113,7 @@ def _common(visit: Visit) -> dict[str, Any]:
 
 
 def _selection(visit: Visit) -> Selection:
-    """The selection of step 1, before it was counted."""
+    """Return the selection of step 1, without a count."""
     session, ids = visit.field("session"), tuple(visit.all("ids"))
     if session:
         return Selection(session=session, ids=ids, filter="" if ids else visit.field("filter"))
@@ -120,14 +121,14 @@ def _selection(visit: Visit) -> Selection:
 
 
 def _ticked(visit: Visit, box: str) -> bool:
-    """Whether a box of step 2 is ticked; it is unticked only where that step was sent, or carried."""
+    """Whether a box of step 2 is ticked. Until step 2 was submitted, every box counts as ticked."""
     step_was_sent = visit.field("on") == "2" or bool(visit.all("ramp") or visit.all("export"))
     return visit.field(box) == "1" or not (visit.request.method == "POST" and step_was_sent)
 
 
 async def _step(visit: Visit, request: JobRequest) -> Response:
     session, step = request.selection.session, visit.field("step", "1")
-    # A session belongs to its queue: of another one it tells nothing, not even that it is there.
+    # Do not reveal that the session exists to a visitor of another queue.
     opened = {view.id: view.queue for view in visit.operations.sessions()}
     if opened.get(session, request.queue) != request.queue:
         raise NoSuch("session", session)
@@ -181,7 +182,7 @@ async def _review(
         return await _second(visit, request, "Why: expected a reason; everyone reads it later.")
     meant = request
     if isinstance(request, DiscardRequest):
-        # Nobody has typed the name yet: a plan discards nothing.
+        # The name is typed after the review. A plan discards no message.
         meant = structs.replace(request, confirm=request.queue)
     try:
         changed = await _with_change(visit, meant)
@@ -226,7 +227,7 @@ async def _begin(visit: Visit, request: JobRequest, on_progress: OnProgress) -> 
 
 
 async def _back(visit: Visit, request: JobRequest, error: HopbackError) -> Response:
-    """Show the step again with what was wrong; what cannot be corrected there goes its usual way."""
+    """Show step 2 again with the error. Raise errors that the visitor cannot correct there."""
     refused = refusal_of(error)
     if refused is None or refused.status not in _STAYS or "job" in refused.more:
         raise error
@@ -249,7 +250,7 @@ def _page(visit: Visit, request: JobRequest, step: int, trouble: str, **values: 
     state: dict[str, Any] = {name: visit.field(name) for name in (*_FIRST, *_SECOND)}
     boxes = {name: _ticked(visit, name) for name in ("ramp", "export")}
     ids = visit.all("ids")
-    # What the other steps said goes on in hidden fields.
+    # Hidden fields contain the values of the other steps.
     carried = [("on", str(step)), ("session", visit.field("session"))]
     carried += [("ids", each) for each in ids]
     carried += [(name, state[name]) for name in _FIRST if step != 1 or name == "release"]
@@ -285,7 +286,7 @@ async def _job_in_path(visit: Visit) -> Job:
 
 
 def _steers(visit: Visit, job: Job) -> bool:
-    """Operators steer their own jobs, admins all."""
+    """Whether the visitor may control the job: operators their own jobs, admins all."""
     mine = job.by_id == visit.principal.id
     return visit.principal.allows(Role.OPERATOR if mine else Role.ADMIN, job.queue)
 
@@ -295,7 +296,7 @@ async def _job(visit: Visit) -> Response:
     job = await _job_in_path(visit)
     failures = await visit.operations.failures(job.id, limit=50)
     speed = visit.services.recent.speeds.of(job, visit.services.clock.now())
-    begins = job.counts.done <= sum(job.ramp)  # by its first stages nobody can tell when it ends
+    begins = job.counts.done <= sum(job.ramp)  # the first stages do not show the later speed
     left = job.counts.remaining / speed if speed and not (job.ramp and begins) else None
     return visit.page(
         "job.html",
@@ -317,7 +318,7 @@ _TARGET_WORDS = {
 
 
 async def _target_words(visit: Visit, queue: str, target: str) -> str:
-    """Where the messages of a job go, for people: queues have names, and not every one a design."""
+    """Describe the target of a job, with the name of the failed queue if there is only one."""
     swept = await visit.services.recent.sweep.get_or_last()
     known = next((one for one in swept.queues if one.queue == queue), None)
     origins = () if known is None else known.origins
@@ -339,7 +340,7 @@ async def _live(visit: Visit) -> Response:
 
 
 async def _what_came_back(visit: Visit, job: Job) -> Response:
-    """A session with the messages, where it holds the whole queue within a moment; else a search for them."""
+    """Redirect to a session with the returned messages. For a large queue redirect to a search."""
     operations = visit.operations
     detail = await operations.queue(job.queue)
     ready = detail.depth.ready or 0
@@ -355,7 +356,6 @@ async def _what_came_back(visit: Visit, job: Job) -> Response:
 
 @JOB_PAGES.get("/jobs/{job}/came-back", Role.OPERATOR, JOB_QUEUE)
 async def _came_back(visit: Visit) -> Response:
-    """What came back, as it is found."""
     job = await _job_in_path(visit)
     return visit.page("search.html", job=job, find=f"job:{job.id}", queue=job.queue, trouble="")
 
