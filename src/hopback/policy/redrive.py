@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _NAME_BYTES = 255  # limit of every name in AMQP 0-9-1
 _SMALL_BYTES = 64 * 1024
-"""With so little in its header frame a message has room for everything that is added."""
+"""Bytes of headers below which the added headers certainly fit into the header frame."""
 # Routes to remember. The limit bounds memory for producers with unlimited routing keys. Headers of
 # further routes are built for each message.
 _SHARED_ROUTES = 256
@@ -155,9 +155,9 @@ class Redriver:
         self._target = target
         self._occasion = occasion
         self._job = clipped(occasion.job, _NAME_BYTES)
-        # The counts begin anew: only then are they the same for every message.
+        # With a reset, the counts are the same for every message.
         self._is_simple = target.reset and not occasion.stamped
-        # Ours, the broker's and the design's: where one is present, the long way is taken.
+        # A message with a header of Hopback, the broker or the design takes the slow path.
         design = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
         self._careful = frozenset({*OURS, *_BROKERS, *design, *_counter_names(plan)})
         self._shared: dict[tuple[str, str], SharedHeaders] = {}
@@ -241,7 +241,7 @@ def _properties(
 
 
 def _counter_names(plan: Plan) -> frozenset[str]:
-    """Counters of the design itself: left standing, they would end the next run at once."""
+    """Return the design's own counters. If kept, they would use up the attempts of the re-driven message."""
     stamped = {stamp.header for stamp in plan.park_stamps if stamp.fact is Fact.RETRIES}
     return frozenset(stamped if plan.count_header is None else {*stamped, plan.count_header})
 
@@ -396,7 +396,7 @@ class _Shape:
 
 
 class RawRedriver:
-    """Makes the messages of one way back whose attempts begin anew and whose deaths are not kept."""
+    """Builds the messages for one target that resets attempts and does not keep death records."""
 
     def __init__(self, plan: Plan, target: Redrive, job: str, without: frozenset[str]) -> None:
         self._plan = plan

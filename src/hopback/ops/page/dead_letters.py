@@ -70,30 +70,29 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-# As much as one page can show and a reader takes in; the API gives the rest.
+# Number of rows on one page. The API returns all.
 _PAGE = 50
-_NOTES = 5  # on the page of a queue; each group has a page with all of its own
+_NOTES = 5  # notes on the page of a queue. The page of a group has all of its notes.
 _GROUPS = 100
-_BOARD_ROWS = 200  # the fullest queues, rendered in 60 ms; the search field finds the others
+_BOARD_ROWS = 200  # the fullest queues, rendered in 60 ms. The search field finds the others.
 _VALUE_SHOWN = 2000  # characters of a header
-_NEARLY = 0.95  # of what a session holds: the next message would not have fitted
-_EDITABLE_BYTES = 64 * 1024  # what a field of a form holds with ease; the API takes any body
+_NEARLY = 0.95  # share of a session's memory above which the next message would not have fitted
+_EDITABLE_BYTES = 64 * 1024  # largest body that the form edits. The API takes any body.
 
 
 DEADLETTER_PAGES = Pages()
-"""The rows of this part."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoardRow:
-    """A dead-letter queue in the list, of the broker it is on."""
+    """A dead-letter queue in the list, with its broker."""
 
     services: Services
     summary: QueueSummary
 
     @property
     def trend(self) -> tuple[tuple[float, int], ...]:
-        """Its depths of the last day, as the store has them, up to now; of the last minutes before that."""
+        """Depths of the last day from the store, or of the last minutes if the store has fewer than two."""
         minutes = self.services.recent.sweep.trend(self.summary.queue)
         day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         if day is None or len(day.samples) < 2:
@@ -103,30 +102,30 @@ class BoardRow:
 
     @property
     def arrived(self) -> int:
-        """How many messages came in the last day at least, as far as depths were kept."""
+        """Least number of messages that arrived in the last day, by the recorded depths."""
         day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         return 0 if day is None else day.arrived
 
     @property
     def insight(self) -> Insight | None:
-        """What was last seen inside."""
+        """The last insight into its messages."""
         return self.services.recent.insights.known.get(self.summary.queue)
 
     @property
     def is_held_here(self) -> bool:
-        """Whether somebody looks at it here: then its consumer may be that look's own."""
+        """Whether a browse session of this process holds its messages. Its consumer may be that session."""
         return any(view.queue == self.summary.queue for view in self.services.operations.sessions())
 
     @property
     def is_full(self) -> bool:
-        """Whether there is anything to be seen of it."""
+        """Whether it has messages, held-back messages or an active job."""
         one = self.summary
         return one.exists and bool(one.depth.total or one.active_job or one.held_back)
 
 
 @dataclass(frozen=True, slots=True)
 class BoardBroker:
-    """A broker in the list: what is known of it, and of its queues those that the visitor may see."""
+    """A broker in the list, with the queues that the visitor may see."""
 
     services: Services
     swept: Swept | None
@@ -134,12 +133,12 @@ class BoardBroker:
 
     @property
     def total(self) -> int:
-        """All its dead letters."""
+        """Number of its dead letters."""
         return sum(row.summary.depth.total or 0 for row in self.rows)
 
     @property
     def trouble(self) -> str:
-        """Why nothing newer is known; empty if nothing stands in the way."""
+        """Why the last reading failed, empty if it succeeded."""
         if self.swept is None:
             return "it has not answered yet"
         error = self.swept.error
@@ -149,14 +148,14 @@ class BoardBroker:
 
     @property
     def trouble_title(self) -> str:
-        """The part that fails."""
+        """Name of the part that failed."""
         name = self.services.name
         error = None if self.swept is None else self.swept.error
         return trouble_title(error, f"Broker {name}" if name else "The broker")
 
 
 async def _shown_brokers(visit: Visit) -> list[BoardBroker]:
-    """This broker, read now; or all that the visitor may see, as they were last read."""
+    """Return this broker, or on the page over all brokers those that the visitor may see."""
     if not visit.services.spans_brokers:
         seen = [visit.services]
         found: list[Swept | None] = [await visit.services.recent.sweep.get_or_last()]
@@ -188,11 +187,11 @@ async def _board(visit: Visit) -> Response:
     full.sort(key=lambda row: (-(row.summary.depth.total or 0), row.summary.queue))
     shown = full[:_BOARD_ROWS]
     quiet = [row for row in found if row.summary.exists and not row.is_full]
-    # Asked before what it found is read: a page that sees its end has seen all of it.
+    # Ask before reading errors: a page that shows no running survey then shows all of its results.
     surveying = None if several else _survey_under_way(visit)
     errors, known = await visible_errors(visit)
     if surveying is not None:
-        visit.services.recent.errors.expire()  # the next second has found more
+        visit.services.recent.errors.expire()  # the survey finds more while it runs
     surveys = {one.queue: one for one in known}
     top_errors: dict[str, Insight] = {}  # the most frequent one of each queue
     for one in errors:
@@ -201,11 +200,11 @@ async def _board(visit: Visit) -> Response:
             if last is not None and last.at is not None and (top is None or at.count > top.count):
                 top_errors[at.queue] = Insight(one.error, at.count, last.seen, None, last.at)
     now = visit.services.clock.now()
-    # A survey takes messages by a consumer of its own, which the broker's numbers show for a while.
+    # The broker's statistics contain the consumer of a survey for some seconds after its end.
     just_surveyed = {one.queue for one in known if now - (one.at or 0.0) < _COUNTED_S}
     if surveying is not None:
         just_surveyed.add(surveying.queue)
-    candidates = None  # only who may answer is asked
+    candidates = None  # only admins may answer
     if not several and visit.principal.allows_everywhere(Role.ADMIN):
         candidates = await visit.services.recent.candidates.get_soon()
     read = [broker.swept.at for broker in brokers if broker.swept is not None]
@@ -243,13 +242,15 @@ async def _board(visit: Visit) -> Response:
 
 
 def _survey_under_way(visit: Visit) -> SurveyProgress | None:
-    """How far a survey is; one that was asked for here is under way until its last word is said."""
+    """Return the progress of a running survey. One that was started here runs until its task has ended."""
     begun = SurveyProgress("", 0, 0) if visit.services.recent.surveying else None
     return visit.operations.surveys.running or begun
 
 
-_COUNTED_S = 12.0  # RabbitMQ counts every 5 s and tells it 5 s later; it is asked each second
-_SHOWN_ERRORS = 5  # of all queues together, so that the queues stay in view; another page lists all
+_COUNTED_S = (
+    12.0  # seconds: RabbitMQ counts every 5 s, reports 5 s later, and is asked every second
+)
+_SHOWN_ERRORS = 5  # errors on the list, so that the queues stay in view. Another page lists all.
 
 
 @DEADLETTER_PAGES.post("/errors/survey", Role.OPERATOR, EVERY_QUEUE)
@@ -264,7 +265,7 @@ async def _survey(visit: Visit) -> Response:
     done, _ = await asyncio.wait(tuple(running), timeout=AT_ONCE_S)
     for over in done:
         over.result()
-    # How far it is the list says itself, as long as that is so.
+    # The list shows the progress of a survey that is still running.
     return see_other("/?told=surveyed" if done else "/")
 
 
@@ -306,7 +307,7 @@ async def _named_queue(visit: Visit) -> tuple[str, ...]:
     is_heavy=True,
 )
 async def _search_events(visit: Visit) -> Response:
-    """What a search finds, as it goes on; in the queue that is named, or in all they may look into."""
+    """Stream the results of a search in the named queue, or in all queues that the visitor may browse."""
     named = visit.field("in")
     if named:
         queues: tuple[str, ...] = (named,)
@@ -353,7 +354,7 @@ def _headline(rows: list[BoardRow]) -> str:
 
 @DEADLETTER_PAGES.get("/live", None, NO_QUEUE)
 async def _live(visit: Visit) -> Response:
-    """When what was shown at that moment is out of date; from now on, if none is given."""
+    """Stream an event when a list that was rendered at time `at` is out of date. Default: now."""
     services, at = visit.services, visit.field("at")
     shown_at = (
         float(at) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", at) else services.clock.now()
@@ -372,7 +373,7 @@ async def _live(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.get("/alive", None, VISIBLE_QUEUES)
 async def _alive(visit: Visit) -> Response:
-    """What a page that stands open asks every few seconds: does what it shows still hold?"""
+    """Report whether the session still holds messages and whether the broker answers. Open pages poll it."""
     swept, asked = visit.services.recent.sweep.last, visit.field("session")
     held = any(
         view.id == asked and visit.principal.allows(Role.OPERATOR, view.queue)
@@ -421,7 +422,7 @@ async def _look(visit: Visit) -> Response:
 
 
 def _session_url(view: SessionView) -> str:
-    """The address of a browse session; that it names the queue outlives the session."""
+    """Return the URL of a session. It contains the queue, which is needed after the session has ended."""
     return f"/sessions/{quote(view.id, safe='')}?queue={quote(view.queue, safe='')}"
 
 
@@ -461,7 +462,7 @@ async def _session(visit: Visit) -> Response:
     return visit.page(
         "session.html",
         view=view,
-        # As the list says.
+        # The same number as in the list of queues.
         depth=max((one.depth.total or 0 for one in swept if one.queue == view.queue), default=0),
         by_bytes=not view.complete and view.held_bytes > _NEARLY * SMALL_WINDOW.max_bytes,
         by=by,
@@ -481,7 +482,7 @@ async def _session(visit: Visit) -> Response:
 
 
 def group_filter(by: str, group: Group) -> str:
-    """The filter that matches exactly the messages of a group."""
+    """Return the filter that matches exactly the messages of a group."""
     field = "group" if by == GroupBy.FINGERPRINT else str(by)
     escaped = group.key.replace("\\", "\\\\").replace('"', '\\"')
     return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
@@ -543,7 +544,9 @@ async def _message(visit: Visit) -> Response:
 @DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}/edit", Role.OPERATOR, SESSION_QUEUE)
 async def _edit(visit: Visit) -> Response:
     view = _session_of(visit)
-    await visit.operations.message(view.id, visit.path["message"])  # that it is shown is audited
+    await visit.operations.message(
+        view.id, visit.path["message"]
+    )  # records in the audit that it was shown
     return await _edit_page(visit, EditForm.of(visit))
 
 
@@ -600,7 +603,7 @@ async def _edit_page(visit: Visit, form: EditForm, **more: Any) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class EditForm:
-    """What was said of a changed copy; `editable` None: its body is not text that a form can carry."""
+    """The form of a changed copy. `editable` is None if a form cannot return the body unchanged."""
 
     message: str
     delivery: Delivery
@@ -615,10 +618,10 @@ class EditForm:
 
     @classmethod
     def of(cls, visit: Visit) -> EditForm:
-        """Read it from the fields; where nothing was sent yet, from the message."""
+        """Read the form from the fields. Before it is submitted, its values are those of the message."""
         delivery = visit.operations.delivery(visit.path["session"], visit.path["message"])
         text, said = _editable(delivery.body), visit.field("body").replace("\r\n", "\n")
-        if text is not None and "\r\n" in text:  # a form makes all line ends alike
+        if text is not None and "\r\n" in text:  # browsers submit every line end as CRLF
             said = said.replace("\n", "\r\n")
         sent = visit.request.method == "POST"
         return cls(
@@ -636,7 +639,7 @@ class EditForm:
 
     @property
     def request(self) -> EditRequest:
-        """What is asked for; BadRequest if it changes nothing, or says something that cannot be read."""
+        """The requested change. BadRequest if it is invalid or changes nothing."""
         said = [line.strip() for line in self.headers.splitlines() if line.strip()]
         wrong = next((line for line in said if not line.partition(":")[0].strip()), None)
         wrong = wrong or next((line for line in said if ":" not in line), None)
@@ -661,7 +664,7 @@ class EditForm:
         )
 
     def changes(self, edit: Edit) -> list[tuple[str, str]]:
-        """The copy beside the message, line by line, as a diff."""
+        """Return the differences between message and copy as lines of a diff."""
         properties = self.delivery.properties
         names = sorted({*edit.headers, *edit.without})
         old = [
@@ -682,13 +685,13 @@ class EditForm:
 
     @property
     def carried(self) -> list[tuple[str, str]]:
-        """What was said, for the hidden fields of the review."""
+        """Values for the hidden fields of the review."""
         names = ("body", "content_type", "headers", "without", "target", "target_queue", "reason")
         return [(name, getattr(self, name)) for name in names]
 
 
 def _editable(body: bytes) -> str | None:
-    """The body as text that a form gives back unchanged; None where it would not."""
+    """Return the body as text, None if a form would not return it unchanged."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -700,12 +703,12 @@ def _editable(body: bytes) -> str | None:
 
 
 def _form_text(text: str | None) -> str:
-    """The text for a field of a form; empty if a form would not return it unchanged."""
+    """Return the text for a form field, empty if a form would not return it unchanged."""
     return text if text is not None and text.isprintable() else ""
 
 
 def _lines(body: bytes) -> list[str]:
-    """The lines of a body; of JSON, with indentation, so that a change has a line of its own."""
+    """Return the lines of a body. JSON is indented, so that each changed value is on its own line."""
     pretty = pretty_json(body, _EDITABLE_BYTES)
     if pretty is not None and not pretty[1]:
         return pretty[0].splitlines()
@@ -713,7 +716,7 @@ def _lines(body: bytes) -> list[str]:
 
 
 def _dated(value: Any) -> Any:
-    """Moments of AMQP, as in `x-death`, with their day and hour beside the number."""
+    """Replace AMQP timestamps, for example in `x-death`, by date and number."""
     match value:
         case Timestamp():
             return f"{clock_words(value)} ({int(value)})"
@@ -725,7 +728,7 @@ def _dated(value: Any) -> Any:
 
 
 def _value_text(value: Any) -> str:
-    """A header's value as text: plain ones as they are, the rest as JSON."""
+    """Return a header's value as text: strings unchanged, other values as JSON."""
     plain = plain_value(_dated(value))
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, indent=1)
     cut = text[:_VALUE_SHOWN]

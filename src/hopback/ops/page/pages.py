@@ -1,4 +1,4 @@
-"""Pages: who asks, what they asked for, and the answer as HTML; refusals are pages, too."""
+"""Route page requests: identify the visitor, check roles, read fields, and render HTML or an error page."""
 
 from __future__ import annotations
 
@@ -41,45 +41,45 @@ if TYPE_CHECKING:
     from hopback.ops.operations import Operations
 
 _SECTIONS = ("/jobs", "/alerts", "/topology", "/checks", "/audit", "/you")
-_MOST_FIELDS = 11_000  # a whole session of 10,000 messages ticked, and the rest of the form
+_MOST_FIELDS = 11_000  # all 10,000 messages of a session ticked, and the other fields of the form
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request for a page, by someone who is known."""
+    """One page request of an authenticated visitor."""
 
     request: Request
     services: Services
     principal: Principal
     path: dict[str, str]
     fields: list[tuple[str, str]]
-    """What the query and the form say, in their order."""
+    """Fields of the query, then of the form."""
     templates: Environment
 
     @property
     def base(self) -> str:
-        """What the paths of this broker's pages begin with."""
+        """Path prefix of this broker's pages."""
         return self.services.prefix
 
     @property
     def operations(self) -> Operations:
-        """The operations, in the name of the visitor."""
+        """The operations on behalf of the visitor."""
         return self.services.acting_as(self.principal)
 
     def field(self, name: str, default: str = "") -> str:
-        """What was said of this name last."""
+        """Return the last value of a field."""
         return next((value for key, value in reversed(self.fields) if key == name), default)
 
     def all(self, name: str) -> list[str]:
-        """Everything that was said of this name."""
+        """Return all values of a field."""
         return [value for key, value in self.fields if key == name]
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 2**31) -> int:
-        """A number that was given; Refused if it is none, or out of bounds."""
+        """Return a field as a number. Refused if it is not a number or out of bounds."""
         text = self.field(name)
         if not text:
             return default
-        # Digits are counted before they are read: int() of thousands is slow, and then an error.
+        # Limit the digits before int(), which is slow for thousands of digits and then fails.
         if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
             raise Refused(
                 400,
@@ -89,7 +89,7 @@ class Visit:
         return int(text)
 
     def read(self, kind: type[StructT]) -> StructT:
-        """The value whose options are fields of the form. An empty field has the default."""
+        """Return a value whose options are fields of the form. An empty field has its default."""
         given = [
             (one, text)
             for one in options_of(kind)
@@ -112,7 +112,7 @@ class Visit:
             raise forbidden(f"This needs the role {role} for queue {queue!r}.")
 
     def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """The answer."""
+        """Render a template in the layout."""
         text = self.templates.get_template(template).render(
             **frame_values(self.services, self.request, self.principal),
             told=[_TOLD[code] for code in self.all("told")[:1] if code in _TOLD],
@@ -122,13 +122,13 @@ class Visit:
 
 
 NOTICE_READ = "hopback_notice_read"
-"""The cookie of somebody who has read that no sign-in is configured."""
+"""Cookie of a visitor who has dismissed the notice that no sign-in is configured."""
 
 
 def frame_values(
     services: Services, request: Request, principal: Principal | None
 ) -> dict[str, Any]:
-    """What the layout around every page shows; None for somebody who is not known."""
+    """Return the values of the layout. `principal` is None for an unauthenticated visitor."""
     path = request.url.path
     own = path.removeprefix(services.prefix)
     section = next((each for each in _SECTIONS if own.startswith(each)), "/")
@@ -145,7 +145,6 @@ def frame_values(
 
 
 Page: TypeAlias = "Callable[[Visit], Awaitable[Response]]"
-"""What answers a visit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ class Pages:
         return add
 
     def routes(self, services: Services, templates: Environment) -> list[Route]:
-        """The pages as routes."""
+        """Return the routes of the pages."""
         return [
             PathRoute(
                 services.prefix + row.path,
@@ -214,17 +213,19 @@ class Pages:
 
 
 WORK_PAGES = Pages()
-"""Where somebody waits for what takes longer than a moment."""
+"""Pages that show the progress of a slow request."""
 
-_MOST_WAITING = 4  # pages of one visitor that wait for a result; each may hold messages of a queue
+_MOST_WAITING = 4
+"""Slow requests of one visitor at a time. Each may hold messages. Further ones are refused."""
 _UNATTENDED_S = 20.0
-"""So long nobody has asked for it: the page is closed. It asks every 2 s, and its line every second."""
+"""Seconds without a request of the waiting page, after which it counts as closed and its work is ended. The
+page asks every 2 s."""
 
 
 class PageWork:
-    """What a form asked for and somebody waits for: `words` say what, `back` is where the form was.
+    """A slow request of a visitor. `words` describe it, `back` is the page of its form.
 
-    When nobody has asked for it for a while it ends, and `forget` is called.
+    It ends if the waiting page stops asking for it. Then `forget` is called.
     """
 
     def __init__(
@@ -244,11 +245,11 @@ class PageWork:
         self._watching = asyncio.create_task(self._watch(), name="long work of a page")
 
     def attend(self) -> None:
-        """Somebody still waits for it."""
+        """Record that the page still waits."""
         self._asked_at = asyncio.get_running_loop().time()
 
     async def end(self) -> None:
-        """It is fetched, or not wanted any more: then it gives back what it holds."""
+        """End the work after its result was fetched, or cancel it, which requeues its messages."""
         self._watching.cancel()
         self._forget()
         await self.work.end()
@@ -268,7 +269,7 @@ async def in_time(
     words: str,
     back: str,
 ) -> Response:
-    """The answer if it is there within a moment; otherwise the way to a page that says how far it is."""
+    """Return the response if it is ready at once, otherwise redirect to a page with its progress."""
     known, own = visit.services.working, visit.principal.id
     if sum(each.by == own for each in known.values()) >= _MOST_WAITING:
         raise Refused(
@@ -286,7 +287,7 @@ async def in_time(
 
 
 def _waiting(visit: Visit) -> PageWork:
-    """What is waited for; nobody else's."""
+    """Return the slow request in the path. Refused if it belongs to another visitor."""
     found = visit.services.working.get(visit.path["work"])
     if found is None or found.by != visit.principal.id:
         raise Refused(404, "not-found", "This operation has finished or was cancelled.")
@@ -305,7 +306,7 @@ async def release_look(visit: Visit, queue: str) -> None:
 
 @WORK_PAGES.get("/working/{work}", None, NO_QUEUE)
 async def _working(visit: Visit) -> Response:
-    """How far it is; when it is over, its answer, once."""
+    """Show the progress of a slow request. When it has ended, return its response once."""
     waiting = _waiting(visit)
     if waiting.work.task.done():
         await waiting.end()
@@ -343,7 +344,7 @@ async def _respond(
         principal = services.asking(found)
         services.shared.gate.take_turn(principal.id)
         path = request.url.path.removeprefix(services.prefix)
-        # Without a role for this broker there are pages about oneself, and those over all brokers.
+        # A visitor without a role for this broker sees the own account, and the lists over all brokers.
         over_all = services.spans_brokers and principal.elsewhere
         open_pages = ("/you", "/", "/live", "/alive") if over_all else ("/you",)
         if principal.role is None and path not in open_pages:
@@ -363,7 +364,7 @@ async def _respond(
         response = await row.answer(visit)
         onward = response.headers.get("location", "")
         if not onward.startswith(f"{services.prefix}/") and onward.startswith("/"):
-            # A page leads on to pages of its own broker.
+            # Redirects stay at the broker of the page.
             response.headers["location"] = services.prefix + onward
         return services.shared.heavy.limit(response, end) if row.is_heavy else response
     except BaseException as error:
@@ -384,14 +385,14 @@ def _do_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSwitch:
-    """The way from a page to the same one of another broker: the name here, and links by name."""
+    """The menu of brokers: the name of the present one, and links to the same section of each."""
 
     here: str
     links: tuple[tuple[str, str], ...]
 
 
 def broker_switch(services: Services, principal: Principal, section: str) -> BrokerSwitch | None:
-    """The brokers that they may see, each with the path of this section; None where there is one."""
+    """Return the menu of the brokers that the visitor may see. None if there is only one broker."""
     if len(services.shared.brokers) < 2:
         return None
     seen = [each for each in services.shared.brokers if each.asking(principal).role is not None]
@@ -408,7 +409,7 @@ def problem_page(
     principal: Principal,
     refused: Refused,
 ) -> Response:
-    """A refusal as a page."""
+    """Render an error page with links that help to continue."""
     known = principal.grants != () or principal.kind != "nobody"
     own = request.url.path.removeprefix(services.prefix)
     is_look_over = own.startswith("/sessions/") and refused.status == 404
@@ -424,12 +425,12 @@ def problem_page(
             "remedy": "A look ends when its time is over, when it is released, when a job takes what it"
             " holds, and when the service is started again.",
         }
-    # Where to go from here, the way that helps most first.
+    # The most helpful link comes first.
     job, queue = refused.more.get("job"), request.query_params.get("queue", "")
     ways = [("/", "Dead letters")]
     if isinstance(job, str):
         ways.insert(0, (job.removeprefix("/admin/dlq"), "See that job"))
-    # The address of a browse session says of which queue it is: that outlives the session.
+    # The URL of an ended session still contains the queue.
     if is_look_over and queue:
         ways.insert(0, (f"/queues/{quote(queue, safe='')}#look", f"Look at {visible(queue)} again"))
     text = templates.get_template("problem.html").render(
@@ -443,11 +444,10 @@ def problem_page(
 
 
 def _shortened(text: str) -> str:
-    """What was sent, as much of it as helps to find it."""
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-# Said on the page after an action. Codes, not texts: a link must not put words into our mouth.
+# Messages after an action, by code: a forged link must not put a text of its choice on the page.
 _TOLD = {
     "released": "The messages are back in the queue, in their order.",
     "copy-sent": "The changed copy is on its way; this message stays where it is.",
@@ -477,7 +477,7 @@ _CODE_TITLES = {
 
 
 async def form_fields(request: Request) -> list[tuple[str, str]]:
-    """What a form says."""
+    """Return the fields of a form. Refused if they cannot be read."""
     raw = await request.body()
     try:
         return parse_qsl(
@@ -489,18 +489,18 @@ async def form_fields(request: Request) -> list[tuple[str, str]]:
 
 
 def form_target(kind: str, queue: str) -> Target:
-    """The target that a form names; the design's where it names none."""
+    """Return the target of a form, by default that of the design."""
     if kind == TargetKind.QUEUE.value:
         return Target(TargetKind.QUEUE, "", queue)
     return Target(TargetKind(kind)) if kind in set(TargetKind) else Target()
 
 
 def own_page(path: str) -> str:
-    """A page of ours, never another site."""
+    """Return the path if it is on this site, otherwise `/`."""
     plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if plain else "/"
 
 
 def see_other(url: str) -> Response:
-    """Go there next, with GET."""
+    """Redirect with status 303."""
     return RedirectResponse(url, 303)
