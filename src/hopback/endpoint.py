@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-_MOST_BYTES = 16_384  # Bytes of the request head. Probes and commands are small.
+_MOST_BYTES = (
+    16_384  # bytes of a request's head, and of its body by default: probes and commands are small
+)
 _MOST_AT_ONCE = 64
 """Concurrent connections. A new connection replaces the oldest one that waits for its client, so
 that silent clients cannot block probes and scrapes. If all connections are being answered, the new

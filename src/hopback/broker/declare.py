@@ -32,10 +32,15 @@ from hopback.errors import (
     TopologyConflict,
     TopologyError,
 )
-from hopback.topology.diff import Conflict, Diff, Kind, advise_exchange, advise_queue, diff
-
-# `Difference` is also a name in this module's former interface.
-from hopback.topology.diff import Difference as FieldDifference
+from hopback.topology.diff import (
+    Conflict,
+    Diff,
+    Difference,
+    Kind,
+    advise_exchange,
+    advise_queue,
+    diff,
+)
 from hopback.topology.expand import SHADOW
 from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF
@@ -106,11 +111,9 @@ async def conflicts(
     return tuple(found)
 
 
-async def _differences(
-    connection: Connection, item: Exchange | Queue
-) -> tuple[FieldDifference, ...]:
+async def _differences(connection: Connection, item: Exchange | Queue) -> tuple[Difference, ...]:
     """Return the differences of an existing object. Declaring it again does not change it."""
-    found: dict[str, FieldDifference] = {}
+    found: dict[str, Difference] = {}
     asked = item
     while len(found) < _MOST_QUESTIONS:
         try:
@@ -165,12 +168,12 @@ def _as_the_broker_has_it(asked: Queue, named: Inequivalent, actual: FieldValue)
     return replace(asked, arguments=arguments)
 
 
-def _dropped(before: Queue, after: Queue, named: str) -> Iterator[FieldDifference]:
+def _dropped(before: Queue, after: Queue, named: str) -> Iterator[Difference]:
     """Yield the removed arguments, which the existing queue cannot have."""
     for key, value in before.arguments.items():
         if key != named and key not in after.arguments:
             advice = advise_queue(after, key, value, None)
-            yield FieldDifference(key, value, None, advice.text, advice.policy)
+            yield Difference(key, value, None, advice.text, advice.policy)
 
 
 def _exchange_as_the_broker_has_it(
@@ -240,16 +243,16 @@ def _value(text: str) -> str | None:
     return typed["value"] if typed else text.strip("'")
 
 
-def difference_of(text: str, item: Exchange | Queue | None = None) -> FieldDifference:
+def difference_of(text: str, item: Exchange | Queue | None = None) -> Difference:
     """Return the difference and the remedy for a declared object.
 
     If the text cannot be parsed, the difference contains the text itself.
     """
     found = read_inequivalent(text)
     if found is None:
-        return FieldDifference("declaration", None, None, f"{text}; {_ADVICE}")
+        return Difference("declaration", None, None, f"{text}; {_ADVICE}")
     if item is None:
-        return FieldDifference(found.argument, found.declared, found.actual, _ADVICE)
+        return Difference(found.argument, found.declared, found.actual, _ADVICE)
     desired: FieldValue = item.arguments.get(found.argument, _as_value(found.declared, None))
     actual = _as_value(found.actual, desired)
     advice = (
@@ -260,7 +263,7 @@ def difference_of(text: str, item: Exchange | Queue | None = None) -> FieldDiffe
     field = "type" if found.argument == "x-queue-type" else found.argument
     if field == "type" and isinstance(item, Queue):
         desired, actual = str(item.type), actual or str(QueueType.CLASSIC)
-    return FieldDifference(field, desired, actual, advice.text, advice.policy)
+    return Difference(field, desired, actual, advice.text, advice.policy)
 
 
 def _as_value(text: str | None, other: FieldValue) -> FieldValue:

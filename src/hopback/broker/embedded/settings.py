@@ -82,7 +82,7 @@ class Policies:
                 f" {', '.join(sorted(kinds))}, got {policy.apply_to!r}"
             )
         flaw = pattern_flaw(policy.pattern)
-        if flaw is not None:
+        if flaw is not None and flaw.refused:
             raise ValueError(
                 f"policy {policy.name!r}: expected a regular expression as pattern,"
                 f" got {policy.pattern!r}: {flaw}"
