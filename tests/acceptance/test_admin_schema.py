@@ -39,6 +39,8 @@ def document() -> BaseSchema:
 schema = schemathesis.pytest.from_fixture("document")
 
 
+# The server runs in a thread and uses `random`, which Hypothesis takes for a strategy that does.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 @schema.parametrize()
 @settings(
     max_examples=_EXAMPLES,

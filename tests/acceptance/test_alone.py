@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.harness.alone import plain_name
 from tests.harness.lanes import chosen, that_wait
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +54,19 @@ def test_what_passes_alone_is_named(tmp_path: Path) -> None:
     ran = _run(tmp_path, _FAILS_ONCE)
     assert ran.returncode == 0
     assert "passed only alone, give them patience:\n  test_given.py::test_chance" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("test_a.py::test_b", "test_a.py::test_b"),
+        ("test_a.py::test_b[x@y]", "test_a.py::test_b[x@y]"),
+        ("test_a.py::test_b[x@y]@one group", "test_a.py::test_b[x@y]"),
+        ("test_a.py::test_b@one group[POST /queues/{queue}]", "test_a.py::test_b"),
+    ],
+)
+def test_group_and_subtest_are_removed_from_a_name(name: str, plain: str) -> None:
+    assert plain_name(name) == plain
 
 
 def test_what_is_broken_fails_alone_too(tmp_path: Path) -> None:

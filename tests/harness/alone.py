@@ -26,8 +26,7 @@ def main(options: list[str]) -> int:
     _FAILED.unlink(missing_ok=True)
     status = _pytest(options)
     named = json.loads(_FAILED.read_text()) if _FAILED.exists() else {}
-    # pytest-xdist appends the group of a test to its name, which pytest alone does not know.
-    failed = sorted(re.sub(r"@[^\]@]+$", "", name) for name in named)
+    failed = sorted(set(map(plain_name, named)))
     if status != _TESTS_FAILED or not 0 < len(failed) <= _FEW:
         return status
     sys.stdout.write(f"hopback: {len(failed)} failed beside other tests; once more, alone\n")
@@ -37,6 +36,11 @@ def main(options: list[str]) -> int:
         listed = "".join(f"\n  {one}" for one in failed)
         sys.stdout.write(f"hopback: passed only alone, give them patience:{listed}\n")
     return status
+
+
+def plain_name(name: str) -> str:
+    """Remove the group that pytest-xdist appends to the name of a test, and the label of a subtest."""
+    return re.sub(r"@[^\[\]@]+(\[.*\])?$", "", name)
 
 
 def _pytest(options: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -50,7 +51,10 @@ NOBODY = Principal("", "nobody", "nobody", ())
 
 @dataclass(slots=True)
 class SharedServices:
-    """The parts of the service that all brokers share. `brokers` are in the order of the settings."""
+    """The parts of the service that all brokers share. `brokers` are in the order of the settings.
+
+    `opening` counts the browse sessions that are being opened, by the id of their caller.
+    """
 
     settings: AdminSettings
     gate: Gate
@@ -58,6 +62,7 @@ class SharedServices:
     heavy: HeavyRequests
     alerting: Alerting
     brokers: tuple[Services, ...] = ()
+    opening: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +158,13 @@ class Services:
         limits = self.shared.settings.limits
         # The sessions of all brokers share the memory of one process.
         open_now = [view for each in self.shared.brokers for view in each.operations.sessions()]
-        own = [view for view in open_now if view.by_id == principal.id]
-        if len(own) >= limits.sessions_per_caller:
+        opening = self.shared.opening
+        own = sum(view.by_id == principal.id for view in open_now) + opening[principal.id]
+        if own >= limits.sessions_per_caller:
             raise Refused(
                 429,
                 "too-many-sessions",
-                f"{len(own)} browse sessions of yours are open; release one first.",
+                f"{own} browse sessions of yours are open; release one first.",
                 more={
                     "sessions": [
                         f"{'' if each.is_first else each.prefix}/admin/dlq/sessions/{view.id}"
@@ -169,11 +175,12 @@ class Services:
                 },
             )
         held = sum(view.held_bytes for view in open_now)
-        if len(open_now) >= limits.sessions or held >= limits.held_bytes:
+        sessions = len(open_now) + opening.total()
+        if sessions >= limits.sessions or held >= limits.held_bytes:
             raise Refused(
                 429,
                 "too-much-held",
-                f"{len(open_now)} browse sessions hold {held} bytes; wait until one ends.",
+                f"{sessions} browse sessions hold {held} bytes; wait until one ends.",
             )
 
     async def hold(
@@ -186,9 +193,15 @@ class Services:
         """Open a browse session for a caller. A cancelled request releases it: the caller has no id."""
         self.check_room(principal)
         operations = self.acting_as(principal)
-        view = await operations.open_session(
-            queue, asked, forced=asked.forced, lift=asked.lift, on_progress=on_progress
-        )
+        self.shared.opening[principal.id] += 1
+        try:
+            view = await operations.open_session(
+                queue, asked, forced=asked.forced, lift=asked.lift, on_progress=on_progress
+            )
+        finally:
+            self.shared.opening[principal.id] -= 1
+            if not self.shared.opening[principal.id]:
+                del self.shared.opening[principal.id]
         try:
             await self.recent.insights.remember(operations, view)
         except BaseException:
