@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the table, which is the order of learning."""
+        """Return the names in the order of the table, which is the order of use."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -92,30 +92,6 @@ class LazyGroup(click.Group):
 
 
 _COMMANDS = {
-    "systems": LazyCommand(
-        "hopback.cli.topology:systems", "List the documented designs, or describe one."
-    ),
-    "demo": LazyCommand(
-        "hopback.systems.demo.command:demo", "Run the documented systems with sample traffic."
-    ),
-    "topology": LazyCommand(
-        "hopback.cli.app:topology",
-        "Show, check, export, draw and apply topologies.",
-    ),
-    "simulate": LazyCommand(
-        "hopback.cli.simulate:simulate",
-        "Simulate a failing message in virtual time.",
-    ),
-    "rehearse": LazyCommand(
-        "hopback.cli.rehearse:rehearse",
-        "Predict depths, dead letters and recovery of an outage.",
-    ),
-    "doctor": LazyCommand("hopback.cli.live_broker:doctor", "Report problems of a live broker."),
-    "adopt": LazyCommand("hopback.ops.cli.adopt:adopt", "Add a failure plan to an existing queue."),
-    "broker": LazyCommand(
-        "hopback.cli.broker:broker",
-        "Run an in-memory AMQP broker for development and tests.",
-    ),
     "run": LazyCommand("hopback.cli.run:run", "Run an application's handlers."),
     "publish": LazyCommand(
         "hopback.cli.publish:publish", "Publish a message and wait for the broker's confirm."
@@ -133,18 +109,42 @@ _COMMANDS = {
         "hopback.ops.cli.jobs:jobs",
         "List and control re-drives and discards.",
     ),
+    "serve": LazyCommand("hopback.ops.cli.serve:serve", "Serve the admin page and the HTTP API."),
     "alerts": LazyCommand(
         "hopback.ops.alerts.command:alerts",
         "List alerts of `hopback serve` and test their targets.",
     ),
     "audit": LazyCommand("hopback.ops.cli.audit:audit", "Show the audit of dead letters."),
-    "serve": LazyCommand("hopback.ops.cli.serve:serve", "Serve the admin page and the HTTP API."),
-    "celery": LazyCommand(
-        "hopback.cli.celery:celery", "Check a Celery application for message loss."
+    "topology": LazyCommand(
+        "hopback.cli.app:topology",
+        "Show, check, export, draw and apply topologies.",
     ),
+    "simulate": LazyCommand(
+        "hopback.cli.simulate:simulate",
+        "Simulate a failing message in virtual time.",
+    ),
+    "rehearse": LazyCommand(
+        "hopback.cli.rehearse:rehearse",
+        "Predict depths, dead letters and recovery of an outage.",
+    ),
+    "doctor": LazyCommand("hopback.cli.live_broker:doctor", "Report problems of a live broker."),
+    "adopt": LazyCommand("hopback.ops.cli.adopt:adopt", "Add a failure plan to an existing queue."),
     "store": LazyCommand(
         "hopback.cli.store:store",
         "Migrate the database and relay its outbox.",
+    ),
+    "broker": LazyCommand(
+        "hopback.cli.broker:broker",
+        "Run an in-memory AMQP broker for development and tests.",
+    ),
+    "celery": LazyCommand(
+        "hopback.cli.celery:celery", "Check a Celery application for message loss."
+    ),
+    "demo": LazyCommand(
+        "hopback.systems.demo.command:demo", "Run the documented systems with sample traffic."
+    ),
+    "systems": LazyCommand(
+        "hopback.cli.topology:systems", "List the documented designs, or describe one."
     ),
 }
 
