@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hopback.clock import SystemClock
-from hopback.observe.logs import SEVERITY, JsonLog, LogBridge, TextLog
-
-if TYPE_CHECKING:
-    from hopback.observe.logs import EventLog
+from hopback.observe.logs import SEVERITY, EventLog, JsonLog, LogBridge, TextLog
 
 
 def open_log(level: str, form: str, **more: Any) -> EventLog:

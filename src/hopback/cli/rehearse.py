@@ -22,8 +22,8 @@ from hopback.cli.terminal import document, gap, json_text, on_terminal, table
 from hopback.cli.topology_options import TopologySource, broker_version_option, topology_source
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
-from hopback.rehearse.findings import findings_of
-from hopback.rehearse.forecast import csv_rows, forecast_document
+from hopback.rehearse.findings import TimedFinding, findings_of
+from hopback.rehearse.forecast import Forecast, csv_rows, forecast_document
 from hopback.rehearse.page import html_page, title_of
 from hopback.rehearse.quantities import (
     parse_consumers,
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hopback.broker.management.readings import QueueReading
-    from hopback.rehearse.findings import TimedFinding
-    from hopback.rehearse.forecast import Forecast
     from hopback.runtime.app import App
     from hopback.topology.model import Topology
 

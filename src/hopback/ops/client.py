@@ -35,7 +35,7 @@ from hopback.errors import (
 from hopback.extras import needs
 from hopback.ops.contract import endpoints
 from hopback.ops.contract.codec import decode, encode, from_json
-from hopback.ops.contract.endpoints import BY_OPERATION, BYTES, EVENTS, JSON, NDJSON
+from hopback.ops.contract.endpoints import BY_OPERATION, BYTES, EVENTS, JSON, NDJSON, ApiEndpoint
 from hopback.ops.contract.requests import (
     BY_CALLER,
     LARGEST_PAGE,
@@ -45,20 +45,32 @@ from hopback.ops.contract.requests import (
     ExportRequest,
     GroupBy,
     ImportQuery,
+    JobRequest,
+    Pace,
+    Selection,
     SessionRequest,
+    Submission,
+    Who,
+    Window,
 )
 from hopback.ops.contract.search import SearchProgress, SearchRequest, collect_survey
 from hopback.ops.contract.surveys import ErrorOverview
-from hopback.ops.contract.values import Imported, Job, JobPlan, LookProgress, Page, SessionView
+from hopback.ops.contract.values import (
+    Imported,
+    Job,
+    JobPlan,
+    LookProgress,
+    OnProgress,
+    Page,
+    SessionView,
+    Survey,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
     import httpx
 
-    from hopback.ops.contract.endpoints import ApiEndpoint
-    from hopback.ops.contract.requests import JobRequest, Pace, Selection, Submission, Who, Window
-    from hopback.ops.contract.values import OnProgress, Survey
 
 _SILENCE_S = 60.0  # seconds without data. A working server sends an event every 15 s.
 _LONG = f"{JSON}, {EVENTS};q=0.9"

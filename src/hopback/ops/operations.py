@@ -17,7 +17,7 @@ from msgspec import structs
 
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 from hopback.ops.alerts.book import AlertBook
-from hopback.ops.brokers.discovery import Recognition
+from hopback.ops.brokers.discovery import DeadLetterQueue, Recognition
 from hopback.ops.brokers.queue_views import describe_queue, summarize_queue
 from hopback.ops.brokers.snapshot import queues_that_hold_back
 from hopback.ops.brokers.targets import queues_reached
@@ -35,16 +35,41 @@ from hopback.ops.contract.requests import (
     SMALL_WINDOW,
     UNHURRIED,
     WHOLE_QUEUE,
+    AuditQuery,
+    Edit,
     GroupBy,
+    JobRequest,
     NewRate,
+    Pace,
+    Selection,
     Settings,
+    Submission,
+    Target,
     Who,
+    Window,
 )
 from hopback.ops.contract.search import SearchProgress, SearchRequest, collect_survey
-from hopback.ops.contract.values import AuditEntry, Job, JobState, Moment, Price
+from hopback.ops.contract.values import (
+    AuditEntry,
+    FailedMessage,
+    Groups,
+    Imported,
+    Job,
+    JobPlan,
+    JobState,
+    MessageView,
+    Moment,
+    OnProgress,
+    Page,
+    Price,
+    QueueDetail,
+    QueueSummary,
+    SessionView,
+    Survey,
+)
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
-from hopback.ops.jobs.journal import JournalShare, MemoryJournal
+from hopback.ops.jobs.journal import JobRecord, Journal, JournalShare, MemoryJournal
 from hopback.ops.jobs.plan import Planner, check_request
 from hopback.ops.jobs.runner import JobRunner, new_job_id
 from hopback.ops.messages.filters import parse_filter
@@ -56,35 +81,10 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.alerts.values import AlertList, AlertTestResult
-    from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.candidates import CandidateList, QueueAnswer
-    from hopback.ops.contract.requests import (
-        AuditQuery,
-        Edit,
-        JobRequest,
-        Pace,
-        Selection,
-        Submission,
-        Target,
-        Window,
-    )
     from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
-    from hopback.ops.contract.values import (
-        FailedMessage,
-        Groups,
-        Imported,
-        JobPlan,
-        MessageView,
-        OnProgress,
-        Page,
-        QueueDetail,
-        QueueSummary,
-        SessionView,
-        Survey,
-    )
-    from hopback.ops.jobs.journal import JobRecord, Journal
 
 
 _CONSUMED = "consumed"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,11 +12,8 @@ from hopback.cli.exits import Exit
 from hopback.cli.terminal import table
 from hopback.ops.alerts.values import AlertState
 from hopback.ops.cli.dlq_print import ago, form_option, output
-from hopback.ops.cli.where import where_options, with_dead_letters
+from hopback.ops.cli.where import Where, where_options, with_dead_letters
 from hopback.text import one_line as safe
-
-if TYPE_CHECKING:
-    from hopback.ops.cli.where import Where
 
 
 @click.group(short_help="List alerts of `hopback serve` and test their targets.")

@@ -9,19 +9,17 @@ from msgspec import structs
 from hopback.ops.alerts.values import AlertList, AlertState, AlertTestResult
 from hopback.ops.contract import endpoints
 from hopback.ops.contract.queue_rules import EVERY_QUEUE, VISIBLE_QUEUES
-from hopback.ops.contract.roles import Role
+from hopback.ops.contract.roles import Principal, Role
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.auth import forbidden
-from hopback.ops.page.pages import Pages
+from hopback.ops.page.pages import Pages, Visit
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.ops.contract.endpoints import Empty
     from hopback.ops.contract.requests import AlertTestRequest
-    from hopback.ops.contract.roles import Principal
     from hopback.ops.http.services import Services
-    from hopback.ops.page.pages import Visit
 
 ALERTS = ApiTable()
 """The endpoints of alerts."""

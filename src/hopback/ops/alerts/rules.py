@@ -24,14 +24,13 @@ from hopback.ops.alerts.values import (
     AlertState,
     ToldState,
 )
-from hopback.ops.contract.values import JobState, Moment
+from hopback.ops.contract.values import Job, JobState, Moment
 from hopback.text import one_line
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hopback.ops.contract.values import Job
 
 _LONGEST_TEXT = 300  # characters of an error in a notice, which may be read on a phone
 _MOST_IN_NOTICE = 50  # firing alerts, and resolved ones, in a notice. The page shows all.

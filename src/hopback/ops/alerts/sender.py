@@ -14,7 +14,7 @@ from email.message import EmailMessage
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-from hopback.ops.alerts.settings import AlertTargetKind
+from hopback.ops.alerts.settings import AlertTargetKind, AlertTargetSettings
 from hopback.ops.contract.codec import to_json
 from hopback.runtime.push import SIGNATURE, push_client
 from hopback.text import one_line
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hopback.clock import Clock
-    from hopback.ops.alerts.settings import AlertTargetSettings
     from hopback.ops.alerts.values import Alert, AlertNotice
 
 _LISTED = 20  # alerts in a chat message or mail, which a person reads. The page shows all.

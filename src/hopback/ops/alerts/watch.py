@@ -18,8 +18,8 @@ from msgspec import structs
 from hopback.errors import HopbackError, LeaseLost, NoSuch
 from hopback.ops.alerts.rules import BrokerSeen, FingerprintSeen, QueueSeen, decide_alerts
 from hopback.ops.alerts.sender import AlertSender, NotTaken
-from hopback.ops.alerts.values import AlertKind, AlertNotice, AlertTestResult
-from hopback.ops.contract.values import Moment
+from hopback.ops.alerts.values import AlertKind, AlertList, AlertNotice, AlertTestResult
+from hopback.ops.contract.values import Job, Moment
 from hopback.policy.backoff import BackoffWaits, delay
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.alerts.book import AlertBook, WaitingNotice
     from hopback.ops.alerts.settings import AlertSettings
-    from hopback.ops.alerts.values import AlertList
     from hopback.ops.contract.surveys import ErrorGroup
-    from hopback.ops.contract.values import Job
     from hopback.ops.http.overview import Sweep
 
 _LOG = logging.getLogger("hopback.ops.http")

@@ -37,8 +37,8 @@ from hopback.topology.expand import (
     hardened_queues,
     recommended_plan,
 )
-from hopback.topology.model import Policy, Queue, QueueType, Topology
-from hopback.topology.plan import Leave, Parking, Route
+from hopback.topology.model import Binding, Policy, Queue, QueueType, Topology
+from hopback.topology.plan import Leave, Parking, Plan, Route
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF
 from hopback.topology.wording import quoted, shown
 
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi
     from hopback.topology.hazards.rule import Finding
-    from hopback.topology.model import Binding
-    from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
 _PREFIX = "hopback-adopt."

@@ -29,7 +29,7 @@ from hopback.ops.contract.candidates import (
 from hopback.ops.contract.codec import encode, from_json
 from hopback.ops.contract.values import Cost, Price
 from hopback.topology.effective import delivery_limit, effective_topology
-from hopback.topology.model import QueueType
+from hopback.topology.model import Queue, QueueType, Topology
 from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
 from hopback.topology.roles import (
     QueueRole,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.journal import Journal
-    from hopback.topology.model import Queue, Topology
 
 MANY_LOOKS = 1000
 """A limit from here on is no danger: nobody looks that often before it is noticed."""

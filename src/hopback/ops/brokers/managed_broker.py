@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import structs
 
 from hopback.broker.limits import PolicyLedger, exactly, lifted_limits, restore_limits
-from hopback.broker.port import count
-from hopback.clock import SystemClock
+from hopback.broker.port import Broker, Channel, Connection, count
+from hopback.clock import Clock, SystemClock
 from hopback.errors import (
     AccessRefused,
     BrokerError,
@@ -23,20 +23,16 @@ from hopback.errors import (
     NotFound,
     UnsafeOperation,
 )
-from hopback.ops.brokers.discovery import dead_letter_queues
+from hopback.ops.brokers.discovery import DeadLetterQueue, Override, dead_letter_queues
 from hopback.ops.brokers.recent import Recent
 from hopback.ops.brokers.snapshot import BrokerSnapshot
 from hopback.ops.contract.values import Depth, Moment
-from hopback.topology.model import Policy, joined
+from hopback.topology.model import Policy, Topology, joined
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from hopback.broker.management.readings import ConsumerReading, QueueReading
-    from hopback.broker.port import Broker, Channel, Connection
-    from hopback.clock import Clock
-    from hopback.ops.brokers.discovery import DeadLetterQueue, Override
-    from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
 

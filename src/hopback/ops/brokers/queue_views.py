@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.ops.brokers.snapshot import held_back_for
+from hopback.ops.brokers.snapshot import BrokerSnapshot, held_back_for
 from hopback.ops.brokers.targets import known_ways, target_flaw, target_text
 from hopback.ops.contract.requests import Target, TargetKind
 from hopback.ops.contract.values import (
     Depth,
     HeldBack,
+    Job,
     Moment,
     QueueDetail,
     QueueSummary,
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from hopback.broker.port import Connection
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.contract.values import Job
     from hopback.topology.routing import RoutingTable
 
 _CHOICES = (

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting
 from hopback.designs import DESIGNS, Design
 from hopback.errors import NoSuch
-from hopback.ops.brokers.discovery import cost_of_looking
+from hopback.ops.brokers.discovery import DeadLetterQueue, cost_of_looking
 from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
 from hopback.topology.expand import retry_queues
-from hopback.topology.model import Policy, Queue, QueueType
+from hopback.topology.model import Policy, Queue, QueueType, Topology
 from hopback.topology.routing import PREDECLARED, RoutingTable
 from hopback.version import BrokerVersion
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hopback.broker.management.readings import QueueReading
-    from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.contract.values import Cost
-    from hopback.topology.model import Topology
 
 _MINUS_ONE_SINCE = BrokerVersion(4, 0)
 

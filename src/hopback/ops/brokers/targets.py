@@ -11,20 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.errors import AccessRefused, NotFound
-from hopback.message import Received
-from hopback.ops.brokers.discovery import stand_in_plan
+from hopback.message import Delivery, Received
+from hopback.ops.brokers.discovery import DeadLetterQueue, stand_in_plan
 from hopback.ops.contract.requests import Target, TargetKind
 from hopback.policy.reading import origin_of
 from hopback.topology.model import Exchange, Queue
-from hopback.topology.plan import Redrive
+from hopback.topology.plan import Plan, Redrive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.port import Connection
-    from hopback.message import Delivery
-    from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.topology.plan import Plan
     from hopback.topology.routing import RoutingTable
 
 _NO_MESSAGE = Received("", "", "")

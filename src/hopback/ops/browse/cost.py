@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.limits import spent
 from hopback.errors import UnsafeOperation
-from hopback.ops.contract.values import Price
+from hopback.ops.contract.values import Cost, Price
 from hopback.ops.messages.dead_letter import delivery_count
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-    from hopback.ops.contract.values import Cost
 
 
 def check_cost(cost: Cost, *, forced: bool) -> None:

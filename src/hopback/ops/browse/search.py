@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.search import MOST_WALKED, SearchHit, SearchProgress, SkippedQueue
-from hopback.ops.contract.values import HeldMessages, Price
+from hopback.ops.contract.search import (
+    MOST_WALKED,
+    SearchHit,
+    SearchProgress,
+    SearchRequest,
+    SkippedQueue,
+)
+from hopback.ops.contract.values import Cost, DeadLetter, HeldMessages, Price
 from hopback.ops.messages.body import unpack_body
 from hopback.ops.messages.dead_letter import read_dead_letter
-from hopback.ops.messages.filters import Judgement, parse_filter
+from hopback.ops.messages.filters import Filter, Judgement, parse_filter
 from hopback.ops.messages.grouping import Grouping
 from hopback.ops.messages.plain import plain_text
 
@@ -31,9 +37,6 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.browse.sessions import Sessions
-    from hopback.ops.contract.search import SearchRequest
-    from hopback.ops.contract.values import Cost, DeadLetter
-    from hopback.ops.messages.filters import Filter
 
 _EXCERPT = 60
 """Characters on each side of the found word: together a line of a terminal."""

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from hopback.errors import NoSuch, SessionOver
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
-from hopback.ops.contract.values import Groups, Moment, Page
-from hopback.ops.messages.filters import EVERYTHING, Judgement, parse_filter
+from hopback.ops.contract.values import DeadLetter, Groups, Moment, Page, SessionView
+from hopback.ops.messages.filters import EVERYTHING, Filter, Judgement, parse_filter
 from hopback.ops.messages.grouping import Grouping
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.browse.session_reader import SessionMessages, SessionReader
     from hopback.ops.contract.requests import GroupBy, Selection, Window
-    from hopback.ops.contract.values import DeadLetter, SessionView
-    from hopback.ops.messages.filters import Filter
 
 
 @dataclass(frozen=True, slots=True)

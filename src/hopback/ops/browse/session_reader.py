@@ -13,7 +13,7 @@ from hopback.ops.browse.memory import estimate_memory, measure_memory
 from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.browse.stream_head import StreamHead
 from hopback.ops.browse.turns import Turns
-from hopback.ops.contract.values import LookProgress
+from hopback.ops.contract.values import Cost, DeadLetter, LookProgress, OnProgress
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.topology.model import Queue, QueueType
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.contract.requests import Window
-    from hopback.ops.contract.values import Cost, DeadLetter, OnProgress
 
 _SKIPPING_BYTES = 16 * 1024 * 1024
 """Memory for delivered messages in bytes while messages are skipped. Skipped messages are not kept."""

@@ -11,13 +11,12 @@ from hopback.ops.brokers.consumers import browse_connection_name
 from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.session import BrowseSession
 from hopback.ops.browse.session_reader import SessionReader
-from hopback.ops.contract.values import Moment, SessionView
+from hopback.ops.contract.values import Cost, Moment, OnProgress, SessionView
 
 if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.contract.requests import Settings, Who, Window
-    from hopback.ops.contract.values import Cost, OnProgress
 
 _REMEMBERED = 1000
 """Number of sessions that are remembered, so that a caller learns why a session has ended. The oldest

@@ -28,7 +28,15 @@ from hopback.ops.contract.surveys import (
     SurveyedQueue,
     SurveyProgress,
 )
-from hopback.ops.contract.values import LookProgress, Moment, Price
+from hopback.ops.contract.values import (
+    Cost,
+    Group,
+    LookProgress,
+    Moment,
+    OnProgress,
+    Price,
+    QueueSummary,
+)
 from hopback.ops.messages.error_groups import (
     MOST_GROUPS,
     add_discards,
@@ -45,7 +53,6 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.contract.values import Cost, Group, OnProgress, QueueSummary
     from hopback.ops.jobs.journal import Journal
 
 _log = logging.getLogger("hopback.ops")

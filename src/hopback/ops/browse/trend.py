@@ -10,13 +10,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hopback.ops.contract.surveys import QueueTrend, TrendSample
-from hopback.ops.contract.values import Moment
+from hopback.ops.contract.values import Moment, QueueSummary
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hopback.ops.browse.survey_store import SurveyStore
-    from hopback.ops.contract.values import QueueSummary
 
 SAMPLE_S = 300.0
 """Seconds between two samples of a queue."""

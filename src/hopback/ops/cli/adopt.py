@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.broker_options import broker_options
+from hopback.cli.broker_options import Access, broker_options
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import format_option
 from hopback.cli.terminal import ask, details, document, json_text, on_terminal, wrapped
@@ -19,7 +19,6 @@ from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from hopback.broker.management import QueueReading
-    from hopback.cli.broker_options import Access
     from hopback.fields import Headers
     from hopback.ops.brokers.adoption import Adoption, AdoptionChoice
     from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi

@@ -9,13 +9,18 @@ import click
 
 from hopback.cli.terminal import table
 from hopback.ops.cli.dlq_print import ago, form_option, output
-from hopback.ops.cli.where import complete_job, complete_queue, where_options, with_dead_letters
+from hopback.ops.cli.where import (
+    Where,
+    complete_job,
+    complete_queue,
+    where_options,
+    with_dead_letters,
+)
 from hopback.ops.contract.requests import AuditQuery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopback.ops.cli.where import Where
     from hopback.ops.contract.values import AuditEntry
 
 

@@ -29,10 +29,23 @@ from hopback.ops.cli.dlq_print import (
     told_search,
 )
 from hopback.ops.cli.job_options import named_option
-from hopback.ops.cli.where import complete_queue, where_options, with_dead_letters
-from hopback.ops.contract.requests import MOST_HELD, SMALL_WINDOW, RedriveRequest, Selection, Window
-from hopback.ops.contract.search import MOST_WALKED, SearchRequest, collect_survey
-from hopback.ops.contract.values import Price
+from hopback.ops.cli.where import Where, complete_queue, where_options, with_dead_letters
+from hopback.ops.contract.requests import (
+    MOST_HELD,
+    SMALL_WINDOW,
+    GroupBy,
+    RedriveRequest,
+    Selection,
+    Window,
+)
+from hopback.ops.contract.search import (
+    MOST_WALKED,
+    SearchHit,
+    SearchProgress,
+    SearchRequest,
+    collect_survey,
+)
+from hopback.ops.contract.values import DeadLetter, Price, QueueSummary
 from hopback.private_files import write_private
 from hopback.text import count_of, safe_lines
 from hopback.text import one_line as safe
@@ -40,12 +53,8 @@ from hopback.text import one_line as safe
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
-    from hopback.ops.contract.requests import GroupBy
-    from hopback.ops.contract.search import SearchHit, SearchProgress
     from hopback.ops.contract.surveys import ErrorOverview
-    from hopback.ops.contract.values import DeadLetter, QueueSummary
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 

@@ -32,30 +32,28 @@ from hopback.ops.cli.dlq import (
 from hopback.ops.cli.dlq_print import form_option, output, place_text, print_plan, progress_told
 from hopback.ops.cli.job_follow import see_through
 from hopback.ops.cli.job_options import job_options, named_option
-from hopback.ops.cli.where import resume_command, where_options, with_dead_letters
+from hopback.ops.cli.where import Where, resume_command, where_options, with_dead_letters
 from hopback.ops.contract.options import with_options
 from hopback.ops.contract.requests import (
     BY_CALLER,
     DiscardRequest,
     Edit,
     JobKind,
+    JobRequest,
     RedriveRequest,
     Submission,
     Target,
     TargetKind,
 )
-from hopback.ops.contract.values import EditedCopy, Price
+from hopback.ops.contract.values import EditedCopy, JobPlan, MessageView, Price
 from hopback.text import count_of
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.patch import PatchOperation
-    from hopback.ops.contract.requests import JobRequest
-    from hopback.ops.contract.values import JobPlan, MessageView
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 _PLANNED = "to see the plan"

@@ -25,7 +25,7 @@ from hopback.ops.cli.dlq import (
 )
 from hopback.ops.cli.dlq_print import form_option, output
 from hopback.ops.cli.job_options import rate_option
-from hopback.ops.cli.where import where_options, with_dead_letters
+from hopback.ops.cli.where import Where, where_options, with_dead_letters
 from hopback.ops.contract.requests import Pace, Selection
 from hopback.text import count_of
 from hopback.text import one_line as safe
@@ -33,7 +33,6 @@ from hopback.text import one_line as safe
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-    from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.values import Imported
 

@@ -8,13 +8,12 @@ import click
 
 from hopback.cli.terminal import table
 from hopback.ops.cli.dlq_print import form_option, output
-from hopback.ops.cli.where import where_options, with_dead_letters
+from hopback.ops.cli.where import Where, where_options, with_dead_letters
 from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.text import count_of
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
-    from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
 
 

@@ -20,7 +20,23 @@ from hopback.cli.terminal import (
 )
 from hopback.headers import timestamp
 from hopback.ops.contract.requests import GroupBy, JobKind, TargetKind
-from hopback.ops.contract.values import HELD_BACK
+from hopback.ops.contract.values import (
+    HELD_BACK,
+    Counts,
+    DeadLetter,
+    Group,
+    HeldMessages,
+    Job,
+    JobPlan,
+    LookProgress,
+    MessageView,
+    OnProgress,
+    QueueDetail,
+    QueueSummary,
+    ReachedQueue,
+    Survey,
+    TargetChoice,
+)
 from hopback.ops.messages.body import find_packing, unpack
 from hopback.ops.messages.plain import pretty_json
 from hopback.text import count_of, safe_lines, size_text
@@ -30,22 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from hopback.ops.contract.search import SearchProgress
-    from hopback.ops.contract.values import (
-        Counts,
-        DeadLetter,
-        Group,
-        HeldMessages,
-        Job,
-        JobPlan,
-        LookProgress,
-        MessageView,
-        OnProgress,
-        QueueDetail,
-        QueueSummary,
-        ReachedQueue,
-        Survey,
-        TargetChoice,
-    )
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 

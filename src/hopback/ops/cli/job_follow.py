@@ -20,7 +20,7 @@ from hopback.cli.exits import Exit
 from hopback.cli.terminal import clock_text, json_line, on_terminal
 from hopback.ops.cli.dlq_print import came_back_text, output
 from hopback.ops.contract.requests import JobKind
-from hopback.ops.contract.values import JobState
+from hopback.ops.contract.values import Job, JobState
 from hopback.text import count_of, safe_lines
 from hopback.text import one_line as safe
 from hopback.waiting import first_of
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hopback.ops.contract.interface import DeadLetters
-    from hopback.ops.contract.values import Job
 
 _SPAN_S = 10.0  # long enough to be steady, short enough to follow a new rate
 _BETWEEN_RECORDS_S = 5.0  # twelve lines a minute: a log stays readable

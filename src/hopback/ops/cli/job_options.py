@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from hopback.ops.contract.options import options_of
+from hopback.ops.contract.options import JobOption, options_of
 from hopback.ops.contract.requests import RAMP, DiscardRequest, Pace
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from msgspec import Struct
 
-    from hopback.ops.contract.options import JobOption
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 

@@ -12,22 +12,21 @@ from hopback.cli.terminal import ask_for_reason, table
 from hopback.ops.cli.dlq_print import form_option, output, print_job, print_jobs
 from hopback.ops.cli.job_follow import exit_code, follow, see_through, signals_heard
 from hopback.ops.cli.where import (
+    Where,
     complete_job,
     complete_queue,
     resume_command,
     where_options,
     with_dead_letters,
 )
-from hopback.ops.contract.values import JobState
+from hopback.ops.contract.values import FailedMessage, Job, JobState
 from hopback.text import count_of
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
-    from hopback.ops.contract.values import FailedMessage, Job
 
 _job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
 

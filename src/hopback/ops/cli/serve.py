@@ -18,6 +18,7 @@ from hopback.cli.options import HttpAddress, cannot_listen, url_host
 from hopback.clock import SystemClock
 from hopback.ops.cli.journal import journal
 from hopback.ops.cli.where import (
+    Where,
     apply_settings,
     broker_where_options,
     file_brokers,
@@ -27,7 +28,6 @@ from hopback.ops.cli.where import (
 )
 
 if TYPE_CHECKING:
-    from hopback.ops.cli.where import Where
     from hopback.ops.http.settings import AdminSettings
     from hopback.ops.operations import Operations
 

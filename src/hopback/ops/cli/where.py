@@ -32,7 +32,7 @@ from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import did_you_mean
 from hopback.cli.topology_options import TopologySource
-from hopback.clock import SystemClock
+from hopback.clock import Clock, SystemClock
 from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, NoSuch
 from hopback.ops.cli.journal import journal, state_folder
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from hopback.broker.named_brokers import BrokerSettings
     from hopback.broker.port import Broker, Connection
-    from hopback.clock import Clock
     from hopback.ops.brokers.discovery import Override
     from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi
     from hopback.ops.contract.interface import DeadLetters

@@ -13,13 +13,12 @@ import msgspec
 
 from hopback.errors import BadRequest
 from hopback.headers import timestamp
-from hopback.ops.contract.patch import Patch
+from hopback.ops.contract.patch import Patch, PatchOperation
 from hopback.ops.contract.values import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hopback.ops.contract.patch import PatchOperation
 
 ValueT = TypeVar("ValueT")
 

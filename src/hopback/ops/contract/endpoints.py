@@ -31,6 +31,7 @@ from hopback.ops.contract.queue_rules import (
     SESSION_QUEUE,
     STEERED_JOB,
     VISIBLE_QUEUES,
+    QueueRule,
 )
 from hopback.ops.contract.requests import (
     AlertTestRequest,
@@ -82,7 +83,6 @@ from hopback.ops.notes.values import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hopback.ops.contract.queue_rules import QueueRule
 
 JSON = "application/json"
 """The media type of most answers."""

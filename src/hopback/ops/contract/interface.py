@@ -15,7 +15,16 @@ from hopback.ops.contract.requests import (
     SMALL_WINDOW,
     UNHURRIED,
     WHOLE_QUEUE,
+    AuditQuery,
+    Edit,
     GroupBy,
+    JobRequest,
+    Pace,
+    Selection,
+    Submission,
+    Target,
+    Who,
+    Window,
 )
 
 if TYPE_CHECKING:
@@ -23,17 +32,6 @@ if TYPE_CHECKING:
 
     from hopback.ops.alerts.values import AlertList, AlertTestResult
     from hopback.ops.contract.candidates import CandidateList, QueueAnswer
-    from hopback.ops.contract.requests import (
-        AuditQuery,
-        Edit,
-        JobRequest,
-        Pace,
-        Selection,
-        Submission,
-        Target,
-        Who,
-        Window,
-    )
     from hopback.ops.contract.search import SearchProgress, SearchRequest
     from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
     from hopback.ops.contract.values import (

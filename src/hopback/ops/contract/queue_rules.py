@@ -9,15 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hopback.ops.contract.requests import BY_DESIGN, JobKind, RedriveRequest
-from hopback.ops.contract.roles import Role
+from hopback.ops.contract.requests import (
+    BY_DESIGN,
+    EditRequest,
+    JobKind,
+    JobRequest,
+    RedriveRequest,
+    Target,
+)
+from hopback.ops.contract.roles import Principal, Role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from hopback.ops.contract.candidates import QueueAnswer
-    from hopback.ops.contract.requests import EditRequest, JobRequest, Target
-    from hopback.ops.contract.roles import Principal
     from hopback.ops.contract.search import SearchRequest
     from hopback.ops.contract.values import Job
     from hopback.ops.operations import Operations

@@ -16,18 +16,12 @@ from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.keys import ApiKey, new_key
 from hopback.ops.http.problems import Refused
 from hopback.ops.http.session_cookies import set_cookie
-from hopback.ops.page.pages import (
-    NOTICE_READ,
-    Pages,
-    own_page,
-    see_other,
-)
+from hopback.ops.page.pages import NOTICE_READ, Pages, Visit, own_page, see_other
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.page.pages import Visit
 
 _Name = Annotated[str, Meta(max_length=255)]
 _DAY_S = 86_400.0  # seconds of a day

@@ -27,7 +27,7 @@ from hopback.ops.http.auth import forbidden, unauthorized
 from hopback.ops.http.events import AT_ONCE_S, LongWork
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
-from hopback.ops.http.services import NOBODY
+from hopback.ops.http.services import NOBODY, Services
 from hopback.ops.http.turns import address_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from hopback.ops.contract.queue_rules import QueueRule
     from hopback.ops.contract.roles import Principal, Role
     from hopback.ops.contract.values import OnProgress
-    from hopback.ops.http.services import Services
     from hopback.ops.operations import Operations
 
 _LOG = logging.getLogger("hopback.ops.http")

@@ -9,31 +9,24 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, Response
 
 from hopback.errors import BadLine
 from hopback.ops.contract import endpoints
-from hopback.ops.contract.endpoints import NDJSON
+from hopback.ops.contract.endpoints import NDJSON, Empty
 from hopback.ops.contract.queue_rules import JOB_QUEUE, PATH_QUEUE, SESSION_QUEUE
-from hopback.ops.contract.requests import Selection
+from hopback.ops.contract.requests import ExportRequest, ImportQuery, Selection
 from hopback.ops.contract.roles import Role
-from hopback.ops.contract.values import Imported
-from hopback.ops.http.api import ApiTable
+from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.events import StreamedResponse
 from hopback.ops.http.problems import Refused
-from hopback.ops.page.pages import Pages, release_look
+from hopback.ops.page.pages import Pages, Visit, release_look
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from starlette.responses import Response
-
-    from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.contract.requests import ExportRequest, ImportQuery
     from hopback.ops.contract.values import Imported, Job
-    from hopback.ops.http.api import Call
     from hopback.ops.operations import Operations
-    from hopback.ops.page.pages import Visit
 
 ARCHIVES = ApiTable()
 """The rows of this part, each above what answers it."""

@@ -13,21 +13,17 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from hopback.ops.contract.roles import Grant, Principal, Role
-from hopback.ops.http.keys import PREFIX
+from hopback.ops.http.keys import PREFIX, KeyRing
 from hopback.ops.http.problems import Refused
-from hopback.ops.http.session_cookies import cookie_name
-from hopback.ops.http.tokens import BadToken
-from hopback.ops.http.turns import address_of
+from hopback.ops.http.session_cookies import SessionCookies, cookie_name
+from hopback.ops.http.tokens import BadToken, TokenReader
+from hopback.ops.http.turns import TurnKeeper, address_of
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
     from starlette.requests import Request
 
     from hopback.clock import Clock
-    from hopback.ops.http.keys import KeyRing
-    from hopback.ops.http.session_cookies import SessionCookies
-    from hopback.ops.http.tokens import TokenReader
-    from hopback.ops.http.turns import TurnKeeper
     from hopback.ops.oidc.sign_in import OidcSignIn
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -8,17 +8,15 @@ from msgspec import Meta, Struct, field
 from starlette.responses import Response
 
 from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
-from hopback.ops.contract.roles import Role
+from hopback.ops.contract.roles import Principal, Role
 from hopback.ops.contract.values import Moment, QueueSummary
 from hopback.ops.http.api import ApiTable, Call
-from hopback.ops.http.overview import read_all
+from hopback.ops.http.overview import Swept, read_all
 from hopback.ops.http.probes import metrics_of
 from hopback.ops.http.services import Services, placed
 
 if TYPE_CHECKING:
     from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.contract.roles import Principal
-    from hopback.ops.http.overview import Swept
 
 BROKERS = ApiTable()
 """The rows of this part, each above what answers it."""

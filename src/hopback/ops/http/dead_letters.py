@@ -14,10 +14,27 @@ from hopback.errors import HopbackError
 from hopback.ops.contract import endpoints
 from hopback.ops.contract.candidates import CandidateList
 from hopback.ops.contract.queue_rules import searched_queues
-from hopback.ops.contract.requests import RedriveRequest, Submission
+from hopback.ops.contract.requests import (
+    FailuresQuery,
+    GroupQuery,
+    JobRequest,
+    JobsQuery,
+    RedriveRequest,
+    Renewal,
+    SessionRequest,
+    Submission,
+)
 from hopback.ops.contract.roles import Role
-from hopback.ops.contract.values import FailureList, JobList, Moment, Overview
-from hopback.ops.http.api import ApiAnswer, ApiTable, answer_event
+from hopback.ops.contract.values import (
+    FailureList,
+    Groups,
+    Job,
+    JobList,
+    Moment,
+    Overview,
+    SessionView,
+)
+from hopback.ops.http.api import ApiAnswer, ApiTable, Call, answer_event
 from hopback.ops.http.events import AT_ONCE_S, job_events, search_events
 from hopback.ops.http.problems import Refused
 
@@ -25,18 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.contract.requests import (
-        FailuresQuery,
-        GroupQuery,
-        JobRequest,
-        JobsQuery,
-        Renewal,
-        SessionRequest,
-    )
     from hopback.ops.contract.search import SearchProgress, SearchRequest
     from hopback.ops.contract.surveys import ErrorOverview
-    from hopback.ops.contract.values import Groups, Job, SessionView
-    from hopback.ops.http.api import Call
 
 DEADLETTERS = ApiTable()
 """The endpoints whose answers need more than a call of their operation."""

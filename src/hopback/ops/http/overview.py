@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hopback.errors import HopbackError
 from hopback.ops.brokers.recent import Recent
 from hopback.ops.contract.requests import GroupBy
-from hopback.ops.contract.values import JobState
+from hopback.ops.contract.values import Job, JobState, QueueSummary, SessionView
 from hopback.ops.page.topology_drawing import TopologyDrawings
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.contract.candidates import CandidateList
     from hopback.ops.contract.surveys import ErrorOverview
-    from hopback.ops.contract.values import Job, QueueSummary, SessionView
     from hopback.ops.operations import Operations
 
 _FRESH_S = 1.0  # seconds for which requests share a sweep

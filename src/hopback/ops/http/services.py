@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
-from hopback.ops.contract.requests import Who
+from hopback.ops.contract.requests import SessionRequest, Who
 from hopback.ops.contract.roles import Grant, Principal, Role
 from hopback.ops.contract.values import (
     Job,
     JobList,
     MessageView,
+    OnProgress,
     Overview,
     QueueSummary,
     SessionView,
 )
-from hopback.ops.http.denials import Denial
+from hopback.ops.http.denials import Denial, Denials
 from hopback.ops.http.problems import Refused, refusal_of
 from hopback.ops.http.turns import address_of
 
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.alerts.watch import Alerting
     from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.contract.requests import SessionRequest
-    from hopback.ops.contract.values import OnProgress
     from hopback.ops.http.auth import Gate
-    from hopback.ops.http.denials import Denials
     from hopback.ops.http.events import EventStreams
     from hopback.ops.http.heavy_requests import HeavyRequests
     from hopback.ops.http.keys import ApiKey

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from hopback.ops.http.problems import Refused
-from hopback.ops.http.services import NOBODY
+from hopback.ops.http.services import NOBODY, Services
 from hopback.ops.http.session_cookies import cookie_name, set_cookie
 from hopback.ops.http.turns import address_of
 from hopback.ops.oidc.http import oidc_routes
 from hopback.ops.page.pages import form_fields, frame_values, own_page, see_other
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jinja2 import Environment
     from starlette.requests import Request
 
     from hopback.ops.contract.roles import Principal
     from hopback.ops.http.auth import Gate
-    from hopback.ops.http.services import Services
 
 
 def sign_in_routes(services: Services, templates: Environment) -> list[Route]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -22,8 +22,6 @@ from hopback.ops.contract.roles import EVERYTHING, Grant, Principal, Role
 from hopback.text import clipped, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
     from hopback.clock import Clock
 
 ASYMMETRIC = (

@@ -20,8 +20,8 @@ from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import Moment
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.problems import Refused
-from hopback.ops.page.pages import Pages
-from hopback.ops.page.topology_drawing import delayed_messages, graph, role_of
+from hopback.ops.page.pages import Pages, Visit
+from hopback.ops.page.topology_drawing import TopologyDrawing, delayed_messages, graph, role_of
 from hopback.text import count_of
 from hopback.topology.asyncapi import write_asyncapi
 from hopback.topology.definitions import write_definitions
@@ -32,8 +32,6 @@ from hopback.topology.hazards.rule import Finding, Severity  # noqa: TC001  msgs
 if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.page.pages import Visit
-    from hopback.ops.page.topology_drawing import TopologyDrawing
     from hopback.rehearse.scenario import Scenario
 
 _DEFINITIONS = "application/vnd.rabbitmq.definitions+json"

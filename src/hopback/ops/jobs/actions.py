@@ -18,9 +18,9 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.headers.names import REDRIVE_JOB
-from hopback.message import Message
+from hopback.message import Delivery, Message
 from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
-from hopback.ops.contract.requests import DiscardRequest, Edit, TargetKind
+from hopback.ops.contract.requests import DiscardRequest, Edit, RedriveRequest, TargetKind
 from hopback.ops.jobs.edited_copy import change_delivery
 from hopback.ops.messages.archive import FileSink, run_file, write_line
 from hopback.ops.messages.dead_letter import origin_queue, read_dead_letter
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.port import Broker, Channel, Connection
-    from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.contract.requests import RedriveRequest
     from hopback.ops.jobs.journal import JobRecord
     from hopback.topology.plan import Redrive
 

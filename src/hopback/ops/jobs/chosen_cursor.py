@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.ops.jobs.cursor import STAYS, UNKNOWN_END, CursorEvent, CursorState, Machine
+from hopback.ops.jobs.cursor import STAYS, UNKNOWN_END, CursorEvent, CursorState, Machine, Table
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.messages.digest import content_digest
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopback.message import Delivery
-    from hopback.ops.jobs.cursor import Table
 
 _EVENTS = {
     CursorEvent.DELIVERED: ("_receive", STAYS),

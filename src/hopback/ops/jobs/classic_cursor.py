@@ -64,15 +64,14 @@ from hopback.ops.jobs.cursor import (
     CountingCursor,
     CursorEvent,
     CursorState,
+    Table,
 )
-from hopback.ops.jobs.journal import Checkpoint
+from hopback.ops.jobs.journal import Checkpoint, JobRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hopback.message import Delivery
-    from hopback.ops.jobs.cursor import Table
-    from hopback.ops.jobs.journal import JobRecord
 
 
 _EVENTS = {

@@ -11,26 +11,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.headers.names import REDRIVE_JOB
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.browse.walk import walk
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
-from hopback.ops.jobs.classic_cursor import ClassicCursor, HeadMessage, find_head
+from hopback.ops.jobs.classic_cursor import ClassicCursor, HeadLimits, HeadMessage, find_head
 from hopback.ops.jobs.cursor import CursorEvent, CursorState, mark_of
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from hopback.broker.port import Broker
     from hopback.message import Delivery
     from hopback.ops.browse.source import Source
     from hopback.ops.contract.values import Cost
-    from hopback.ops.jobs.classic_cursor import HeadLimits
     from hopback.ops.jobs.journal import Checkpoint, JobRecord
 
     Cursor: TypeAlias = QuorumCursor | ClassicCursor | ChosenCursor

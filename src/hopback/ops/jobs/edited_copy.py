@@ -12,13 +12,12 @@ from hopback.errors import BadRequest, BrokerError, UnsafeOperation
 from hopback.fields import MAX_DEPTH, field_text, nests_deeper, text_bytes
 from hopback.headers.names import is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
-from hopback.message import Message, Received
+from hopback.message import Delivery, Message, Received
 from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
 from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
 from hopback.policy.redrive import RedriveOccasion, redrive_message
 
 if TYPE_CHECKING:
-    from hopback.message import Delivery
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.requests import Edit, Target, Who

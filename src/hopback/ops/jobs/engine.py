@@ -41,12 +41,12 @@ from msgspec import structs
 from hopback.errors import BrokerError, LeaseLost, StoreUnavailable
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.actions import LeftOut
-from hopback.ops.jobs.batch_reader import TURN_BYTES
+from hopback.ops.jobs.actions import Action, LeftOut
+from hopback.ops.jobs.batch_reader import TURN_BYTES, BatchReader, SelectedMessage
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor
 from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState
-from hopback.ops.jobs.job_run import EndJob
+from hopback.ops.jobs.job_run import EndJob, JobRun
 from hopback.ops.jobs.journal import PROCESS_ENDED
 from hopback.ops.jobs.pace import Pacer
 from hopback.ops.jobs.publish_failure import is_away
@@ -56,11 +56,8 @@ from hopback.text import count_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hopback.ops.jobs.actions import Action
-    from hopback.ops.jobs.batch_reader import BatchReader, SelectedMessage
     from hopback.ops.jobs.cursor_driver import CursorDriver
     from hopback.ops.jobs.job_progress import JobProgress
-    from hopback.ops.jobs.job_run import JobRun
     from hopback.ops.jobs.return_watch import ReturnWatch
     from hopback.ops.jobs.sender import Sender
 

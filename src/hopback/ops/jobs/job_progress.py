@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from hopback.ops.contract.values import FailedMessage, JobState, Moment
-from hopback.ops.jobs.job_run import EndJob
+from hopback.ops.contract.values import Counts, DeadLetter, FailedMessage, JobState, Moment
+from hopback.ops.jobs.job_run import EndJob, JobRun
 
 if TYPE_CHECKING:
     from hopback.clock import Clock
-    from hopback.ops.contract.values import Counts, DeadLetter
     from hopback.ops.jobs.cursor_driver import CursorDriver
-    from hopback.ops.jobs.job_run import JobRun
     from hopback.ops.jobs.journal import JobRecord
 
 SAVE_EVERY_S = 1.0

@@ -14,21 +14,28 @@ from hopback.errors import JobConflict, LeaseLost
 from hopback.headers import timestamp
 from hopback.ops.contract.requests import (
     BY_DESIGN,
+    AuditQuery,
     JobKind,
     JobRequest,
     Pace,
     RedriveRequest,
     Submission,
 )
-from hopback.ops.contract.values import ACTIVE, AuditEntry, Counts, Job, JobState, Moment
+from hopback.ops.contract.values import (
+    ACTIVE,
+    AuditEntry,
+    Counts,
+    FailedMessage,
+    Job,
+    JobState,
+    Moment,
+)
 from hopback.sql.sqlite import MemoryDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hopback.clock import Clock
-    from hopback.ops.contract.requests import AuditQuery
-    from hopback.ops.contract.values import FailedMessage
     from hopback.sql.database import SqlDatabase
 
 

@@ -17,8 +17,14 @@ import msgspec
 
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.ops.contract.values import ACTIVE, AuditEntry, FailedMessage, JobState, Moment
-from hopback.ops.jobs.journal import PROCESS_LOST, ControlRequest, Forgotten, JobRecord
-from hopback.sql.database import RowRefused, placeholders
+from hopback.ops.jobs.journal import (
+    PROCESS_LOST,
+    ControlRequest,
+    Forgotten,
+    JobRecord,
+    JournalShare,
+)
+from hopback.sql.database import Execute, Row, RowRefused, SqlDatabase, placeholders
 from hopback.sql.sqlite import SqliteDatabase, sqlite_file
 
 if TYPE_CHECKING:
@@ -26,8 +32,6 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.ops.contract.requests import AuditQuery
-    from hopback.ops.jobs.journal import JournalShare
-    from hopback.sql.database import Execute, Row, SqlDatabase
 
 
 def _one_of(states: Iterable[JobState]) -> str:

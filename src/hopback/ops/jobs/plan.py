@@ -29,25 +29,33 @@ from hopback.ops.contract.requests import (
     GroupBy,
     JobKind,
     JobRequest,
+    Pace,
     RedriveRequest,
     Selection,
+    Settings,
+    Submission,
     TargetKind,
+    Who,
 )
 from hopback.ops.contract.values import (
+    Cost,
+    DeadLetter,
+    Group,
     JobPlan,
     LeftOutCount,
     LookProgress,
     Moment,
+    OnProgress,
     Price,
     ReachedQueue,
     WayCheck,
 )
-from hopback.ops.jobs.journal import JobSpec, SelectionSnapshot
+from hopback.ops.jobs.journal import JobRecord, JobSpec, Journal, SelectionSnapshot
 from hopback.ops.jobs.return_watch import stop_rule_text
 from hopback.ops.jobs.watch_time import WatchTimer
 from hopback.ops.messages.archive import check_writable
 from hopback.ops.messages.dead_letter import read_dead_letter
-from hopback.ops.messages.filters import PAYLOAD_BYTES, Judgement, parse_filter
+from hopback.ops.messages.filters import PAYLOAD_BYTES, Filter, Judgement, parse_filter
 from hopback.ops.messages.grouping import Grouping
 from hopback.ops.messages.patch import change_sample, patch_problem
 from hopback.policy.redrive import redrive_refusal
@@ -64,10 +72,6 @@ if TYPE_CHECKING:
     from hopback.ops.browse.session import BrowseSession, ChosenMessages
     from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.patch import ChangeSample
-    from hopback.ops.contract.requests import Pace, Settings, Submission, Who
-    from hopback.ops.contract.values import Cost, DeadLetter, Group, OnProgress
-    from hopback.ops.jobs.journal import JobRecord, Journal
-    from hopback.ops.messages.filters import Filter
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
 

@@ -82,6 +82,7 @@ from hopback.ops.jobs.cursor import (
     CountingCursor,
     CursorEvent,
     CursorState,
+    Table,
     mark_of,
 )
 from hopback.ops.jobs.journal import Checkpoint
@@ -91,7 +92,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopback.message import Delivery
-    from hopback.ops.jobs.cursor import Table
 
 
 _FOUND = frozenset({CursorState.TAKING, CursorState.STOPPED})

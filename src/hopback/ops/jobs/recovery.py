@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hopback.broker.supervise import Backoff
-from hopback.errors import HopbackError, UnsafeOperation
+from hopback.errors import BrokerError, HopbackError, UnsafeOperation
 from hopback.ops.brokers.consumers import (
     LOOK_TAG,
     browse_connection_name,
@@ -24,16 +24,14 @@ from hopback.ops.brokers.consumers import (
     look_connection_name,
 )
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.job_run import EndJob
+from hopback.ops.jobs.job_run import EndJob, JobRun
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from hopback.clock import Clock
-    from hopback.errors import BrokerError
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.jobs.job_run import JobRun
     from hopback.ops.jobs.journal import JobRecord
     from hopback.ops.jobs.plan import Planner
 

@@ -14,12 +14,12 @@ from msgspec import structs
 
 from hopback.errors import BrokerError
 from hopback.headers import timestamp
-from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.requests import JobKind, Pace
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.job_progress import SAVE_EVERY_S
-from hopback.ops.jobs.job_run import EndJob
+from hopback.ops.jobs.job_progress import SAVE_EVERY_S, JobProgress
+from hopback.ops.jobs.job_run import EndJob, JobRun
 from hopback.ops.jobs.publish_failure import is_away
-from hopback.ops.jobs.watch_time import WatchTimer, seconds_text
+from hopback.ops.jobs.watch_time import WatchTime, WatchTimer, seconds_text
 from hopback.text import count_of
 
 if TYPE_CHECKING:
@@ -27,12 +27,8 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.contract.requests import Pace
     from hopback.ops.jobs.arrivals import ArrivalCounter, Arrivals
     from hopback.ops.jobs.cursor_driver import CursorDriver
-    from hopback.ops.jobs.job_progress import JobProgress
-    from hopback.ops.jobs.job_run import JobRun
-    from hopback.ops.jobs.watch_time import WatchTime
 
 MEASURE_S = 10.0
 """Longest time, in seconds, for which a job counts arrivals before it sends its first message.

@@ -25,9 +25,9 @@ from hopback.errors import (
     StoreUnavailable,
 )
 from hopback.ops.brokers.consumers import job_connection_name
-from hopback.ops.browse.source import SessionSource
-from hopback.ops.contract.values import AuditEntry, Counts, JobState, Moment
-from hopback.ops.jobs.actions import action_of
+from hopback.ops.browse.source import SessionSource, Source
+from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Moment
+from hopback.ops.jobs.actions import Action, action_of
 from hopback.ops.jobs.arrivals import ArrivalCounter
 from hopback.ops.jobs.batch_reader import BatchReader
 from hopback.ops.jobs.completion_event import completion_event
@@ -37,7 +37,7 @@ from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
 from hopback.ops.jobs.job_run import EndJob, JobRun
-from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord
+from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord, JobSpec, Journal
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.recovery import Recovery, next_run
 from hopback.ops.jobs.return_watch import ReturnWatch
@@ -51,11 +51,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages, Holding
-    from hopback.ops.browse.source import Source
     from hopback.ops.contract.requests import Settings
-    from hopback.ops.contract.values import Job
-    from hopback.ops.jobs.actions import Action
-    from hopback.ops.jobs.journal import JobSpec, Journal
     from hopback.ops.jobs.plan import Planner
 
 

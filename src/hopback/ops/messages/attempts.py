@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.headers import (
-    Failure,
-    counter_in,
-)
+from hopback.headers import Failure, History, counter_in
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.headers import History
     from hopback.ops.brokers.discovery import DeadLetterQueue
 
 

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hopback.message import Properties, Received
+from hopback.message import Delivery, Properties, Received
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.message import Delivery
 
 BODY_BYTES = 64 * 1024
 """Largest decompressed body in bytes that is parsed to identify a message. Larger ones are not parsed."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.headers import (
+    Death,
     Failure,
+    History,
     clipped,
     counter_in,
     deaths,
@@ -28,16 +30,14 @@ from hopback.ops.messages.attempts import count_attempts
 from hopback.ops.messages.body import parse_content
 from hopback.ops.messages.digest import content_digest
 from hopback.ops.messages.envelope import read_envelope
-from hopback.ops.messages.frameworks import foreign_failure
+from hopback.ops.messages.frameworks import ForeignFailure, foreign_failure
 from hopback.ops.messages.plain import plain_text
 from hopback.ops.messages.tasks import read_task_call
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
-    from hopback.headers import Death, History
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.messages.frameworks import ForeignFailure
 
 
 _FAILURE_NAME = FAILURE.encode()

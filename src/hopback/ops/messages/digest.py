@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from hopback.fields import Timestamp
 from hopback.headers import (
     canonical_text,
 )
 from hopback.headers.names import is_broker_count
-from hopback.message import Properties
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hopback.message import Delivery
-
+from hopback.message import Delivery, Properties
 
 _HASHED_BYTES = (
     512 * 1024

@@ -9,13 +9,12 @@ from msgspec.structs import replace
 
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue
-from hopback.ops.contract.values import Moment
+from hopback.ops.contract.values import Group, Moment
 from hopback.ops.messages.grouping import Grouping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hopback.ops.contract.values import Group
 
 MOST_GROUPS = 200
 """Number of errors of one queue that are kept, the most frequent ones."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
@@ -28,8 +28,6 @@ from hopback.text import text_matches
 from hopback.topology.durations import parse_duration_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from hopback.message import Delivery
     from hopback.ops.contract.values import DeadLetter
 

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.errors import BadRequest
 from hopback.headers import clipped
 from hopback.ops.contract.requests import GroupBy
-from hopback.ops.contract.values import (
-    Group,
-    Moment,
-)
+from hopback.ops.contract.values import DeadLetter, Group, Moment
 from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
 from hopback.ops.messages.filters import value_in
 from hopback.ops.messages.plain import plain_text
@@ -19,7 +16,6 @@ from hopback.ops.messages.plain import plain_text
 if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.contract.values import DeadLetter
 
 
 _KEY_BYTES = 255  # bytes of a key. Longer values with the same beginning are one group.

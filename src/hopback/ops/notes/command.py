@@ -9,17 +9,15 @@ import click
 
 from hopback.cli.terminal import table
 from hopback.ops.cli.dlq_print import ago, form_option, output
-from hopback.ops.cli.where import complete_queue, where_options, with_dead_letters
+from hopback.ops.cli.where import Where, complete_queue, where_options, with_dead_letters
 from hopback.ops.contract.codec import convert
-from hopback.ops.notes.values import NewFilter, NewNote
+from hopback.ops.notes.values import GroupNote, NewFilter, NewNote, SavedFilter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopback.ops.cli.where import Where
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.values import AuditEntry
-    from hopback.ops.notes.values import GroupNote, SavedFilter
 
 _queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 

@@ -12,13 +12,12 @@ from hopback.ops.contract.roles import Principal, Role
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.auth import forbidden
 from hopback.ops.notes.values import GroupNotes, NewFilter, NewNote
-from hopback.ops.page.pages import Pages, see_other
+from hopback.ops.page.pages import Pages, Visit, see_other
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.page.pages import Visit
 
 NOTES = ApiTable()
 """The endpoints of notes."""

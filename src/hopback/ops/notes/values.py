@@ -14,16 +14,14 @@ from msgspec import Meta, Struct
 
 from hopback.errors import BadRequest, NoSuch
 from hopback.ops.contract.codec import encode, from_json
-from hopback.ops.contract.requests import AuditQuery
-from hopback.ops.contract.values import Moment
+from hopback.ops.contract.requests import AuditQuery, Who
+from hopback.ops.contract.values import AuditEntry, Moment
 from hopback.ops.messages.filters import parse_filter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hopback.clock import Clock
-    from hopback.ops.contract.requests import Who
-    from hopback.ops.contract.values import AuditEntry
     from hopback.ops.jobs.journal import Journal
 
 _MOST_NOTES = 200  # notes of one queue, so that a page can show them. Further notes are refused.

@@ -20,7 +20,14 @@ from msgspec import structs
 
 from hopback.extras import needs
 from hopback.ops.http.problems import Refused
-from hopback.ops.http.tokens import BadToken, Jwks, JwtSettings, TokenReader, is_safe_address
+from hopback.ops.http.tokens import (
+    BadToken,
+    GrantSettings,
+    Jwks,
+    JwtSettings,
+    TokenReader,
+    is_safe_address,
+)
 from hopback.ops.oidc.provider import Provider, ProviderRefusal, shorten
 from hopback.ops.oidc.sessions import OidcSession, OidcSessions
 
@@ -36,7 +43,6 @@ if TYPE_CHECKING:
 
     from hopback.clock import Clock
     from hopback.ops.contract.roles import Principal
-    from hopback.ops.http.tokens import GrantSettings
     from hopback.ops.oidc.settings import OidcSettings
     from hopback.sql.database import SqlDatabase
 

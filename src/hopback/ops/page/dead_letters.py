@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed, StoreDamaged
 from hopback.fields import Timestamp
@@ -35,11 +35,11 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.search import SearchRequest
-from hopback.ops.contract.surveys import SurveyProgress
-from hopback.ops.contract.values import Page
+from hopback.ops.contract.surveys import ErrorOverview, SurveyProgress
+from hopback.ops.contract.values import Group, OnProgress, Page, QueueSummary, SessionView
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, changes_of_board, page_search_events
-from hopback.ops.http.overview import Insight, read_all
+from hopback.ops.http.overview import Insight, Swept, read_all
 from hopback.ops.http.problems import Refused, refusal_of, trouble_title
 from hopback.ops.messages.diff import diff_lines
 from hopback.ops.messages.filters import parse_filter
@@ -51,22 +51,16 @@ from hopback.ops.messages.plain import (
     pretty_json,
 )
 from hopback.ops.page.errors import visible_errors
-from hopback.ops.page.pages import Pages, form_target, in_time, see_other
+from hopback.ops.page.pages import Pages, Visit, form_target, in_time, see_other
 from hopback.ops.page.rendering import Form, clock_words, payload_of, visible
 from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from starlette.responses import Response
-
     from hopback.message import Delivery
-    from hopback.ops.contract.surveys import ErrorOverview
-    from hopback.ops.contract.values import Group, OnProgress, QueueSummary, SessionView
-    from hopback.ops.http.overview import Swept
     from hopback.ops.http.services import Services
     from hopback.ops.notes.values import GroupNote
-    from hopback.ops.page.pages import Visit
 
 _LOG = logging.getLogger("hopback.ops.http")
 

@@ -13,13 +13,12 @@ from msgspec import structs
 from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
 from hopback.ops.contract.roles import Role
 from hopback.ops.http.problems import Refused
-from hopback.ops.page.pages import Pages
+from hopback.ops.page.pages import Pages, Visit
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue, SurveyedQueue
-    from hopback.ops.page.pages import Visit
 
 ERROR_PAGES = Pages()
 

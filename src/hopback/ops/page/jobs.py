@@ -28,6 +28,7 @@ from hopback.ops.contract.requests import (
     RAMP,
     DiscardRequest,
     GroupBy,
+    JobRequest,
     Pace,
     RedriveRequest,
     Selection,
@@ -36,11 +37,11 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.search import SearchRequest
-from hopback.ops.contract.values import JobState, Price
+from hopback.ops.contract.values import Job, JobState, OnProgress, Price
 from hopback.ops.http.events import changes_of_job, page_search_events
 from hopback.ops.http.problems import Refused, refusal_of
 from hopback.ops.jobs.return_watch import MEASURE_S
-from hopback.ops.page.pages import Pages, form_target, in_time, release_look, see_other
+from hopback.ops.page.pages import Pages, Visit, form_target, in_time, release_look, see_other
 from hopback.ops.page.rendering import visible
 from hopback.text import count_of
 
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    from hopback.ops.contract.requests import JobRequest
-    from hopback.ops.contract.values import Job, OnProgress
-    from hopback.ops.page.pages import Visit
 
 _UNDER_WAY = (JobState.RUNNING, JobState.PAUSED)
 _AT_ONCE = 2000

@@ -16,14 +16,14 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from hopback.errors import BadRequest
 from hopback.ops.contract.codec import convert
 from hopback.ops.contract.options import StructT, options_of
-from hopback.ops.contract.queue_rules import NO_QUEUE
+from hopback.ops.contract.queue_rules import NO_QUEUE, QueueRule
 from hopback.ops.contract.requests import Target, TargetKind
 from hopback.ops.http.api import PathRoute
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, LongWork, page_work_events
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import Refused, refusal_of
-from hopback.ops.http.services import NOBODY
+from hopback.ops.http.services import NOBODY, Services
 from hopback.ops.page.rendering import visible
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from starlette.routing import Route
     from starlette.types import ASGIApp
 
-    from hopback.ops.contract.queue_rules import QueueRule
     from hopback.ops.contract.roles import Principal, Role
     from hopback.ops.contract.values import OnProgress
-    from hopback.ops.http.services import Services
     from hopback.ops.operations import Operations
 
 _SECTIONS = ("/jobs", "/alerts", "/topology", "/checks", "/audit", "/you")

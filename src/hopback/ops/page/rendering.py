@@ -21,11 +21,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hopback.headers import timestamp
-from hopback.ops.alerts.values import AlertKind
+from hopback.ops.alerts.values import AlertKind, AlertRule
 from hopback.ops.contract.options import options_of
 from hopback.ops.contract.requests import RedriveRequest
 from hopback.ops.contract.roles import Role
-from hopback.ops.contract.values import HELD_BACK
+from hopback.ops.contract.values import HELD_BACK, AuditEntry, TargetChoice
 from hopback.ops.messages.body import find_packing, is_msgpack, unpack_body
 from hopback.ops.messages.plain import plain_payload, plain_text, pretty_json
 from hopback.text import size_text
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hopback.message import Delivery
-    from hopback.ops.alerts.values import AlertRule
     from hopback.ops.contract.surveys import TrendSample
-    from hopback.ops.contract.values import AuditEntry, TargetChoice
 
 # Of the small line, in the units of its viewBox.
 _SPARK_WIDTH = 100.0
