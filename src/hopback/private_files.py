@@ -48,10 +48,14 @@ def private_folder(path: Path) -> Path:
 
 
 def control_socket(port: int) -> Path:
-    """The Unix socket on which the service with this HTTP port takes commands.
+    """Return the path of the Unix socket on which the service with this HTTP port takes commands."""
+    return runtime_folder() / f"{port}.sock"
 
-    Its folder belongs to the user of the process and no other user can enter it. PermissionError if
-    the folder exists and is not like that.
+
+def runtime_folder() -> Path:
+    """Return the folder of this user's running processes. No other user can enter it.
+
+    Raise PermissionError if the folder exists and other users own it or can enter it.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = (
@@ -65,4 +69,4 @@ def control_socket(port: int) -> Path:
             f"expected {folder} to belong to user {os.getuid()} with mode 0700, "
             f"got user {found.st_uid} with mode {found.st_mode & 0o7777:04o}: remove it"
         )
-    return folder / f"{port}.sock"
+    return folder

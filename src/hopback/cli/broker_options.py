@@ -28,8 +28,6 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 EMBEDDED = "embedded"
 """The value of --broker for a broker inside the process."""
-LOCAL_BROKER = "amqp://guest:guest@127.0.0.1:5672/"
-"""The default address of RabbitMQ. `--broker embedded` listens here if the port is free."""
 
 
 @dataclass(frozen=True, slots=True)

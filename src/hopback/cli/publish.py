@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.broker_options import LOCAL_BROKER, rabbitmq
+from hopback.cli.broker_options import EMBEDDED, rabbitmq
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import header_pairs
 from hopback.errors import ConnectionLost, PublishFailed
@@ -31,10 +31,10 @@ _LONGEST_LINE = 128 * 1024 * 1024
 @click.option(
     "--broker",
     envvar="HOPBACK_BROKER",
-    default=LOCAL_BROKER,
-    show_default=True,
+    default=EMBEDDED,
     metavar="URL",
-    help="amqp(s):// address. HOPBACK_BROKER keeps it out of process lists.",
+    help="amqp(s):// address. HOPBACK_BROKER keeps it out of process lists. Default: the broker of"
+    " `hopback run --broker embedded` in this directory.",
 )
 @click.option("--message-id", metavar="ID", help="Message id. Default: a new one per message.")
 @click.option("--type", "message_type", metavar="NAME", help="Message type.")
@@ -88,6 +88,10 @@ def publish(
         )
         for number, line in enumerate(lines, 1)
     )
+    if broker == EMBEDDED:
+        from hopback.cli.embedded import find_embedded
+
+        broker = find_embedded()
     place = key if not exchange else f"{exchange} with key {key}"
     asyncio.run(_publish(broker, messages, place))
     return Exit.OK

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import click
 
 from hopback.broker.declare import Ownership
 from hopback.broker.management import Management, ManagementAddress, virtual_host
-from hopback.cli.broker_options import LOCAL_BROKER, rabbitmq
+from hopback.cli.broker_options import rabbitmq
 from hopback.cli.log import open_log
 from hopback.cli.options import cannot_listen, url_host
 from hopback.cli.signals import Stopper, listen_to_signals
@@ -34,7 +33,6 @@ from hopback.runtime.quarantine import Survivor
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.runtime.watchdog import ThreadEndpoint, Watchdog
-from hopback.text import one_line as safe
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -113,22 +111,10 @@ async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> Rab
     """Return the broker of --broker. `embedded` starts one that ends with this process."""
     if not settings.embedded:
         return rabbitmq(settings.broker)
-    from hopback.broker.server import BrokerServer, ServerSettings
+    from hopback.cli.embedded import embedded_broker
 
-    server = BrokerServer(ServerSettings(http_port=None))
-    try:
-        await server.start()
-    except OSError:  # the port is in use, perhaps by RabbitMQ
-        server = BrokerServer(ServerSettings(port=0, http_port=None))
-        await server.start()
-    stack.push_async_callback(server.stop)
-    url = server.url.replace("amqp://", "amqp://guest:guest@") + "/"
     queue = next(iter(app.handlers), "QUEUE")
-    option = "" if url == LOCAL_BROKER else f" --broker {url}"
-    click.echo(f"The broker of this process, in memory: {url}")
-    click.echo(safe(f"Publish from another terminal: hopback publish {queue} '{{}}'{option}"))
-    sys.stdout.flush()
-    return rabbitmq(url)
+    return rabbitmq(await stack.enter_async_context(embedded_broker(queue)))
 
 
 def _metrics(settings: RunSettings) -> Metrics | None:

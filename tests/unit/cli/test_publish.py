@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import select
+import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +19,7 @@ from hopback.cli.app import run
 from hopback.testing.threads import BrokerThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from hopback.broker.embedded import StoredMessage
@@ -118,25 +121,54 @@ async def handle(order: dict) -> None:
 """
 
 
-def test_the_embedded_broker_of_a_run_can_be_reached(tmp_path: Path) -> None:
-    """It says where, with the command that publishes; what is published there is handled."""
+def test_publish_finds_the_embedded_broker_of_its_directory_where_port_5672_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "shop.py").write_text(_APP)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.delenv("HOPBACK_BROKER", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-m", "hopback", "run", "shop:app", "--broker", "embedded"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    with _foreign_broker() as was_contacted:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as running:
+            try:
+                assert running.stdout is not None
+                assert running.stderr is not None
+                first, second = running.stdout.readline(), running.stdout.readline()
+                (url,) = re.findall("amqp://guest:guest@127.0.0.1:[0-9]+/", first)
+                assert second.endswith(": hopback publish orders '{}'\n")
+                while "consumer.started" not in running.stderr.readline():
+                    pass
+                assert run(["publish", "orders", '{"id": 7}', "--broker", url]) == 0
+                assert running.stdout.readline() == "handled 7\n"
+                assert run(["publish", "orders", '{"id": 8}']) == 0
+                assert running.stdout.readline() == "handled 8\n"
+                monkeypatch.chdir("elsewhere")
+                assert run(["publish", "orders", '{"id": 9}']) == 7
+                monkeypatch.chdir(tmp_path)
+            finally:
+                running.terminate()
+                told, _ = running.communicate()
+        assert told == "Stopped. 2 deliveries settled.\n"
+        assert running.returncode == 0
+        capsys.readouterr()
+        assert run(["publish", "orders", '{"id": 9}']) == 7
+        assert f"runs in {tmp_path}" in capsys.readouterr().err
+        assert not was_contacted()
+
+
+@contextmanager
+def _foreign_broker() -> Iterator[Callable[[], bool]]:
+    """Occupy the default port of RabbitMQ. Yield a check for connections to it."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            assert running.stdout is not None
-            assert running.stderr is not None
-            first, second = running.stdout.readline(), running.stdout.readline()
-            (url,) = re.findall("amqp://guest:guest@127.0.0.1:[0-9]+/", first)
-            assert "hopback publish orders '{}'" in second
-            while "consumer.started" not in running.stderr.readline():
-                pass
-            assert run(["publish", "orders", '{"id": 7}', "--broker", url]) == 0
-            assert running.stdout.readline() == "handled 7\n"
-        finally:
-            running.terminate()
-            told, _ = running.communicate()
-    assert told == "Stopped. 1 deliveries settled.\n"
-    assert running.returncode == 0
+            listener.bind(("127.0.0.1", 5672))
+        except OSError:  # another program occupies it
+            yield lambda: False
+            return
+        listener.listen()
+        yield lambda: bool(select.select([listener], [], [], 0)[0])

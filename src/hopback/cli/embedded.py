@@ -1,0 +1,95 @@
+"""The broker of `hopback run --broker embedded`, and how `hopback publish` finds it.
+
+`run` writes the broker's address to a file of this user and directory, and keeps the file locked.
+The kernel releases the lock when the process ends. The address in a file that is not locked is
+stale: another program may use its port now.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hopback.cli.broker_options import EMBEDDED
+from hopback.cli.exits import CommandFailed, Exit
+from hopback.private_files import runtime_folder
+from hopback.text import one_line as safe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import TextIO
+
+
+@asynccontextmanager
+async def embedded_broker(queue: str = "QUEUE") -> AsyncIterator[str]:
+    """Run a broker in this process and print how to publish to `queue`. Yield its address."""
+    from hopback.broker.server import BrokerServer, ServerSettings
+
+    server = BrokerServer(ServerSettings(http_port=None))
+    try:
+        await server.start()
+    except OSError:  # the port is in use, perhaps by RabbitMQ
+        server = BrokerServer(ServerSettings(port=0, http_port=None))
+        await server.start()
+    url = server.url.replace("amqp://", "amqp://guest:guest@") + "/"
+    announced = _announce(url)
+    option = "" if announced else f" --broker {url}"
+    command = f"hopback publish {queue} '{{}}'{option}"
+    click.echo(f"The broker of this process, in memory: {url}")
+    click.echo(safe(f"Publish from another terminal in this directory: {command}"))
+    sys.stdout.flush()
+    try:
+        yield url
+    finally:
+        if announced:
+            announced.close()
+        await server.stop()
+
+
+def find_embedded() -> str:
+    """Return the address of the embedded broker that runs in this directory."""
+    try:
+        with _address_file().open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:  # its process is alive
+                return file.read()
+    except OSError:  # no such file, or a folder that other users can enter
+        pass
+    raise CommandFailed(
+        f"no `hopback run --broker {EMBEDDED}` of this user runs in {Path.cwd()}",
+        do="Start it in this directory, or name a broker with --broker URL or HOPBACK_BROKER.",
+        code=Exit.UNREACHABLE,
+    )
+
+
+def _announce(url: str) -> TextIO | None:
+    """Write the address for this directory. Return the locked file.
+
+    Return None if another process has announced its broker, or if the folder cannot be used.
+    """
+    try:
+        file = os.fdopen(os.open(_address_file(), os.O_RDWR | os.O_CREAT, 0o600), "w")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(url)
+    file.flush()
+    return file
+
+
+def _address_file() -> Path:
+    directory = sha256(os.fsencode(Path.cwd())).hexdigest()
+    return runtime_folder() / f"broker-{directory[:32]}"
