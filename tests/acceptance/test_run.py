@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -302,5 +303,21 @@ def test_a_changed_file_restarts_the_application(
         (folder / "shop.py").write_text(_SHOP.replace("handling", "changed"))
         service.until(lambda: len(service.said("consumer.started")) == 2)
         _publish(amqp_url, "work")
+        service.until(lambda: "changed work" in service.out)
+        assert service.end(signal.SIGTERM) == 0
+
+
+def test_a_reload_keeps_the_embedded_broker_and_its_messages(
+    installed: Installed, folder: Path
+) -> None:
+    options = ("--broker", "embedded", "--reload")
+    with running(installed, folder, "shop:app", *options) as service:
+        service.until(lambda: len(service.said("consumer.started")) == 1)
+        (url,) = re.findall(r"amqp://\S+", service.out)
+        (folder / "shop.py").write_text("1 / 0\n")
+        service.until(lambda: "ZeroDivisionError" in service.err)
+        _publish(url, "work")
+        assert _waiting(url) == 1
+        (folder / "shop.py").write_text(_SHOP.replace("handling", "changed"))
         service.until(lambda: "changed work" in service.out)
         assert service.end(signal.SIGTERM) == 0

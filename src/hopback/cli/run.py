@@ -6,14 +6,14 @@ import asyncio
 import atexit
 import os
 import sys
-from dataclasses import asdict
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hopback.cli.app_loading import load_app
-from hopback.cli.broker_options import EMBEDDED
 from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.cli.options import HttpAddress, log_format_option
@@ -100,11 +100,7 @@ def run(**options: Any) -> int:
     or 3 if a handler was interrupted or a message could not be settled, or 130 after a second signal.
     """
     settings = RunSettings(**options)
-    if settings.processes > 1 or settings.reload:
-        if settings.embedded:
-            raise click.UsageError(
-                f"--broker {EMBEDDED} runs in one process: do not use --processes or --reload with it."
-            )
+    if settings.parent is None and (settings.processes > 1 or settings.reload):
         supervisor, forced = asyncio.run(_supervise(settings))
         reports = supervisor.reports
         left = [one for report in reports for one in report.get("left", ())]
@@ -185,18 +181,23 @@ def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
 
 
 async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
+    from hopback.cli.embedded import embedded_broker
     from hopback.cli.run_service import log_of
     from hopback.cli.signals import Stopper, listen_to_signals
     from hopback.runtime.processes import Changes, Supervisor
 
     log_of(settings, {})
-    supervisor = Supervisor(
-        settings.processes,
-        settings.command,
-        settings.environment(),
-        changes=Changes(Path.cwd()) if settings.reload else None,
-    )
-    stopper = Stopper(supervisor.stop)
-    listen_to_signals(stopper)
-    await supervisor.run()
+    async with AsyncExitStack() as stack:
+        if settings.embedded:  # the broker is in this process, so that it survives its workers
+            url = await stack.enter_async_context(embedded_broker())
+            settings = replace(settings, broker=url, management=None)
+        supervisor = Supervisor(
+            settings.processes,
+            settings.command,
+            settings.environment(),
+            changes=Changes(Path.cwd()) if settings.reload else None,
+        )
+        stopper = Stopper(supervisor.stop)
+        listen_to_signals(stopper)
+        await supervisor.run()
     return supervisor, stopper.forced

@@ -60,7 +60,5 @@ class RunSettings:
         ]
 
     def environment(self) -> dict[str, str]:
-        own = {"HOPBACK_BROKER": self.broker}
-        if self.management is not None:
-            own["HOPBACK_MANAGEMENT"] = self.management
+        own = {"HOPBACK_BROKER": self.broker, "HOPBACK_MANAGEMENT": self.management or ""}
         return {**os.environ, **own}

@@ -181,8 +181,6 @@ def _option(command: list[str], name: str) -> str:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--processes", "2", "--broker", "embedded"], "runs in one process"),
-        (["--reload", "--broker", "embedded"], "runs in one process"),
         (["--processes", "0", "--broker", "embedded"], "--processes"),
         (["--concurrency", "0", "--broker", "embedded"], "--concurrency"),
         (["--http", "http", "--broker", "embedded"], "expected PORT or HOST:PORT"),
@@ -198,7 +196,7 @@ def test_options_that_make_no_sense_leave_with_2(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The broker in the process is one process; numbers have limits; a broker must be named."""
+    """Numbers have limits. A broker must be named."""
     monkeypatch.delenv("HOPBACK_BROKER", raising=False)
     (folder / "loaded_shop.py").write_text(_APP)
     assert run(["run", "loaded_shop:app", *options]) == 2
