@@ -84,19 +84,19 @@ class Parts:
         self.taken: dict[str, set[str]] = {service: set() for service in _BUS_SERVICES}
         folder.mkdir(parents=True, exist_ok=True)
         for part in load_system(name).parts:
-            label = part.target.rpartition(":")[2]
+            label = part.target.rpartition(":")[2].removeprefix("create_")
             label = part.target.split(".")[-1].split(":")[0] if label == "app" else label
             if label != "dead_letters":
                 self.ports[label] = _free_port()
         if "sample" in self.ports:
             settings = {**settings, "RECEIVER_URL": f"http://127.0.0.1:{self.ports['sample']}"}
         for part in load_system(name).parts:
-            label = part.target.rpartition(":")[2]
+            label = part.target.rpartition(":")[2].removeprefix("create_")
             label = part.target.split(".")[-1].split(":")[0] if label == "app" else label
             if label == "dead_letters":
                 continue  # started by hand
             port = str(self.ports[label])
-            words = ["uvicorn", part.target, "--port", port, "--no-access-log"]
+            words = [*part.command.split(), "--port", port, "--no-access-log"]
             if not part.is_web:
                 words = ["hopback", "run", part.target, "--http", port, "--log-level", "error"]
                 words += _ACCEPT if name == "ratatoskr" else ()

@@ -45,7 +45,7 @@ def test_the_raffle_runs_as_processes_of_its_own(
         "HARDENED": "yes",
     }
     consumer = ("hopback", "run", "hopback.systems.raffle.parts:consumer", "--http", "0")
-    web = ("uvicorn", "hopback.systems.raffle.parts:web", "--port", "0")
+    web = ("uvicorn", "--factory", "hopback.systems.raffle.parts:create_web", "--port", "0")
     with (
         started(tmp_path / "consumer", *consumer, **settings) as consuming,
         started(tmp_path / "web", *web, **settings) as serving,

@@ -39,7 +39,7 @@ _GOOD: dict[str, tuple[str, Any, str]] = {
 
 
 @asynccontextmanager
-async def _web(
+async def open_web(
     name: str, database: str, broker: EmbeddedBroker | None = None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, EmbeddedBroker]]:
     """The web part of a system alone, on a broker that has nothing."""
@@ -63,7 +63,7 @@ async def _web(
 async def test_the_web_part_may_start_first(name: str, tmp_path: Path) -> None:
     """It declares the topology itself: what is published before any consumer ran waits for it."""
     path, body, queue = _GOOD[name]
-    async with _web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
+    async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
         answer = await client.post(path, json=body)
         assert answer.status_code in (200, 202), answer.text
         assert len(broker.snapshot().queue(queue).messages) == 1
@@ -92,7 +92,7 @@ async def test_what_cannot_be_encoded_is_the_clients_to_correct(
     name: str, path: str, headers: dict[str, str], body: Any, tmp_path: Path
 ) -> None:
     """400 with words, never a 503 that asks to try the same again."""
-    async with _web(name, f"sqlite:///{tmp_path}/x.db") as (client, _):
+    async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, _):
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         raw = [(key.encode(), value.encode()) for key, value in headers.items()]
         answer = await client.post(path, headers=raw, **content)
@@ -113,7 +113,7 @@ async def test_a_nul_in_an_address_is_no_trouble_of_the_database(
     name: str, path: str, database_url: str
 ) -> None:
     """PostgreSQL has no room for one: 400, not "the database cannot be reached"."""
-    async with _web(name, database_url) as (client, _):
+    async with open_web(name, database_url) as (client, _):
         answer = await client.get(path)
         assert (answer.status_code, "error" in answer.json()) == (400, True)
 
@@ -125,7 +125,7 @@ async def test_a_broker_that_is_away_has_got_nothing(name: str, tmp_path: Path) 
     path, body, _ = _GOOD[name]
     broker = EmbeddedBroker()
     broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
-    async with _web(name, f"sqlite:///{tmp_path}/x.db", broker) as (client, _):
+    async with open_web(name, f"sqlite:///{tmp_path}/x.db", broker) as (client, _):
         away = await client.post(path, json=body)
         assert away.status_code == 503
         assert "nothing was sent" in away.json()["error"]
@@ -147,7 +147,7 @@ async def test_an_answer_that_never_came_tells_the_key_to_send_it_again_with(
 ) -> None:
     """It may have been stored, and here it was: the second message has the id of the first."""
     path, body, queue = _GOOD[name]
-    async with _web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
+    async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
         assert (await client.post(path, json=body)).status_code in (200, 202)
         broker.faults.inject(Fault.CUT_AFTER_PUBLISH)
         doubtful = await client.post(path, json=body)
@@ -164,7 +164,7 @@ async def test_an_answer_that_never_came_tells_the_key_to_send_it_again_with(
 @in_virtual_time
 async def test_an_exchange_that_was_deleted_is_named_as_what_it_is(tmp_path: Path) -> None:
     """Nothing was stored, and the command that repairs it is told."""
-    async with _web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, broker):
+    async with open_web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, broker):
         assert (await client.post("/api/v1/users", json=_USER)).status_code == 200
         connection = await broker.connect("somebody")
         channel = await connection.open_channel()
@@ -179,7 +179,7 @@ async def test_an_exchange_that_was_deleted_is_named_as_what_it_is(tmp_path: Pat
 @in_virtual_time
 async def test_a_user_sent_again_under_a_key_has_one_id(tmp_path: Path) -> None:
     """The same key and user give the same id; another user under that key has one of its own."""
-    async with _web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, _):
+    async with open_web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, _):
 
         async def created(key: str, **user: str) -> str:
             answer = await client.post(

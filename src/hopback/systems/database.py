@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import inspect, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from hopback import SystemClock
 from hopback.store import migrate, open_database, transaction
@@ -57,6 +58,15 @@ class Database:
     async def row(self, query: Executable) -> Mapping[str, Any] | None:
         """The first row that a query finds, or None."""
         return next(iter(await self.rows(query)), None)
+
+    async def check(self) -> str | None:
+        """Return the reason why the database cannot be used now, or None."""
+        try:
+            async with self.engine.connect() as connection:
+                await connection.execute(text("SELECT 1"))
+        except (SQLAlchemyError, OSError) as error:
+            return f"the database does not answer: {type(error).__name__}"
+        return None
 
     @asynccontextmanager
     async def lifespan(self, _application: object = None) -> AsyncIterator[None]:

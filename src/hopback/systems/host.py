@@ -47,14 +47,17 @@ class Part:
     """A part that can run as a process of its own: handlers, or a web application."""
 
     target: str
-    """`module:attribute` of an `App`, or of a web application."""
+    """`module:attribute` of an `App`, of a web application, or of a function `create_…` that returns one."""
     summary: str
     is_web: bool = False
 
     @property
     def command(self) -> str:
         """The command that runs it; the broker and the settings come from the environment."""
-        return f"uvicorn {self.target}" if self.is_web else f"hopback run {self.target}"
+        if not self.is_web:
+            return f"hopback run {self.target}"
+        option = "--factory " if ":create_" in self.target else ""
+        return f"uvicorn {option}{self.target}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.broker import Broker
+    from hopback.systems.language import Language
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
@@ -54,6 +55,13 @@ class Variables:
         if text not in _YES | _NO:
             self._expected(name, "yes or no")
         return text in _YES
+
+    def language(self, name: str) -> Language:
+        """The default language of answers, `en` or `pt`. Unset is English."""
+        text = self.text(name, "en").lower()
+        if text not in ("en", "pt"):
+            self._expected(name, "en or pt")
+        return "pt" if text == "pt" else "en"
 
     def refuse(self, name: str, expected: str) -> None:
         """Note that a variable is not what it has to be."""

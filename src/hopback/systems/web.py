@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
 from hopback import Publisher
@@ -39,6 +40,8 @@ from hopback.errors import (
     Returned,
     TopologyError,
 )
+from hopback.systems.language import in_language
+from hopback.systems.web_health import RequestMiddleware, WebHealth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
     from hopback import Message
     from hopback.broker import Broker, OnState
+    from hopback.systems.language import Language
+    from hopback.systems.web_health import Check
     from hopback.topology import Topology
 
 _LOG = logging.getLogger("hopback.systems")
@@ -75,11 +80,22 @@ class RequestRefused(HTTPException):
 def web_application(
     routes: Sequence[BaseRoute],
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
+    *,
+    checks: Mapping[str, Check] | None = None,
+    languages: Sequence[Language] = ("en",),
 ) -> Starlette:
-    """An application whose errors are JSON, as the table above has them."""
+    """Return an application with the errors of the table above as JSON.
+
+    It also has health, readiness and metrics (`web_health`). `checks` are the conditions of readiness by
+    name. `languages` are the languages of its answers, the default first (`language`).
+    """
+    health = WebHealth(checks or {})
+    every = [*health.routes, *routes]
+    around = Middleware(RequestMiddleware, health=health, routes=every, languages=languages)
     return Starlette(
-        routes=routes,
+        routes=every,
         lifespan=lifespan,
+        middleware=[around],
         exception_handlers={
             HTTPException: _refused,
             InvalidMessage: _unfit,
@@ -108,13 +124,19 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MOST_BYTES:
-            raise RequestRefused(f"expected a body of at most {_MOST_BYTES} bytes", 413)
+            raise RequestRefused(
+                in_language(
+                    f"expected a body of at most {_MOST_BYTES} bytes",
+                    f"esperado um corpo de no máximo {_MOST_BYTES} bytes",
+                ),
+                413,
+            )
     try:
         found = json.loads(body or b"{}", parse_constant=_no_number)
     except (ValueError, RecursionError):
-        raise RequestRefused("expected a JSON object, got something that is no JSON") from None
+        raise RequestRefused(_no_object("invalid JSON", "JSON inválido")) from None
     if not isinstance(found, dict):
-        raise RequestRefused(f"expected a JSON object, got {type(found).__name__}")
+        raise RequestRefused(_no_object(type(found).__name__, type(found).__name__))
     # Refuse text at any depth that cannot be encoded or stored. The error names the top-level
     # field.
     waiting = [(str(name), value) for name, value in found.items()]
@@ -127,21 +149,48 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
             waiting += [(name, inner) for inner in value]
         elif isinstance(value, str) and _SURROGATE.search(value):
             shown = _SURROGATE.sub("?", name)
-            raise RequestRefused(f"{shown}: expected text, got half of a surrogate pair")
+            raise RequestRefused(
+                in_language(
+                    f"{shown}: expected text, got half of a surrogate pair",
+                    f"{shown}: esperado texto, recebida metade de um par substituto",
+                )
+            )
         elif isinstance(value, str) and not with_nul and "\x00" in value:
-            raise RequestRefused(f"{name}: expected text without NUL (\\u0000)")
+            raise RequestRefused(
+                in_language(
+                    f"{name}: expected text without NUL (\\u0000)",
+                    f"{name}: esperado texto sem NUL (\\u0000)",
+                )
+            )
     return found
 
 
+def _no_object(english: str, portuguese: str) -> str:
+    return in_language(
+        f"expected a JSON object, got {english}",
+        f"esperado um objeto JSON, recebido {portuguese}",
+    )
+
+
 def _no_number(name: str) -> NoReturn:
-    raise RequestRefused(f"expected JSON, got {name}, which JSON does not have")
+    raise RequestRefused(
+        in_language(
+            f"expected JSON, got {name}, which JSON does not have",
+            f"esperado JSON, recebido {name}, que não existe em JSON",
+        )
+    )
 
 
 def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
     """Return a text field of a body. RequestRefused names a missing or too long field."""
     found = body.get(name)
     if not isinstance(found, str) or not found.strip() or len(found) > most or "\x00" in found:
-        raise RequestRefused(f"{name}: expected text of 1 to {most} characters")
+        raise RequestRefused(
+            in_language(
+                f"{name}: expected text of 1 to {most} characters",
+                f"{name}: esperado texto de 1 a {most} caracteres",
+            )
+        )
     return found.strip()
 
 
@@ -151,16 +200,24 @@ def short_text(text: str, name: str) -> str:
     """
     size = len(text.encode())
     if size > _SHORT_BYTES:
-        raise RequestRefused(f"{name}: expected at most {_SHORT_BYTES} bytes, got {size}")
+        raise RequestRefused(
+            in_language(
+                f"{name}: expected at most {_SHORT_BYTES} bytes, got {size}",
+                f"{name}: esperados no máximo {_SHORT_BYTES} bytes, recebidos {size}",
+            )
+        )
     return text
 
 
 def idempotency_key(request: Request) -> str | None:
-    """The client's own key for this request: sent again under the same key, it has one effect."""
+    """Return the client's key of this request. Requests with the same key have one effect."""
     found: str | None = request.headers.get("idempotency-key")
     if found is not None and not _KEY.fullmatch(found):
         raise RequestRefused(
-            "Idempotency-Key: expected 1 to 128 letters, digits and signs of ASCII"
+            in_language(
+                "Idempotency-Key: expected 1 to 128 letters, digits and signs of ASCII",
+                "Idempotency-Key: esperados de 1 a 128 letras, dígitos e sinais ASCII",
+            )
         )
     return found
 
@@ -173,9 +230,14 @@ async def publish(publisher: TopologyPublisher, message: Message) -> None:
         if isinstance(error.__cause__, NotFound):
             raise
         _LOG.error("message %s may have been stored: %s", message.properties.message_id, error)
+        key = f"`Idempotency-Key: {message.properties.message_id}`"
         raise RequestRefused(
-            "the broker did not answer: it may have been stored. Send it again with the header"
-            f" `Idempotency-Key: {message.properties.message_id}`; it then has one effect",
+            in_language(
+                "the broker did not answer: it may have been stored. Send it again with the header"
+                f" {key}, then it has one effect",
+                "o broker não respondeu: talvez tenha sido armazenado. Envie de novo com o"
+                f" cabeçalho {key}, assim só terá efeito uma vez",
+            ),
             503,
             _AGAIN,
         ) from error
@@ -183,46 +245,72 @@ async def publish(publisher: TopologyPublisher, message: Message) -> None:
 
 async def _refused(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it alone
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    detail = error.detail
+    if not isinstance(error, RequestRefused) and error.status_code in (404, 405):
+        # The router's own answer.
+        detail = (
+            in_language("no such path", "caminho inexistente")
+            if error.status_code == 404
+            else in_language("method not allowed", "método não permitido")
+        )
+    return JSONResponse({"error": detail}, error.status_code, error.headers)
 
 
 async def _unfit(request: Request, error: Exception) -> JSONResponse:
     """Answer an unforeseen error. It is only logged, because its text may quote the client's data."""
     _LOG.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    into = "a row of the database" if isinstance(error, DataError) else "a message"
-    detail = f"something in the request cannot be put into {into}: too long, or no plain text"
+    detail = in_language(
+        "a value of the request cannot be stored: expected shorter, plain text",
+        "um valor da requisição não pode ser armazenado: esperado texto simples e mais curto",
+    )
     return JSONResponse({"error": detail}, 400)
 
 
 async def _broker_failed(request: Request, error: Exception) -> JSONResponse:
     """Ask the client to retry. The cause is logged without secrets."""
     _LOG.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    match error:
-        case Returned() | NotFound():
-            detail = _NOT_DECLARED
-        case PublishInterrupted() if isinstance(error.__cause__, NotFound):
-            detail = _NOT_DECLARED
-        case ConnectionFailed():
-            detail = "the broker cannot be reached; nothing was sent, try again later"
-        case Nacked():
-            detail = "the broker refused the message; nothing was stored, try again later"
-        case _:
-            detail = "the broker did not answer: it may have been stored; look, then try again"
+    is_undeclared = isinstance(error, Returned | NotFound) or (
+        isinstance(error, PublishInterrupted) and isinstance(error.__cause__, NotFound)
+    )
+    if is_undeclared:
+        detail = in_language(
+            "the broker has no exchange or no queue for this; nothing was stored. Start the"
+            " consumers, or declare the topology with `hopback topology apply`, then try again",
+            "o broker não tem exchange ou fila para isto; nada foi armazenado. Inicie os"
+            " consumidores ou declare a topologia com `hopback topology apply` e tente de novo",
+        )
+    elif isinstance(error, ConnectionFailed):
+        detail = in_language(
+            "the broker cannot be reached; nothing was sent, try again later",
+            "o broker está inacessível; nada foi enviado, tente mais tarde",
+        )
+    elif isinstance(error, Nacked):
+        detail = in_language(
+            "the broker refused the message; nothing was stored, try again later",
+            "o broker recusou a mensagem; nada foi armazenado, tente mais tarde",
+        )
+    else:
+        detail = in_language(
+            "the broker did not answer: it may have been stored. Check, then try again",
+            "o broker não respondeu: talvez tenha sido armazenado. Verifique e tente de novo",
+        )
     return JSONResponse({"error": detail}, 503, _AGAIN)
-
-
-_NOT_DECLARED = (
-    "the broker has no exchange or no queue for this; nothing was stored. Start the consumers, or "
-    "declare the topology with `hopback topology apply`, then try again"
-)
 
 
 async def _database_failed(request: Request, error: Exception) -> JSONResponse:
     """Answer a database error. After a change it is unknown whether the commit succeeded."""
     _LOG.error("%s %s: the database: %s", request.method, request.url.path, type(error).__name__)
-    detail = "the database cannot be reached; try again later"
-    if request.method not in ("GET", "HEAD"):
-        detail = "the database does not answer; look whether it was done, then try again later"
+    if request.method in ("GET", "HEAD"):
+        detail = in_language(
+            "the database cannot be reached; try again later",
+            "o banco de dados está inacessível; tente mais tarde",
+        )
+    else:
+        detail = in_language(
+            "the database did not answer: the change may have been stored. Check, then try again",
+            "o banco de dados não respondeu: a mudança talvez tenha sido gravada."
+            " Verifique e tente de novo",
+        )
     return JSONResponse({"error": detail}, 503, _AGAIN)
 
 
@@ -253,12 +341,16 @@ class TopologyPublisher:
         self._topology = topology
         self._name = name
         self._timeout = timeout
-        self._publisher = Publisher(broker, name=name, timeout=timeout, on_state=on_state)
+        self._on_state = on_state
+        self._publisher: Publisher | None = None
         self._declared = asyncio.Event()
         self._declaring: asyncio.Task[None] | None = None
-        self._trouble = ""
+        self._trouble = "the broker is not connected yet"
 
     async def __aenter__(self) -> Self:
+        self._publisher = Publisher(
+            self._broker, name=self._name, timeout=self._timeout, on_state=self._on_state
+        )
         self._publisher.start()
         self._declaring = asyncio.create_task(self._declare(), name=f"{self._name} declares")
         return self
@@ -267,7 +359,8 @@ class TopologyPublisher:
         if self._declaring is not None:
             self._declaring.cancel()
             await asyncio.gather(self._declaring, return_exceptions=True)
-        await self._publisher.close()
+        if self._publisher is not None:
+            await self._publisher.close()
 
     async def publish(self, message: Message) -> None:
         """Publish and wait for the confirm. Raises the errors of `Publisher.publish`."""
@@ -277,7 +370,16 @@ class TopologyPublisher:
                     await self._declared.wait()
             except TimeoutError:
                 raise ConnectionFailed(f"nothing was sent: {self._trouble}") from None
+        if self._publisher is None:
+            raise ConnectionFailed("nothing was sent: the publisher is not open")
         await self._publisher.publish(message)
+
+    async def check(self) -> str | None:
+        """Return the reason why it cannot publish now, or None."""
+        if not self._declared.is_set() or self._publisher is None:
+            return self._trouble
+        state = self._publisher.state
+        return None if state == "ready" else f"the connection is {state}"
 
     async def _declare(self) -> None:
         while not self._declared.is_set():
@@ -289,7 +391,7 @@ class TopologyPublisher:
                     await connection.close()
                 self._declared.set()
             except (TopologyError, AccessRefused) as error:
-                _LOG.error("%s publishes to what is there: %s", self._name, error)
+                _LOG.error("%s publishes to the existing objects: %s", self._name, error)
                 self._declared.set()
             except (BrokerError, OSError) as error:
                 self._trouble = str(error)

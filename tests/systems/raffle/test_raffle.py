@@ -108,7 +108,7 @@ async def test_users_join_a_raffle_and_it_is_drawn_once(tmp_path: Path) -> None:
         assert winners < set(users)
         assert (await raffle.client.get(url)).json() == drawn
         again = await raffle.client.post(f"{url}/draw", json={"winners": 1})
-        assert (again.status_code, again.json()["error"]) == (409, "the raffle is drawn already")
+        assert (again.status_code, again.json()["error"]) == (409, "the raffle is already drawn")
         entry = await raffle.client.post(f"{url}/entries", json={"userId": late})
         assert entry.status_code == 409
 

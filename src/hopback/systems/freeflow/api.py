@@ -38,12 +38,13 @@ _MOST_ROWS = 100
 
 def api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
     """The web application of FreeFlow."""
-    api = _FreeFlowApi(Database(settings.database, METADATA), settings.domains)
+    database = Database(settings.database, METADATA)
+    publisher = TopologyPublisher(broker, settings.topology(), name="freeflow api")
+    api = _FreeFlowApi(database, publisher, settings.domains)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = TopologyPublisher(broker, settings.topology(), name="freeflow api")
-        async with api.database.lifespan(), publisher as api.publisher:
+        async with database.lifespan(), publisher:
             yield
 
     return web_application(
@@ -53,16 +54,18 @@ def api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
             Route("/{view}/{row}", api.show_one),
         ],
         lifespan,
+        checks={"broker": publisher.check, "database": database.check},
     )
 
 
 class _FreeFlowApi:
     """Answers requests."""
 
-    publisher: TopologyPublisher
-
-    def __init__(self, database: Database, domains: tuple[str, ...]) -> None:
-        self.database = database
+    def __init__(
+        self, database: Database, publisher: TopologyPublisher, domains: tuple[str, ...]
+    ) -> None:
+        self._database = database
+        self._publisher = publisher
         self._domains = domains
 
     async def publish(self, request: Request) -> JSONResponse:
@@ -78,20 +81,20 @@ class _FreeFlowApi:
             dict(await json_body(request)),
             message_id=idempotency_key(request),
         )
-        await publish(self.publisher, message)
+        await publish(self._publisher, message)
         return JSONResponse({"id": message.properties.message_id}, 202)
 
     async def show(self, request: Request) -> JSONResponse:
         """The first rows of a read model."""
         view = _view(request)
         query = select(view).order_by(*view.primary_key).limit(_MOST_ROWS)
-        return JSONResponse([dict(row) for row in await self.database.rows(query)])
+        return JSONResponse([dict(row) for row in await self._database.rows(query)])
 
     async def show_one(self, request: Request) -> JSONResponse:
         """One row of a read model, by its id."""
         view = _view(request)
         (key,) = view.primary_key
-        found = await self.database.row(select(view).where(key == request.path_params["row"]))
+        found = await self._database.row(select(view).where(key == request.path_params["row"]))
         if found is None:
             raise RequestRefused("not there (yet)", 404)
         return JSONResponse(dict(found))

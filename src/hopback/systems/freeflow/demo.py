@@ -64,7 +64,7 @@ SYSTEM = System(
     "freeflow",
     "events of seven domains, retried after 30 s, 5 min and 30 min",
     (
-        Part("hopback.systems.freeflow.parts:web", "publishing over HTTP", is_web=True),
+        Part("hopback.systems.freeflow.parts:create_web", "publishing over HTTP", is_web=True),
         Part("hopback.systems.freeflow.parts:domains", "handles every domain"),
     ),
     _start,

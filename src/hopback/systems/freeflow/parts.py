@@ -1,19 +1,29 @@
 """The parts of FreeFlow as processes of their own; everything comes from the environment.
 
 `hopback run hopback.systems.freeflow.parts:domains`, all queues or with `--queue` some of them;
-`uvicorn hopback.systems.freeflow.parts:web`.
+`uvicorn --factory hopback.systems.freeflow.parts:create_web`.
 """
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from hopback.systems.freeflow.api import api
 from hopback.systems.freeflow.consumers import consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import broker_named
+from hopback.systems.web_health import log_as_json
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 _SETTINGS = FreeFlowSettings.read(os.environ)
 
 domains = consumers(_SETTINGS)
-web = api(_SETTINGS, broker_named(os.environ))
+
+
+def create_web() -> Starlette:
+    """Return the web application of a process. Its log is JSON, as that of `hopback run`."""
+    log_as_json()
+    return api(_SETTINGS, broker_named(os.environ))

@@ -13,7 +13,15 @@ from starlette.routing import Route
 
 from hopback import compose
 from hopback.systems.database import Database
-from hopback.systems.raffle.raffles import METADATA, InvalidUser, Raffles, User, find_user
+from hopback.systems.language import in_language
+from hopback.systems.raffle.raffles import (
+    METADATA,
+    InvalidUser,
+    Raffles,
+    User,
+    find_user,
+    no_such_user,
+)
 from hopback.systems.web import (
     RequestRefused,
     TopologyPublisher,
@@ -39,14 +47,14 @@ _LOG = logging.getLogger("hopback.systems.raffle.publisher")
 def api(settings: RaffleSettings, broker: Broker) -> Starlette:
     """The web application of the raffle."""
     database = Database(settings.database, METADATA)
-    api = _RaffleApi(database)
+    publisher = TopologyPublisher(
+        broker, settings.topology(), name="raffle api", on_state=_log_state
+    )
+    api = _RaffleApi(database, publisher)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = TopologyPublisher(
-            broker, settings.topology(), name="raffle api", on_state=_log_state
-        )
-        async with database.lifespan(), publisher as api.publisher:
+        async with database.lifespan(), publisher:
             yield
 
     return web_application(
@@ -59,6 +67,8 @@ def api(settings: RaffleSettings, broker: Broker) -> Starlette:
             Route("/api/v1/raffles/{raffle_id}/draw", api.draw, methods=["POST"]),
         ],
         lifespan,
+        checks={"broker": publisher.check, "database": database.check},
+        languages=("pt", "en") if settings.language == "pt" else ("en", "pt"),
     )
 
 
@@ -70,10 +80,9 @@ def _log_state(state: object, reason: str) -> None:
 class _RaffleApi:
     """Answers requests."""
 
-    publisher: TopologyPublisher
-
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, publisher: TopologyPublisher) -> None:
         self._database = database
+        self._publisher = publisher
         self._raffles = Raffles(database)
 
     async def create_user(self, request: Request) -> JSONResponse:
@@ -87,16 +96,14 @@ class _RaffleApi:
             raise RequestRefused(str(error)) from None
         payload = {"id": user.id, "name": user.name, "email": user.email}
         message = compose("raffle_exchange", "raffle_queue", payload, message_id=user.id)
-        await publish(self.publisher, message)
+        await publish(self._publisher, message)
         return JSONResponse({"id": user.id})
 
     async def show_user(self, request: Request) -> JSONResponse:
         """A user that was inserted."""
         user = await find_user(self._database, request.path_params["user_id"])
         if user is None:
-            raise RequestRefused(
-                "no such user (yet): users are inserted within a second or two", 404
-            )
+            raise no_such_user()
         return JSONResponse(dict(user))
 
     async def create_raffle(self, request: Request) -> JSONResponse:
@@ -106,23 +113,25 @@ class _RaffleApi:
 
     async def show_raffle(self, request: Request) -> JSONResponse:
         """A raffle and its result."""
-        found = await self._raffles.result(request.path_params["raffle_id"])
-        if found is None:
-            raise RequestRefused("no such raffle", 404)
-        return JSONResponse(dict(found))
+        return JSONResponse(dict(await self._raffles.result(request.path_params["raffle_id"])))
 
     async def join(self, request: Request) -> JSONResponse:
         """A user joins; joining twice changes nothing."""
         user_id = field(await json_body(request), "userId")
-        _conclude(await self._raffles.join(request.path_params["raffle_id"], user_id))
+        await self._raffles.join(request.path_params["raffle_id"], user_id)
         return await self.show_raffle(request)
 
     async def draw(self, request: Request) -> JSONResponse:
         """The draw; there is one and no second."""
         winners = (await json_body(request)).get("winners", 1)
         if not isinstance(winners, int) or isinstance(winners, bool) or not 1 <= winners <= 1000:
-            raise RequestRefused("winners: expected a number from 1 to 1000")
-        _conclude(await self._raffles.draw(request.path_params["raffle_id"], winners))
+            raise RequestRefused(
+                in_language(
+                    "winners: expected a number from 1 to 1000",
+                    "winners: esperado um número de 1 a 1000",
+                )
+            )
+        await self._raffles.draw(request.path_params["raffle_id"], winners)
         return await self.show_raffle(request)
 
 
@@ -141,8 +150,3 @@ def _id_of(key: str | None, name: str, email: str) -> str:
         return str(given)
     digest = hashlib.sha256("\x00".join((key, name, email)).encode()).digest()
     return str(uuid.UUID(bytes=digest[:16], version=4))
-
-
-def _conclude(hindrance: str | None) -> None:
-    if hindrance is not None:
-        raise RequestRefused(hindrance, 404 if hindrance.startswith("no such") else 409)

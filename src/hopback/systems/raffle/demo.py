@@ -71,7 +71,7 @@ SYSTEM = System(
     "raffle",
     "users over HTTP, inserted in batches; raffles to join and draw",
     (
-        Part("hopback.systems.raffle.parts:web", "the HTTP API", is_web=True),
+        Part("hopback.systems.raffle.parts:create_web", "the HTTP API", is_web=True),
         Part("hopback.systems.raffle.parts:consumer", "inserts users in batches"),
         Part("hopback.systems.raffle.parts:dead_letters", "inserts dead letters; by hand"),
     ),

@@ -1,21 +1,31 @@
 """The parts of the raffle as processes of their own; everything comes from the environment.
 
 `hopback run hopback.systems.raffle.parts:consumer`, and the same with `dead_letters`;
-`uvicorn hopback.systems.raffle.parts:web`.
+`uvicorn --factory hopback.systems.raffle.parts:create_web`.
 """
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from hopback.systems.raffle.api import api
 from hopback.systems.raffle.consumer import consumer as _consumer
 from hopback.systems.raffle.consumer import dead_letter_consumer
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.settings import broker_named
+from hopback.systems.web_health import log_as_json
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 _SETTINGS = RaffleSettings.read(os.environ)
 
 consumer = _consumer(_SETTINGS)
 dead_letters = dead_letter_consumer(_SETTINGS)
-web = api(_SETTINGS, broker_named(os.environ))
+
+
+def create_web() -> Starlette:
+    """Return the web application of a process. Its log is JSON, as that of `hopback run`."""
+    log_as_json()
+    return api(_SETTINGS, broker_named(os.environ))

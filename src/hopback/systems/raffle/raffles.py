@@ -25,6 +25,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from hopback.systems.language import in_language
+from hopback.systems.web import RequestRefused
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -102,11 +105,22 @@ class User:
         except ValueError:
             is_ours = False
         if not is_ours:
-            raise InvalidUser("id: expected a UUID of version 4")
+            raise InvalidUser(
+                in_language("id: expected a UUID of version 4", "id: esperado um UUID da versão 4")
+            )
         if not (1 <= len(self.name.strip()) <= 200 and self.name.isprintable()):
-            raise InvalidUser("name: expected 1 to 200 characters")
+            raise InvalidUser(
+                in_language(
+                    "name: expected 1 to 200 characters", "name: esperados de 1 a 200 caracteres"
+                )
+            )
         if not (_EMAIL.match(self.email) and self.email.isprintable()):
-            raise InvalidUser("email: expected something like joao@email.com")
+            raise InvalidUser(
+                in_language(
+                    "email: expected an address like joao@email.com",
+                    "email: esperado um endereço como joao@email.com",
+                )
+            )
         return self
 
 
@@ -175,33 +189,30 @@ class Raffles:
             await tx.execute(insert(raffles).values(id=raffle_id, name=name))
         return raffle_id
 
-    async def join(self, raffle_id: str, user_id: str) -> str | None:
-        """Enter a user, once; what keeps it from joining, or None."""
+    async def join(self, raffle_id: str, user_id: str) -> None:
+        """Enter a user once. Raises RequestRefused with the reason if that is impossible."""
         dialect = postgresql if self._database.engine.dialect.name == "postgresql" else sqlite
         async with self._database.transaction() as tx:
-            raffle = await _locked(tx, raffle_id)
-            if raffle is None:
-                return "no such raffle"
-            if raffle["drawn_at"] is not None:
-                return "the raffle is drawn already"
+            await _lock_open_raffle(tx, raffle_id)
             if (await tx.execute(select(users.c.id).where(users.c.id == user_id))).first() is None:
-                return "no such user (yet): users are inserted within a second or two"
+                raise no_such_user()
             entry = dialect.insert(entries).values(raffle_id=raffle_id, user_id=user_id)
             await tx.execute(entry.on_conflict_do_nothing())
-        return None
 
-    async def draw(self, raffle_id: str, winners: int) -> str | None:
-        """Draw the winners, once and for all; what keeps it from being drawn, or None."""
+    async def draw(self, raffle_id: str, winners: int) -> None:
+        """Draw the winners once. Raises RequestRefused with the reason if that is impossible."""
         async with self._database.transaction() as tx:
-            raffle = await _locked(tx, raffle_id)
-            if raffle is None:
-                return "no such raffle"
-            if raffle["drawn_at"] is not None:
-                return "the raffle is drawn already"
+            await _lock_open_raffle(tx, raffle_id)
             joined = select(entries.c.user_id).where(entries.c.raffle_id == raffle_id)
             found = list((await tx.execute(joined.order_by(entries.c.user_id))).scalars())
             if len(found) < winners:
-                return f"{winners} winners were asked for, {len(found)} users have joined"
+                raise RequestRefused(
+                    in_language(
+                        f"winners: expected at most {len(found)}, the number of users who joined",
+                        f"winners: esperado no máximo {len(found)}, o número de participantes",
+                    ),
+                    409,
+                )
             now = datetime.now(UTC)
             mine = (
                 entries.c.raffle_id == raffle_id,
@@ -209,14 +220,13 @@ class Raffles:
             )
             await tx.execute(update(entries).where(*mine).values(won_at=now))
             await tx.execute(update(raffles).where(raffles.c.id == raffle_id).values(drawn_at=now))
-        return None
 
-    async def result(self, raffle_id: str) -> Mapping[str, Any] | None:
-        """The raffle: how many joined, when it was drawn and who won; None if there is none."""
+    async def result(self, raffle_id: str) -> Mapping[str, Any]:
+        """Return the raffle with its number of entries, the time of the draw and the winners."""
         mine = entries.c.raffle_id == raffle_id
         raffle = await self._database.row(select(raffles).where(raffles.c.id == raffle_id))
         if raffle is None:
-            return None
+            raise _no_such_raffle()
         count = await self._database.row(select(func.count().label("all")).where(mine))
         won = (
             select(users.c.id, users.c.name)
@@ -232,8 +242,28 @@ class Raffles:
         }
 
 
-async def _locked(tx: Transaction, raffle_id: str) -> Mapping[str, Any] | None:
-    """The raffle's row, for nobody else to change meanwhile; SQLite has one writer anyway."""
-    found = await tx.execute(select(raffles).where(raffles.c.id == raffle_id).with_for_update())
-    row = found.mappings().first()
-    return None if row is None else dict(row)
+async def _lock_open_raffle(tx: Transaction, raffle_id: str) -> None:
+    """Lock the row of a raffle that is not drawn yet. SQLite has a single writer at a time."""
+    query = select(raffles.c.drawn_at).where(raffles.c.id == raffle_id).with_for_update()
+    row = (await tx.execute(query)).first()
+    if row is None:
+        raise _no_such_raffle()
+    if row.drawn_at is not None:
+        raise RequestRefused(
+            in_language("the raffle is already drawn", "o sorteio já foi realizado"), 409
+        )
+
+
+def _no_such_raffle() -> RequestRefused:
+    return RequestRefused(in_language("no such raffle", "sorteio inexistente"), 404)
+
+
+def no_such_user() -> RequestRefused:
+    """Return the error for a user that is unknown or not inserted yet."""
+    return RequestRefused(
+        in_language(
+            "no such user yet: users are inserted within a second or two",
+            "usuário ainda inexistente: usuários são inseridos em um ou dois segundos",
+        ),
+        404,
+    )

@@ -10,6 +10,7 @@ from hopback.systems.settings import Variables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hopback.systems.language import Language
     from hopback.topology import Topology
 
 _MOST_ROWS = 10_000
@@ -36,6 +37,7 @@ class RaffleSettings:
     max_retries: int = 3
     users: Batching = Batching()
     dlq: Batching = Batching(500, 1000, 1, 1)
+    language: Language = "en"
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> RaffleSettings:
@@ -48,6 +50,7 @@ class RaffleSettings:
             found.number("MAX_RETRIES", plain.max_retries, most=1000),
             _batching(found, "USERS", plain.users),
             _batching(found, "DLQ", plain.dlq),
+            found.language("LANGUAGE_OF_ANSWERS"),
         )
         found.check()
         return settings

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 def api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
     """The web application of Ratatoskr's sample service."""
     database = Database(settings.database, METADATA)
-    api = _RatatoskrApi(settings, database)
+    publisher = TopologyPublisher(broker, settings.topology(), name="ratatoskr api")
+    api = _RatatoskrApi(settings, database, publisher)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = TopologyPublisher(broker, settings.topology(), name="ratatoskr api")
-        async with database.lifespan(), publisher as api.publisher:
+        async with database.lifespan(), publisher:
             yield
 
     return web_application(
@@ -48,16 +48,18 @@ def api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
             Route("/warehouse", api.warehouse, methods=["PUT"]),
         ],
         lifespan,
+        checks={"broker": publisher.check, "database": database.check},
     )
 
 
 class _RatatoskrApi:
     """Answers requests."""
 
-    publisher: TopologyPublisher
-
-    def __init__(self, settings: RatatoskrSettings, database: Database) -> None:
+    def __init__(
+        self, settings: RatatoskrSettings, database: Database, publisher: TopologyPublisher
+    ) -> None:
         self._settings = settings
+        self._publisher = publisher
         self._database = database
 
     async def publish(self, request: Request) -> JSONResponse:
@@ -75,7 +77,7 @@ class _RatatoskrApi:
             message_id=idempotency_key(request),
             message_type=body["type"],
         )
-        await publish(self.publisher, message)
+        await publish(self._publisher, message)
         return JSONResponse({"id": message.properties.message_id}, 202)
 
     async def show(self, request: Request) -> JSONResponse:

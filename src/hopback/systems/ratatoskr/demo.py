@@ -59,7 +59,7 @@ SYSTEM = System(
     "ratatoskr",
     "typed events on quorum queues, handled once though delivered twice",
     (
-        Part("hopback.systems.ratatoskr.parts:web", "publishing over HTTP", is_web=True),
+        Part("hopback.systems.ratatoskr.parts:create_web", "publishing over HTTP", is_web=True),
         Part("hopback.systems.ratatoskr.parts:events", "handles the events"),
     ),
     _start,

@@ -1,18 +1,29 @@
 """The parts of Ratatoskr as processes of their own; everything comes from the environment.
 
-`hopback run hopback.systems.ratatoskr.parts:events`; `uvicorn hopback.systems.ratatoskr.parts:web`.
+`hopback run hopback.systems.ratatoskr.parts:events`;
+`uvicorn --factory hopback.systems.ratatoskr.parts:create_web`.
 """
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from hopback.systems.ratatoskr.api import api
 from hopback.systems.ratatoskr.consumer import consumer
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import broker_named
+from hopback.systems.web_health import log_as_json
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 _SETTINGS = RatatoskrSettings.read(os.environ)
 
 events = consumer(_SETTINGS)
-web = api(_SETTINGS, broker_named(os.environ))
+
+
+def create_web() -> Starlette:
+    """Return the web application of a process. Its log is JSON, as that of `hopback run`."""
+    log_as_json()
+    return api(_SETTINGS, broker_named(os.environ))

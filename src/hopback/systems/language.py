@@ -1,0 +1,40 @@
+"""Answers in the language of the client: English, or Portuguese where a system has both.
+
+`in_language(english, portuguese)` returns the text for the current request. `web_application` chooses the
+language of a request by its header `Accept-Language` from the languages of the system. The first of them is
+the default.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Language: TypeAlias = Literal["en", "pt"]
+
+language: ContextVar[Language] = ContextVar("language", default="en")
+"""The language of the answer to the current request."""
+
+
+def in_language(english: str, portuguese: str) -> str:
+    """Return the text in the language of the current request. Outside a request it is English."""
+    return portuguese if language.get() == "pt" else english
+
+
+def choose_language(accepted: str, known: Sequence[Language]) -> Language:
+    """Return the known language that an `Accept-Language` header prefers, else the first one.
+
+    A region is ignored: `pt-BR` is `pt`. A language with `q=0` is refused by the client.
+    """
+    preferred: dict[str, float] = {}
+    for part in accepted.split(","):
+        name, _, parameters = part.partition(";")
+        quality = parameters.strip().removeprefix("q=") if parameters else "1"
+        try:
+            preferred.setdefault(name.strip().lower().partition("-")[0], float(quality))
+        except ValueError:
+            continue
+    return max(known, key=lambda one: preferred.get(one, 0.0))

@@ -1,0 +1,173 @@
+"""Health, metrics and logs of a web part, as `hopback run` has them for a consumer.
+
+| path | answer |
+|---|---|
+| `/healthz` | 200 as long as the process answers |
+| `/readyz` | 200, or 503 with the reasons: no connection to the broker, or the database does not answer |
+| `/metrics` | Prometheus: requests by path and status, and their duration |
+
+`web_application(…, checks={"broker": publisher.check, "database": database.check})` adds these paths. A
+module that a web server loads calls `log_as_json()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hopback import SystemClock
+from hopback.observe.logs import SEVERITY, JsonLog, LogBridge
+from hopback.systems.language import choose_language, language
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from hopback.systems.language import Language
+
+Check: TypeAlias = "Callable[[], Awaitable[str | None]]"
+"""Returns the reason why a dependency cannot be used, or None."""
+
+_CHECK_S = 3.0
+"""Seconds for the answer of a dependency. A probe of a container engine waits for 5 s or longer."""
+_PATHS = ("/healthz", "/readyz", "/metrics")
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
+"""Buckets of a request's duration: two to each decade, up to the time limits of clients."""
+
+
+class WebHealth:
+    """Answers the probes of one web application and counts its requests."""
+
+    def __init__(self, checks: Mapping[str, Check]) -> None:
+        self._checks = checks
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "hopback_web_requests",
+            "Requests by method, path and status.",
+            ("method", "path", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "hopback_web_request_seconds",
+            "Duration of requests.",
+            ("path",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The routes of the probes."""
+        return [
+            Route("/healthz", self._alive),
+            Route("/readyz", self._ready),
+            Route("/metrics", self._metrics),
+        ]
+
+    def count(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Count a request. `path` is the path of a route, which bounds the number of series."""
+        self._requests.labels(method if method in _METHODS else "other", path, status).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    async def _alive(self, _request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, _request: Request) -> JSONResponse:
+        found = await asyncio.gather(*(_reason(check) for check in self._checks.values()))
+        reasons = [
+            f"{name}: {reason}"
+            for name, reason in zip(self._checks, found, strict=True)
+            if reason is not None
+        ]
+        status = "not ready" if reasons else "ok"
+        return JSONResponse({"status": status, "reasons": reasons}, 503 if reasons else 200)
+
+    async def _metrics(self, _request: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _reason(check: Check) -> str | None:
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            return await check()
+    except TimeoutError:
+        return f"no answer within {_CHECK_S:g} s"
+
+
+class RequestMiddleware:
+    """Chooses the language of each answer and counts each request."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        health: WebHealth,
+        routes: Sequence[BaseRoute],
+        languages: Sequence[Language],
+    ) -> None:
+        self._app = app
+        self._health = health
+        self._paths: dict[Any, str] = {
+            one.endpoint: one.path for one in routes if isinstance(one, Route)
+        }
+        self._languages = languages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request. Other events of the server are passed on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        accepted = headers.get(b"accept-language", b"").decode("latin-1")
+        chosen = choose_language(accepted, self._languages)
+        status, start = 500, time.perf_counter()
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if len(self._languages) > 1:
+                    more = ((b"content-language", chosen.encode()), (b"vary", b"Accept-Language"))
+                    message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        token = language.set(chosen)
+        try:
+            await self._app(scope, receive, answer)
+        finally:
+            language.reset(token)
+            path = self._paths.get(scope.get("endpoint"), "other")
+            self._health.count(scope["method"], path, status, time.perf_counter() - start)
+
+
+def log_as_json(level: str = "info") -> None:
+    """Write the log of this process as JSON lines, including uvicorn's. Probes are not logged.
+
+    Call it in the module that a web server loads. It may be called again.
+    """
+    root = logging.getLogger()
+    if not any(isinstance(one, LogBridge) for one in root.handlers):
+        root.addHandler(LogBridge(JsonLog(SystemClock(), level=level)))
+    root.setLevel(SEVERITY[level])
+    for name in ("uvicorn", "uvicorn.access", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
+
+
+def _is_no_probe(record: logging.LogRecord) -> bool:
+    """Whether uvicorn's record of a request is about another path than those of probes."""
+    given: Any = record.args
+    return not (isinstance(given, tuple) and len(given) > 2 and str(given[2]).endswith(_PATHS))
