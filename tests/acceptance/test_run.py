@@ -279,10 +279,9 @@ def test_a_process_that_dies_is_replaced(installed: Installed, folder: Path, amq
 def test_children_do_not_outlive_their_parent(
     installed: Installed, folder: Path, amqp_url: str
 ) -> None:
-    """Also when it is killed: they notice and stop in order."""
-    with running(
-        installed, folder, "shop:app", "--broker", amqp_url, "--processes", "2"
-    ) as service:
+    """They stop in order when it is killed. HOPBACK_PROCESSES starts no further processes in them."""
+    environment = {"HOPBACK_BROKER": amqp_url, "HOPBACK_PROCESSES": "2"}
+    with running(installed, folder, "shop:app", **environment) as service:
         service.until(lambda: len(service.said("consumer.started")) == 2)
         children = _children(service.process.pid)
         assert len(children) == 2

@@ -9,9 +9,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import click
+
+from hopback.cli.run import run
 from hopback.observe.events import EVENTS
 from hopback.observe.logs import LEVELS
 from hopback.observe.metrics import Metrics
+from hopback.ops.cli.serve import serve
 from hopback.ops.contract.options import options_of
 from hopback.ops.contract.requests import DiscardRequest, RedriveRequest
 from hopback.ops.http.app import ENDPOINTS
@@ -91,10 +95,26 @@ def _job_options() -> str:
     return _table(("command", "API", "default", "allowed", "meaning"), rows)
 
 
+def _command_options(command: click.Command) -> str:
+    """Every option of a command with its environment variable and default."""
+    context = click.Context(command)
+    rows = []
+    for one in command.params:
+        if isinstance(one, click.Option) and not one.hidden:
+            metavar = "" if one.is_flag else f" {one.make_metavar(context)}"
+            default = one.to_info_dict()["default"]
+            shown = f"`{default}`" if default and not one.is_flag else ""
+            name = f"`{one.opts[0]}{metavar}`".replace("|", "\\|")
+            rows.append((name, f"`{one.envvar}`", shown, one.help or ""))
+    return _table(("option", "environment", "default", "meaning"), rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "endpoints": ("docs/reference/http-api.md", _endpoints),
     "events": ("docs/reference/events.md", _events),
     "job options": ("docs/reference/command.md", _job_options),
+    "run options": ("docs/reference/command.md", lambda: _command_options(run)),
+    "serve options": ("docs/reference/command.md", lambda: _command_options(serve)),
     "metrics": ("docs/reference/metrics.md", _metrics),
 }
 """Each table's page and how it is made."""

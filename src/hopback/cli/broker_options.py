@@ -76,8 +76,8 @@ def broker_option(*, name_in: str, required: bool) -> Callable[[_Command], _Comm
         envvar="HOPBACK_BROKER",
         required=required,
         metavar="URL|NAME",
-        help=f"amqp(s):// address, or a name {name_in}; also from HOPBACK_BROKER, which keeps it"
-        " out of process lists.",
+        help=f"amqp(s):// address, or a name {name_in}. HOPBACK_BROKER keeps it out of process"
+        " lists.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,6 +21,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     close = get_close_matches(name, list(known), n=1)
     return f"Did you mean {close[0]}? " if close else ""
+
+
+class EnvironmentCommand(click.Command):
+    """A command that also reads each option from the environment: --log-level is HOPBACK_LOG_LEVEL."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        for option in self.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                option.envvar = (
+                    f"HOPBACK{option.opts[0].removeprefix('-').replace('-', '_').upper()}"
+                )
+                option.show_envvar = True
 
 
 class HttpAddress(click.ParamType[tuple[str, int]]):

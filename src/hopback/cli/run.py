@@ -16,7 +16,7 @@ import click
 from hopback.cli.app_loading import load_app
 from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.cli.options import HttpAddress, log_format_option
+from hopback.cli.options import EnvironmentCommand, HttpAddress, log_format_option
 from hopback.cli.run_settings import RunSettings
 from hopback.errors import TopologyConflict, UnsafeOperation
 from hopback.text import one_line as safe
@@ -27,18 +27,16 @@ if TYPE_CHECKING:
     from hopback.runtime.processes import Supervisor
 
 
-@click.command(short_help="Run an application's handlers.")
+@click.command(cls=EnvironmentCommand, short_help="Run an application's handlers.")
 @click.argument("target", metavar="MODULE:APP")
 @click.option(
     "--broker",
-    envvar="HOPBACK_BROKER",
     required=True,
     metavar="URL",
-    help="amqp(s):// address, or `embedded` for a broker in this process. Also HOPBACK_BROKER.",
+    help="amqp(s):// address, or `embedded` for a broker in this process.",
 )
 @click.option(
     "--management",
-    envvar="HOPBACK_MANAGEMENT",
     metavar="URL",
     help="http(s):// address of the management API. Enables the metric of dead letters"
     " held back and warnings about policies that change waits.",
@@ -54,6 +52,7 @@ if TYPE_CHECKING:
     "--processes",
     type=click.IntRange(1, 256),
     default=1,
+    show_default=True,
     metavar="N",
     help="Number of worker processes. A process that dies is restarted.",
 )

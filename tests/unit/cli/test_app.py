@@ -117,3 +117,35 @@ def test_help_lists_commands_in_the_order_of_use() -> None:
     commands = root.list_commands(click.Context(root))
     assert commands[:2] == ["run", "publish"]
     assert commands[-2:] == ["demo", "systems"]
+
+
+_SAMPLES = {"config": __file__, "http": "0.0.0.0:8080", "queue": "orders invoices"}
+
+
+@pytest.mark.parametrize("name", ["run", "serve"])
+def test_every_option_is_read_from_the_environment_as_from_the_command_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = root.get_command(click.Context(root), name)
+    assert command is not None
+    required = ["shop:app", "--broker=embedded"] if name == "run" else []
+    unset = command.make_context(name, list(required)).params
+    checked = 0
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        long = option.opts[0].removeprefix("--")
+        variable = f"HOPBACK_{long.replace('-', '_').upper()}"
+        value = _SAMPLES.get(long, "7")
+        if isinstance(option.type, click.Choice):
+            value = option.type.choices[-1]
+        words = [f"--{long}"] if option.is_flag else [f"--{long}={one}" for one in value.split()]
+        by_line = command.make_context(name, [*required, *words]).params
+        with monkeypatch.context() as environment:
+            environment.setenv(variable, "1" if option.is_flag else value)
+            without = [word for word in required if not word.startswith(f"--{long}=")]
+            by_environment = command.make_context(name, without).params
+        assert by_environment == by_line != unset, long
+        assert variable in command.get_help(click.Context(command)), long
+        checked += 1
+    assert checked > 12

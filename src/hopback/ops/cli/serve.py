@@ -14,7 +14,7 @@ import click
 
 from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import Exit
-from hopback.cli.options import HttpAddress, cannot_listen, url_host
+from hopback.cli.options import EnvironmentCommand, HttpAddress, cannot_listen, url_host
 from hopback.clock import SystemClock
 from hopback.ops.cli.journal import journal
 from hopback.ops.cli.where import (
@@ -44,7 +44,7 @@ class _ServeChoices:
     proxied: bool
 
 
-@click.command(short_help="Serve the admin page and the HTTP API.")
+@click.command(cls=EnvironmentCommand, short_help="Serve the admin page and the HTTP API.")
 @broker_where_options
 @click.option(
     "--http",
@@ -56,10 +56,9 @@ class _ServeChoices:
 )
 @click.option(
     "--config",
-    envvar="HOPBACK_CONFIG",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="TOML file with brokers, tokens, keys, roles and limits. Also HOPBACK_CONFIG.",
+    help="TOML file with brokers, tokens, keys, roles and limits.",
 )
 @click.option("--dev", is_flag=True, help="Print a login link. For development.")
 @click.option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate.")
