@@ -15,7 +15,6 @@ from hopback.broker.limits import spent
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.cursor import CountingCursor
 from hopback.ops.jobs.job_run import EndJob
 from hopback.ops.messages.dead_letter import delivery_count, read_dead_letter
 from hopback.ops.messages.filters import EVERYTHING, parse_filter
@@ -84,7 +83,7 @@ class BatchReader:
                 taken += more
                 if not sender.is_busy:
                     break
-            if batch and isinstance(self._driver.cursor, CountingCursor):
+            if batch and self._driver.cursor.is_counting:
                 self._anchor.append(batch.pop())
         return batch
 

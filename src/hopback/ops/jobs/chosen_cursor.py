@@ -39,9 +39,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.ops.jobs.cursor import STAYS, UNKNOWN_END, CursorEvent, CursorState, Machine, Table
+from hopback.ops.jobs.cursor import (
+    STAYS,
+    UNKNOWN_END,
+    CursorEvent,
+    CursorState,
+    SelectionCursor,
+    Table,
+)
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.messages.digest import content_digest
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +65,7 @@ _EVENTS = {
     CursorEvent.DRAINED: ("_ignore", STAYS),
     CursorEvent.SETTLED: ("_ignore", STAYS),
     CursorEvent.SHARED: ("_ignore", STAYS),
+    CursorEvent.SAVING: ("_ignore", STAYS),
     CursorEvent.SEEK: ("_seek", frozenset({CursorState.SEEKING})),
 }
 
@@ -69,8 +78,11 @@ _SAVED = 16
 """Characters of a digest that a checkpoint contains: enough to tell 10,000 messages apart."""
 
 
-class ChosenCursor(Machine):
-    """`is_sought` is whether missing messages may be behind the first ones: true for a quorum queue."""
+class ChosenCursor(SelectionCursor):
+    """The messages with these digests, among the first `count` messages of the queue.
+
+    `is_sought` is whether missing messages may be behind the first ones: true for a quorum queue.
+    """
 
     TABLE: ClassVar[Table] = TABLE
 
@@ -79,13 +91,17 @@ class ChosenCursor(Machine):
         checkpoint: Checkpoint,
         digests: Sequence[str],
         *,
+        count: int,
         is_resumed: bool,
         is_sought: bool,
+        is_in_place: bool,
     ) -> None:
         is_lost = is_resumed and checkpoint.has_twins
-        super().__init__(CursorState.STOPPED if is_lost else CursorState.TAKING)
-        if is_lost:
-            self._stop(UNKNOWN_END)
+        super().__init__(
+            CursorState.STOPPED if is_lost else CursorState.TAKING, UNKNOWN_END if is_lost else ""
+        )
+        self.is_in_place = is_in_place
+        self._count = count
         self._chosen = frozenset(digests)
         self._wanted = Counter(digests)
         self._taken_before = Counter(checkpoint.window)
@@ -98,21 +114,25 @@ class ChosenCursor(Machine):
         self._seen_before = -1
         self._is_over = False
 
-    sends_last_alone: ClassVar[bool] = False
-
     @property
-    def unsought(self) -> int:
-        """Number of missing messages that may be behind the searched part of the queue."""
-        return 0 if self._is_over or self._sought < _SOUGHT else self._wanted.total()
+    def count(self) -> int:
+        return self._count
+
+    def why_incomplete(self, *, has_others: bool) -> str:
+        missing = self._wanted.total()
+        if self._is_over or self._sought < _SOUGHT or not missing:
+            return ""
+        return (
+            f"{count_of(missing)} that were requeued when the job was interrupted may be too far behind"
+            " in {queue!r} to be found; start a new job"
+        )
 
     @property
     def moved_before(self) -> int:
-        """Number of missing messages that an earlier run of this job took."""
         return sum((self._missing & self._taken_before).values())
 
     @property
     def gone(self) -> int:
-        """Number of chosen messages that left the queue without this job."""
         return sum((self._missing - self._taken_before).values())
 
     @property
@@ -124,7 +144,6 @@ class ChosenCursor(Machine):
         return missing
 
     def belongs(self, delivery: Delivery) -> bool:
-        """Whether a delivered message is one of the selection. Ask once for each message."""
         if delivery.tag in self._behind:
             return False
         digest = content_digest(delivery)
@@ -136,13 +155,10 @@ class ChosenCursor(Machine):
         return True
 
     def checkpoint(self) -> Checkpoint:
-        """Return the values that a new cursor needs if the job ends now."""
         window = self._taken_before | Counter(self._taken.values())
         return Checkpoint(window=tuple(window.elements()), has_twins=self._has_twins)
 
     def more(self) -> int:
-        """Return how many further messages to search. 0 if every chosen message was found, or too many
-        are missing."""
         if not self._wanted.total() or self._is_over or not self._is_sought:
             return 0
         if self._seen == self._seen_before:
@@ -166,6 +182,3 @@ class ChosenCursor(Machine):
     def _keep(self, tag: int) -> None:
         self._taken.pop(tag, None)
         self._behind.discard(tag)
-
-    def _ignore(self, _value: object) -> None:
-        pass

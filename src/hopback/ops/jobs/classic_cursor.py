@@ -40,6 +40,7 @@ PAUSE, CONTINUE      Begin and end of PAUSED.
 LAST_ALONE, DRAINED  Begin and end of LAST.
 SETTLED    The broker has read every ack: with equal messages, the window contains only held ones.
 SHARED     Another consumer takes messages: this job is never resumed.
+SAVING     Note whether messages of the window have equal marks.
 
 Invariants
 ----------
@@ -79,7 +80,8 @@ _EVENTS = {
     CursorEvent.EMPTY: ("_end", STAYS),
     CursorEvent.KEPT: ("_keep", STAYS),
     CursorEvent.ACKED: ("_ack", STAYS),
-    CursorEvent.SENDING: ("_send", STAYS),
+    CursorEvent.SENDING: ("_ignore", STAYS),
+    CursorEvent.SAVING: ("_find_twins", STAYS),
     CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
     CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
     CursorEvent.SETTLED: ("_settle", STAYS),
@@ -106,35 +108,35 @@ class ClassicCursor(CountingCursor):
     """`head` is the number of messages before the rest of the selection. None if it is unknown."""
 
     TABLE: ClassVar[Table] = TABLE
+    sends_last_alone = True
+    is_in_place = True
 
     def __init__(self, checkpoint: Checkpoint, remembered: int, *, head: int | None) -> None:
-        is_lost = head is None or checkpoint.is_shared
-        super().__init__(
-            CursorState.STOPPED if is_lost else CursorState.TAKING, checkpoint, remembered
-        )
-        if is_lost:
-            self._stop(TAKEN_BY_OTHERS if checkpoint.is_shared else UNKNOWN_END)
+        reason = UNKNOWN_END if head is None else ""
+        reason = TAKEN_BY_OTHERS if checkpoint.is_shared else reason
+        state = CursorState.STOPPED if reason else CursorState.TAKING
+        super().__init__(state, checkpoint, remembered, reason)
         self._budget = (head or 0) + checkpoint.rest
         self._has_seen = False
         self._has_seen_fresh = False
-        self.has_twins: bool = checkpoint.has_twins
+        self._has_twins = checkpoint.has_twins
         """Whether the job ever held messages with equal marks."""
 
-    sends_last_alone: ClassVar[bool] = True
+    @property
+    def must_pause(self) -> bool:
+        """Whether the redelivered flags must separate equal messages."""
+        return self._has_twins
 
     def checkpoint(self) -> Checkpoint:
-        """Return the values that a new cursor needs if the job ends now."""
         if not self._has_seen or self.state is CursorState.STOPPED:
             return replace(self._began, is_shared=self._is_shared)
-        window = self._window
-        self.has_twins = self.has_twins or len(set(window)) < len(window)
         last, digest = self._anchor_marks
         return Checkpoint(
             kept=self._kept,
-            window=window,
+            window=self._window,
             rest=max(self._budget - self._taken, 0),
             is_shared=self._is_shared,
-            has_twins=self.has_twins,
+            has_twins=self._has_twins,
             rest_is_untouched=self._has_seen_fresh and self.state is CursorState.PAUSED,
             last=last,
             last_digest=digest,
@@ -146,8 +148,10 @@ class ClassicCursor(CountingCursor):
         self._has_seen_fresh = self._has_seen_fresh or not delivery.redelivered
         super()._take(delivery)
 
-    def _send(self, _value: object) -> None:
-        pass
+    def _find_twins(self, _value: object) -> None:
+        if not self._has_twins:
+            window = self._window
+            self._has_twins = len(set(window)) < len(window)
 
     def _pause(self, _value: object) -> None:
         if self.state is not CursorState.LAST:
@@ -157,7 +161,7 @@ class ClassicCursor(CountingCursor):
         self.state = CursorState.TAKING
 
     def _settle(self, _value: object) -> None:
-        if self.has_twins:
+        if self._has_twins:
             self._acked.clear()
 
 

@@ -6,7 +6,7 @@ acks. The engine (`engine`) reports the other events, for example that the last 
 another consumer was seen. The engine also saves the cursor's checkpoint before it sends messages. After a
 crash or a lost connection the job continues with a new cursor that starts from the last saved checkpoint.
 Each cursor's file begins with its states, events and invariants, and contains the table that
-`Machine.handle` reads. There is one cursor for each way to find the selection again:
+`SelectionCursor.handle` reads. There is one cursor for each way to find the selection again:
 
 - `quorum_cursor`: the first messages of a quorum queue, by position and one mark.
 - `classic_cursor`: the first messages of a classic queue, by position, marks and counts.
@@ -108,6 +108,7 @@ class CursorEvent(Enum):
     SETTLED = "settled"  # the queue has applied every ack
     SHARED = "shared"  # another consumer takes messages from the queue
     SEEK = "seek"  # every message of the searched part was delivered: search behind it
+    SAVING = "saving"  # every delivered message was reported: the next checkpoint is saved
 
 
 Table: TypeAlias = "Mapping[CursorState, Mapping[CursorEvent, tuple[str, frozenset[CursorState]]]]"
@@ -117,16 +118,76 @@ STAYS: frozenset[CursorState] = frozenset()
 """The event does not change the state."""
 
 
-class Machine:
-    """A state machine that is driven by its table."""
+class SelectionCursor:
+    """A state machine that is driven by its table. The driver and the engine know only this class."""
 
     TABLE: ClassVar[Table]
+    is_counting: ClassVar[bool] = False
+    """Whether messages are selected by their position. Another consumer makes this impossible."""
+    needs_proof: ClassVar[bool] = False
+    """Whether the consumer count of the queue must prove that all acks were applied."""
+    is_in_place: bool = False
+    """Whether the queue requeues every message of this job in its original place."""
 
-    def __init__(self, state: CursorState) -> None:
+    def __init__(self, state: CursorState, reason: str = "") -> None:
         self.state = state
-        self.reason: str = ""
+        self.reason = reason
         """Why the cursor is STOPPED."""
         self._handlers = self._handlers_of(state)
+
+    @property
+    def count(self) -> int:
+        """The number of messages to take from the queue."""
+        raise NotImplementedError
+
+    @property
+    def first_prefetch(self) -> int:
+        """The number of messages that the first consumer takes."""
+        return FIRST_PREFETCH
+
+    @property
+    def sends_last_alone(self) -> bool:
+        """Whether the last message of the selection is sent after the acks of all others."""
+        return False
+
+    @property
+    def must_pause(self) -> bool:
+        """Whether the queue must not deliver messages while the job sends."""
+        return False
+
+    @property
+    def gone(self) -> int:
+        """Number of selected messages that left the queue without this job."""
+        return 0
+
+    @property
+    def moved_before(self) -> int:
+        """Number of missing messages that an earlier run of this job took."""
+        return 0
+
+    @property
+    def left(self) -> int | None:
+        """The number of selected messages that a resumed job has to take. None if it is unknown."""
+        return None
+
+    def belongs(self, delivery: Delivery) -> bool:
+        """Whether a delivered message is one of the selection. Ask once for each message."""
+        raise NotImplementedError
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the values that a new cursor needs if the job ends now."""
+        raise NotImplementedError
+
+    def more(self) -> int:
+        """Return how many further messages to search when all of `count` were delivered."""
+        return 0
+
+    def why_incomplete(self, *, has_others: bool) -> str:
+        """Return why selected messages may be left at the end of the selection. Empty if none are.
+
+        `has_others` is whether the queue has messages that the job did not decide on.
+        """
+        return ""
 
     def handle(self, event: CursorEvent, value: object = None) -> None:
         """Advance by one event. ValueError if the state does not accept it."""
@@ -153,8 +214,11 @@ class Machine:
     def _stop(self, reason: str) -> None:
         self.state, self.reason = CursorState.STOPPED, reason
 
+    def _ignore(self, _value: object) -> None:
+        pass
 
-class CountingCursor(Machine):
+
+class CountingCursor(SelectionCursor):
     """The first messages of a queue: counts them as they are delivered.
 
     If the length of the head is known, the selection is the first `head + rest` messages, whatever their
@@ -164,8 +228,13 @@ class CountingCursor(Machine):
     ends with that message, the anchor, until the last message of the selection is sent alone.
     """
 
-    def __init__(self, state: CursorState, checkpoint: Checkpoint, remembered: int) -> None:
-        super().__init__(state)
+    is_counting = True
+    gone = 0
+
+    def __init__(
+        self, state: CursorState, checkpoint: Checkpoint, remembered: int, reason: str = ""
+    ) -> None:
+        super().__init__(state, reason)
         self._began = checkpoint
         self._budget = 0
         self._taken = 0
@@ -176,21 +245,17 @@ class CountingCursor(Machine):
         self._anchor: Delivery | None = None
         self._anchor_is_done = False
         self._is_shared = checkpoint.is_shared
-        self.gone = 0
-        """Number of selected messages that left the queue without this job."""
 
     @property
-    def head(self) -> int:
-        """Length of the head that was found."""
-        return self._budget - self._began.rest
+    def count(self) -> int:
+        """The length of the head that was found, and the rest."""
+        return self._budget
 
     @property
-    def is_shared(self) -> bool:
-        """Whether another consumer was seen."""
-        return self._is_shared
+    def left(self) -> int | None:
+        return self._budget
 
     def belongs(self, delivery: Delivery) -> bool:
-        """Whether a delivered message is one of the selection."""
         return delivery.tag not in self._behind
 
     def _take(self, delivery: Delivery) -> None:

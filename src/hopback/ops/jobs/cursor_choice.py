@@ -10,7 +10,6 @@ from msgspec import structs
 
 from hopback.ops.brokers.consumers import job_tag
 from hopback.ops.browse.head import Head
-from hopback.ops.browse.prefetch import FIRST_PREFETCH
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
 from hopback.ops.jobs.cursor_driver import read_head
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.source import Source
-    from hopback.ops.jobs.cursor_driver import Cursor
+    from hopback.ops.jobs.cursor import SelectionCursor
     from hopback.ops.jobs.job_run import JobRun
     from hopback.ops.jobs.journal import JobRecord
     from hopback.ops.jobs.plan import Planner
@@ -43,7 +42,7 @@ _DOUBT = (
 
 async def choose_cursor(
     broker: Broker, planner: Planner, run: JobRun, snapshot: BrokerSnapshot, *, is_held: bool
-) -> Cursor:
+) -> SelectionCursor:
     """Return the cursor of a run: the first run of a job, or one that finds the rest of the selection.
 
     `is_held` is whether a browse session hands over the messages. The messages of a classic queue are
@@ -54,11 +53,17 @@ async def choose_cursor(
     is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
     remembered = _REMEMBERED_WINDOWS * job.spec.pace.in_flight
     if selection.digests is not None:
-        is_sought = not is_classic and not is_held
-        return ChosenCursor(began, selection.digests, is_resumed=is_resumed, is_sought=is_sought)
+        return ChosenCursor(
+            began,
+            selection.digests,
+            count=selection.count,
+            is_resumed=is_resumed,
+            is_sought=not is_classic and not is_held,
+            is_in_place=is_classic,
+        )
     if is_classic:
         head = await _find_head(broker, planner, run, snapshot) if is_resumed else 0
-        return ClassicCursor(began, remembered, head=head)
+        return ClassicCursor(run.job.checkpoint, remembered, head=head)
     by_count = None
     if is_resumed:
         ready = await _count_ready(planner, job)
@@ -128,21 +133,16 @@ async def _find_head(
 
 
 def source_of(
-    job: JobRecord, snapshot: BrokerSnapshot, channel: Channel, cursor: Cursor, store: str
+    job: JobRecord, snapshot: BrokerSnapshot, channel: Channel, cursor: SelectionCursor, store: str
 ) -> Source:
     """Return the source that takes as many messages from the queue as the cursor can need."""
     is_classic = snapshot.is_classic(job.queue)
-    count, first = job.spec.selection.count, FIRST_PREFETCH
-    if isinstance(cursor, ClassicCursor):
-        count = cursor.head + job.checkpoint.rest
-    elif isinstance(cursor, QuorumCursor):
-        count, first = job.checkpoint.rest + cursor.longest_head, cursor.most_found
     return Head(
         channel,
         job.queue,
-        count,
+        cursor.count,
         choose_prefetch(job.spec, is_classic=is_classic, is_paced=bool(job.rate)),
         is_quorum=None if snapshot.effective(job.queue) is None else not is_classic,
         tag=job_tag(store, job.id),
-        first=first,
+        first=cursor.first_prefetch,
     )

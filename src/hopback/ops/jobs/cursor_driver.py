@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.browse.walk import walk
-from hopback.ops.jobs.chosen_cursor import ChosenCursor
-from hopback.ops.jobs.classic_cursor import ClassicCursor, HeadLimits, HeadMessage, find_head
-from hopback.ops.jobs.cursor import CursorEvent, CursorState, mark_of
-from hopback.ops.jobs.quorum_cursor import QuorumCursor
+from hopback.ops.jobs.classic_cursor import HeadLimits, HeadMessage, find_head
+from hopback.ops.jobs.cursor import CursorEvent, CursorState, SelectionCursor, mark_of
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from hopback.ops.browse.source import Source
     from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.journal import Checkpoint, JobRecord
-
-    Cursor: TypeAlias = QuorumCursor | ClassicCursor | ChosenCursor
 
 _MOST_FOUND = 10_000
 """Number of redelivered messages that a job holds besides those of its checkpoint, before it sends any.
@@ -51,15 +47,15 @@ another consumer."""
 class CursorDriver:
     """Takes the messages of a selection from a source, as its cursor decides.
 
-    `is_classic` is None if the type of the queue is unknown.
+    `is_type_known` is whether the type of the queue is known.
     """
 
     def __init__(
-        self, source: Source, cursor: Cursor, *, rate: float | None, is_classic: bool | None
+        self, source: Source, cursor: SelectionCursor, *, rate: float | None, is_type_known: bool
     ) -> None:
         self.source = source
         self.cursor = cursor
-        self._is_classic = is_classic
+        self._is_type_known = is_type_known
         self._rate = rate
         self._waiting: deque[Delivery] = deque()
         self.acked = 0
@@ -71,13 +67,6 @@ class CursorDriver:
     def held(self) -> int:
         """Number of delivered messages that were not acked."""
         return max(self.source.given - self.acked, 0)
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether the queue requeues the held messages in their original places."""
-        if isinstance(self.cursor, QuorumCursor):
-            return self.cursor.is_in_place
-        return self._is_classic is True
 
     @property
     def has_delivered(self) -> bool:
@@ -107,8 +96,8 @@ class CursorDriver:
             else:
                 self.source.more(min(step, most - len(self._waiting)))
                 step *= 10
-        if isinstance(cursor, QuorumCursor) and cursor.state is CursorState.TAKING:
-            self.source.limit(cursor.head + checkpoint.rest)
+        if cursor.state is CursorState.TAKING:
+            self.source.limit(cursor.count)
 
     def at_hand(self) -> Delivery | None:
         """Return the next message if it was delivered already."""
@@ -138,7 +127,7 @@ class CursorDriver:
 
         False if the selection is exhausted.
         """
-        count = self.cursor.more() if isinstance(self.cursor, ChosenCursor) else 0
+        count = self.cursor.more()
         if count:
             self.cursor.handle(CursorEvent.SEEK, count)
             self.source.more(count)
@@ -156,13 +145,14 @@ class CursorDriver:
         self.acked += 1
         self.cursor.handle(CursorEvent.ACKED, tag)
 
-    def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint, with the marks of all messages that were delivered."""
+    def receive_delivered(self) -> None:
+        """Report every delivered message to the cursor, so that its checkpoint contains their marks."""
         if self.cursor.accepts(CursorEvent.KEPT):
             while (delivery := self.source.at_hand()) is not None:
                 self._receive(delivery)
                 self._waiting.append(delivery)
-        return self.cursor.checkpoint()
+        if self.cursor.accepts(CursorEvent.SAVING):
+            self.cursor.handle(CursorEvent.SAVING)
 
     async def settle(self) -> None:
         """Wait until the queue has applied every ack, as far as the broker can show it.
@@ -172,9 +162,9 @@ class CursorDriver:
         checkpoint.
         """
         await self.source.finish()
-        if isinstance(self.cursor, QuorumCursor):
+        if self.cursor.needs_proof:
             await self.other_consumers()
-            if self.source.holders or self._is_classic is None:
+            if self.source.holders or not self._is_type_known:
                 return
         if self.cursor.accepts(CursorEvent.SETTLED):
             self.cursor.handle(CursorEvent.SETTLED)

@@ -43,14 +43,11 @@ from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.actions import Action, LeftOut
 from hopback.ops.jobs.batch_reader import TURN_BYTES, BatchReader, SelectedMessage
-from hopback.ops.jobs.chosen_cursor import ChosenCursor
-from hopback.ops.jobs.classic_cursor import ClassicCursor
-from hopback.ops.jobs.cursor import CountingCursor, CursorEvent, CursorState
+from hopback.ops.jobs.cursor import CursorEvent, CursorState
 from hopback.ops.jobs.job_run import EndJob, JobRun
 from hopback.ops.jobs.journal import PROCESS_ENDED
 from hopback.ops.jobs.pace import Pacer
 from hopback.ops.jobs.publish_failure import is_away
-from hopback.ops.jobs.quorum_cursor import QuorumCursor
 from hopback.text import count_of
 
 if TYPE_CHECKING:
@@ -171,12 +168,9 @@ class Engine:
         if cursor.state is CursorState.STOPPED:
             reason = self._run.doubt or cursor.reason.format(queue=job.queue)
             raise EndJob(JobState.FAILED, reason)
-        if job.run > 1 and isinstance(cursor, QuorumCursor):
-            left = cursor.head + job.checkpoint.rest + cursor.unsure
-            done = max(progress.counts.selected - left, 0)
+        if job.run > 1 and cursor.left is not None:
+            done = max(progress.counts.selected - cursor.left, 0)
             progress.counts = structs.replace(progress.counts, done=done, skipped=0, failed=0)
-            await progress.save()
-        elif isinstance(cursor, ClassicCursor) and cursor.has_twins:
             await progress.save()
 
     async def _take_batch(self) -> list[SelectedMessage]:
@@ -197,13 +191,11 @@ class Engine:
             cursor.handle(CursorEvent.LAST_ALONE)
         cursor.handle(CursorEvent.SENDING)
         await self._check_not_shared()
-        if not (isinstance(cursor, ClassicCursor) and cursor.has_twins):
-            await self._progress.save()
-        if isinstance(cursor, ClassicCursor) and cursor.has_twins:
-            # Perhaps only now. None of these messages was sent.
+        self._driver.receive_delivered()
+        if cursor.must_pause:
             await self._driver.source.pause()
             cursor.handle(CursorEvent.PAUSE)
-            await self._progress.save()
+        await self._progress.save()
 
     async def _settle_all(self) -> None:
         """Wait until every message that was sent has landed, and its ack was applied."""
@@ -213,7 +205,7 @@ class Engine:
 
     async def _check_not_shared(self) -> None:
         """End the job if another consumer takes messages: the first ones could not be counted."""
-        if not isinstance(self._driver.cursor, CountingCursor):
+        if not self._driver.cursor.is_counting:
             return
         others = await self._driver.other_consumers()
         if others:
@@ -323,24 +315,15 @@ class Engine:
         # Messages need time to return: unless the job has watched, finding none proves nothing.
         ready = (await self._returns.look(counts=False)).ready
         self._has_others = ready + driver.held - counts.skipped - counts.failed > 0
-        if is_final and driver.held and not driver.keeps_order:
+        if is_final and driver.held and not driver.cursor.is_in_place:
             await driver.source.round_out()
 
     def _completed(self) -> tuple[JobState, str]:
         """Return the state of a job that has gone through its selection, and the reason."""
         queue, cursor, progress = self._run.job.queue, self._driver.cursor, self._progress
-        if isinstance(cursor, ChosenCursor):
-            if cursor.unsought:
-                return JobState.FAILED, (
-                    f"{count_of(cursor.unsought)} that were requeued when the job was"
-                    f" interrupted may be too far behind in {queue!r} to be found; start a new job"
-                )
-            progress.add(done=cursor.moved_before)
-        elif isinstance(cursor, QuorumCursor) and cursor.unsure and self._has_others:
-            return JobState.FAILED, (
-                f"the job was interrupted, and up to {count_of(cursor.unsure)} of its"
-                f" selection may be left in {queue!r} among newer ones; start a new job"
-            )
+        if why := cursor.why_incomplete(has_others=self._has_others):
+            return JobState.FAILED, why.format(queue=queue)
+        progress.add(done=cursor.moved_before)
         if self._run.doubt and progress.counts.arrived_meanwhile:
             return JobState.FAILED, self._run.doubt
         progress.counts = counts = structs.replace(progress.counts, gone=cursor.gone)

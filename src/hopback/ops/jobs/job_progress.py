@@ -55,7 +55,7 @@ class JobProgress:
     async def save(self) -> None:
         """Save the checkpoint and the counts."""
         self._saved_at = self._clock.now()
-        job = self._run.job.counted(self._shown, self._driver.checkpoint(), self._saved_at)
+        job = self._count(self._shown, self._saved_at)
         await self._write(replace(job, rate=self._run.control.rate))
 
     async def save_if_due(self) -> None:
@@ -72,8 +72,7 @@ class JobProgress:
         counts = self.total if state is JobState.COMPLETED else self._shown
         if state not in (JobState.RUNNING, JobState.PAUSED):
             counts = structs.replace(counts, returned=self._driver.held)
-        job = self._run.job.counted(counts, self._driver.checkpoint(), now)
-        await self._write(job.to(state, now, reason))
+        await self._write(self._count(counts, now).to(state, now, reason))
 
     async def obey(self) -> None:
         """Wait while the job is paused. EndJob if it is cancelled. No message may be in flight."""
@@ -86,6 +85,10 @@ class JobProgress:
                 await self.enter(JobState.RUNNING, "")
         if control.is_cancelled:
             raise EndJob(JobState.CANCELLED, "cancelled")
+
+    def _count(self, counts: Counts, now: float) -> JobRecord:
+        self._driver.receive_delivered()
+        return self._run.job.counted(counts, self._driver.cursor.checkpoint(), now)
 
     @property
     def _shown(self) -> Counts:

@@ -35,7 +35,7 @@ one step of the queue. So the order is intact if not more messages are redeliver
 
 If the order is not intact, or if the driver cannot hold all redelivered messages, the messages are not in
 place, and the job cannot be resumed. There is one exception: a job that selected the whole queue takes as
-many messages as are certainly left. All messages that arrived later are behind them. `unsure` is the
+many messages as are certainly left. All messages that arrived later are behind them. `_unsure` is the
 number of messages that may then remain.
 
 States
@@ -87,6 +87,7 @@ from hopback.ops.jobs.cursor import (
 )
 from hopback.ops.jobs.journal import Checkpoint
 from hopback.ops.messages.digest import content_digest
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +107,7 @@ _EVENTS = {
     CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
     CursorEvent.SETTLED: ("_settle", STAYS),
     CursorEvent.SHARED: ("_share", STAYS),
+    CursorEvent.SAVING: ("_ignore", STAYS),
 }
 
 TABLE: Table = {
@@ -114,6 +116,7 @@ TABLE: Table = {
         CursorEvent.EMPTY: ("_find_end", _FOUND),
         CursorEvent.TOO_MANY: ("_give_up_finding", _FOUND),
         CursorEvent.SHARED: ("_share", STAYS),
+        CursorEvent.SAVING: ("_ignore", STAYS),
     },
     CursorState.TAKING: _EVENTS,
     CursorState.LAST: _EVENTS,
@@ -128,6 +131,7 @@ class QuorumCursor(CountingCursor):
     """
 
     TABLE: ClassVar[Table] = TABLE
+    needs_proof = True
 
     def __init__(
         self,
@@ -146,31 +150,42 @@ class QuorumCursor(CountingCursor):
         self._prefetch = prefetch
         self._is_behind = False
         # A queue applies acks in their order, and delivers no more messages than the prefetch allows.
-        self._acked = deque(maxlen=max(remembered, self.most_found + prefetch))
+        self._acked = deque(maxlen=max(remembered, self.first_prefetch + prefetch))
         self._found: list[Delivery] = []
-        self._is_in_place = False
         self._is_settled = False
-        self.unsure: int = checkpoint.unsure
+        self._unsure = checkpoint.unsure
         """Number of selected messages that may remain behind those that certainly belong to the job."""
 
     @property
-    def is_in_place(self) -> bool:
-        """Whether the queue requeues every message of this job in its original place."""
-        return self._is_in_place
+    def count(self) -> int:
+        """The length of the head and the rest. FINDING: with the longest possible head."""
+        if self.state is CursorState.FINDING:
+            return self._began.rest + self._longest_head
+        return self._budget
 
     @property
-    def longest_head(self) -> int:
-        """The greatest length that the head can have."""
+    def left(self) -> int | None:
+        return self._budget + self._unsure
+
+    def why_incomplete(self, *, has_others: bool) -> str:
+        if not self._unsure or not has_others:
+            return ""
+        return (
+            f"the job was interrupted, and up to {count_of(self._unsure)} of its"
+            " selection may be left in {queue!r} among newer ones; start a new job"
+        )
+
+    @property
+    def _longest_head(self) -> int:
         longest = self._began.kept + len(self._began.window)
         return longest if self._by_count is None else max(min(longest, self._by_count), 0)
 
     @property
-    def most_found(self) -> int:
-        """The number of messages that the driver takes with its first consumer."""
-        most = max(self._began.rest + self.longest_head, 1)
+    def first_prefetch(self) -> int:
+        most = max(self._began.rest + self._longest_head, 1)
         if not self._is_resumed:
             return min(FIRST_PREFETCH, most)
-        return min(max(self.longest_head, self._began.finding) + self._prefetch, most)
+        return min(max(self._longest_head, self._began.finding) + self._prefetch, most)
 
     @property
     def sends_last_alone(self) -> bool:
@@ -178,21 +193,21 @@ class QuorumCursor(CountingCursor):
         return not self._is_behind
 
     def checkpoint(self) -> Checkpoint:
-        """Return the values that a new cursor needs if the job ends now."""
         if self.state is CursorState.STOPPED:
             return replace(self._began, in_place=False, is_shared=self._is_shared)
         if self.state is CursorState.FINDING:
-            finding = min(self._began.finding or self.most_found, self.most_found)
+            most = self.first_prefetch
+            finding = min(self._began.finding or most, most)
             return replace(self._began, finding=finding, is_shared=self._is_shared)
         last, digest = self._anchor_marks
         return Checkpoint(
             kept=self._kept,
             window=self._window,
             rest=max(self._budget - self._taken, 0),
-            in_place=self._is_in_place,
+            in_place=self.is_in_place,
             is_settled=self._is_settled,
             is_shared=self._is_shared,
-            unsure=self.unsure,
+            unsure=self._unsure,
             last=last,
             last_digest=digest,
             last_stays=self._anchor_stays,
@@ -224,7 +239,7 @@ class QuorumCursor(CountingCursor):
         if head is None or is_short:
             self._stop(TAKEN_BY_OTHERS if is_short or self._began.is_shared else UNKNOWN_END)
             return
-        self._is_in_place = in_place
+        self.is_in_place = in_place
         self._budget = head + self._began.rest
         self.state = CursorState.TAKING
         for delivery in self._found:
@@ -248,7 +263,7 @@ class QuorumCursor(CountingCursor):
         if not self._is_whole:
             return None
         is_certain = bool(began.last_stays) and began.last in began.window
-        self.unsure += len(began.window) - is_certain
+        self._unsure += len(began.window) - is_certain
         return began.kept + is_certain
 
     def _send(self, _value: object) -> None:

@@ -269,8 +269,7 @@ class JobRunner:
         else:
             source = SessionSource(channel, holding.deliveries, holding.held)
         is_known = snapshot.effective(job.queue) is not None
-        is_classic = snapshot.is_classic(job.queue) if is_known else None
-        driver = CursorDriver(source, cursor, rate=job.rate, is_classic=is_classic)
+        driver = CursorDriver(source, cursor, rate=job.rate, is_type_known=is_known)
         progress = JobProgress(run, driver, self._clock)
         limit = None if spec.forced else snapshot.cost(job.queue).limit
         counter = ArrivalCounter(self._broker, job, snapshot)
