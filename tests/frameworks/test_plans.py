@@ -109,6 +109,20 @@ async def _raise(message: Any) -> None:
     raise ValueError("no such item")
 
 
+def _raising(error: BaseException) -> Callable[..., None]:
+    """A consumer of any library that raises."""
+
+    def body(*_: Any) -> None:
+        raise error
+
+    return body
+
+
+async def _park_within(message: Any) -> None:
+    async with message.process():
+        raise Park("hopeless")
+
+
 async def _reject_handling(message: Any) -> None:
     try:
         raise ValueError("no such item")
@@ -144,6 +158,9 @@ async def _nothing(message: Any) -> None:
         (lambda message: Park("hopeless"), _PARKED),
         (lambda message: Retry("later"), _WAITING),
         (lambda message: Snooze(5), _WAITING),
+        (_raising(Park("hopeless")), _PARKED),
+        (_raising(Retry("later")), _WAITING),
+        (_park_within, _PARKED),
     ],
 )
 async def test_what_a_callback_of_aio_pika_says(
@@ -297,6 +314,8 @@ def _raise_in_pika(channel: Any, method: Any, properties: Any, body: bytes) -> N
         (_nack_handling, _WAITING),
         (_raise_in_pika, _WAITING),
         (lambda *_: Park("hopeless"), _PARKED),
+        (_raising(Park("hopeless")), _PARKED),
+        (_raising(Snooze(5)), _WAITING),
         (lambda *_: None, _IN_HAND),
     ],
 )
@@ -401,13 +420,6 @@ async def _faststream(
         await framework.stop()
 
 
-def _raising(error: BaseException) -> Callable[[RabbitMessage], None]:
-    def body(message: RabbitMessage) -> None:
-        raise error
-
-    return body
-
-
 _MANUAL = {"ack_policy": AckPolicy.MANUAL}
 
 
@@ -420,6 +432,9 @@ _MANUAL = {"ack_policy": AckPolicy.MANUAL}
         (_raising(AckMessage()), {}, _DONE),
         (_raising(NackMessage()), {}, _WAITING),
         (_raising(RejectMessage()), {}, _PARKED),
+        (_raising(Park("hopeless")), {}, _PARKED),
+        (_raising(Retry("later")), {}, _WAITING),
+        (_raising(Done()), _MANUAL, _DONE),
         (lambda message: message.nack(), {}, _WAITING),
         (lambda message: message.reject(), {}, _PARKED),
         (_raising(ValueError("x")), {"ack_policy": AckPolicy.NACK_ON_ERROR}, _WAITING),

@@ -36,6 +36,7 @@ from hopback.integrations.header_values import header_values
 from hopback.integrations.planned import PlannedQueues, PlanOptions
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
+from hopback.policy.outcome import FAILURES, OUTCOMES, Rule
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.worker import answer_for
 
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
     from aio_pika import Connection
     from aio_pika.abc import AbstractConnection, AbstractIncomingMessage, AbstractQueue
-
-    from hopback.policy.outcome import Rule
 
 __all__ = [
     "AioPikaPlans",
@@ -134,7 +133,7 @@ class AioPikaPlans(PlannedQueues):
                 if isawaitable(returned):
                     returned = await returned
                 answer = answer_of_outcome(returned)
-            except Exception as error:
+            except FAILURES as error:
                 # A settlement before the exception has been carried out, as aio-pika's callers
                 # expect.
                 answer = answer_for(error, wrapped.rules)
@@ -240,14 +239,15 @@ class _Processing:
     async def __aenter__(self) -> PlannedMessage:
         return self._message
 
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         message = self._message
         if message.processed and self._ignores_processed:
-            return
+            return False
         if error is None:
             await message.ack()
-        elif isinstance(error, Exception):  # not a cancelled task: the broker delivers it again
+        elif isinstance(error, FAILURES):  # not a cancelled task: the broker delivers it again
             await message.conclude(answer_for(error, message.rules))
+        return isinstance(error, OUTCOMES)  # a carried out outcome goes no further
 
 
 def received(queue: str, message: AbstractIncomingMessage) -> Received:

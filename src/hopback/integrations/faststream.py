@@ -25,7 +25,7 @@ from hopback.integrations.foreign_delivery import (
     answer_to_requeue,
 )
 from hopback.integrations.planned import PlannedQueues, PlanOptions
-from hopback.policy.outcome import Park, Retry, Rule, Verdict, reason_of
+from hopback.policy.outcome import OUTCOMES, Done, Park, Retry, Rule, Snooze, Verdict, reason_of
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.worker import answer_for
 
@@ -147,12 +147,15 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
         how = await self._plans.conclude(self._taken, self._answer(exc_val))
         if how is not None:
             await settle(self.msg, how)
-        return False  # FastStream logs it
+        # FastStream logs errors. A carried out outcome goes no further.
+        return isinstance(exc_val, OUTCOMES)
 
     def _answer(self, error: BaseException | None) -> Answer:
         unfit = Rule(ValueError, Verdict.PARK, when=self._is_of_payload)
         rules = (*(self._taken.rules if self._taken else ()), _HOPELESS, unfit)
         match error:
+            case Done() | Retry() | Park() | Snooze():
+                return answer_for(error)
             case AckMessage():
                 return DONE
             case NackMessage():

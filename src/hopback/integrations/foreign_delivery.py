@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from hopback.headers import failure_from_exception
 from hopback.policy.decision import Settlement
-from hopback.policy.outcome import (
-    Done,
-    Park,
-    Retry,
-    Rule,
-    Snooze,
-    outcome_of,
-    reason_of,
-)
+from hopback.policy.outcome import OUTCOMES, Park, Retry, Rule, outcome_of, reason_of
 from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.worker import answer_for
 
@@ -113,6 +105,6 @@ def answer_to_reject(error: BaseException | None) -> Answer:
 
 def answer_of_outcome(returned: object) -> Answer | None:
     """Answer for a consumer that returned an outcome of Hopback. None for any other value."""
-    if isinstance(returned, Done | Retry | Park | Snooze):
+    if isinstance(returned, OUTCOMES):
         return Answer(outcome_of(returned))
     return None

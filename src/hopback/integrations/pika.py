@@ -38,6 +38,7 @@ from hopback.integrations.loop_thread import LoopThread
 from hopback.integrations.planned import PlannedQueues, PlanOptions
 from hopback.message import Properties, Received
 from hopback.policy.decision import Settlement
+from hopback.policy.outcome import FAILURES, Rule
 from hopback.runtime.answer import DONE, Answer
 from hopback.runtime.worker import answer_for
 
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
     from pika.connection import Parameters  # type: ignore[import-untyped]
 
-    from hopback.policy.outcome import Rule
     from hopback.runtime.app import Waits
 
 __all__ = ["PikaPlans", "PlannedChannel", "parameters_url"]
@@ -195,7 +195,7 @@ class PlannedChannel:
         self._in_hand[tag] = taken
         try:
             returned = callback(self, method, properties, body)
-        except Exception as error:
+        except FAILURES as error:
             self._failed(tag, taken, error)
             return
         if iscoroutine(returned):

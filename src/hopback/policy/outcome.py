@@ -1,4 +1,4 @@
-"""The outcomes that a handler can choose for a delivery.
+"""The outcomes that a handler can choose for a delivery, by returning or raising them.
 
 Return values, raised exceptions and HTTP responses to pushed events are converted to outcomes.
 """
@@ -6,9 +6,9 @@ Return values, raised exceptions and HTTP responses to pushed events are convert
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeGuard, assert_never
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.headers import Failure, type_and_message
@@ -27,47 +27,108 @@ def _read(duration: Duration) -> float:
         return duration  # type: ignore[return-value]
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class _Raisable(BaseException):
+    """A value that a handler can return or raise: immutable, and equal to others of its content.
+
+    It is a BaseException, as pytest's outcomes are: `except Exception` between the raise and the
+    handler must not swallow the decision.
+    """
+
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__match_args__)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._values()))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__match_args__)
+        return f"{type(self).__name__}({fields})"
+
+    def __str__(self) -> str:
+        return getattr(self, "reason", "") or repr(self)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), self._values()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__match_args__:  # Python itself sets `__traceback__` and others
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super().__setattr__(name, value)
+
+
+_set_field = object.__setattr__
+
+
+class Done(_Raisable):
     """The work is done. A handler that returns None has the same effect."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, init=False)
-class Retry:
+    def __init__(self) -> None:
+        """Takes no arguments."""
+
+
+class Retry(_Raisable):
     """The run failed and may succeed later. `after` selects the smallest tier that is long enough.
 
     A wait longer than every tier uses the delay queues if the application has declared them, and is
     exact there. Otherwise the message waits in the longest tier.
     """
 
+    __slots__ = ("after", "reason")
+    __match_args__ = ("reason", "after")
+
     reason: str
-    after: float | None = None
+    after: float | None
     """Seconds. The argument may be a text (`"2h"`), a number or a timedelta."""
 
-    def __init__(self, reason: str, after: Duration | None = None) -> None:
-        object.__setattr__(self, "reason", reason)
-        object.__setattr__(self, "after", None if after is None else _read(after))
+    def __init__(
+        self, reason: str = "the handler asked for a retry", after: Duration | None = None
+    ) -> None:
+        _set_field(self, "reason", reason)
+        _set_field(self, "after", None if after is None else _read(after))
 
 
-@dataclass(frozen=True, slots=True)
-class Park:
+class Park(_Raisable):
     """It is hopeless: put it into the dead-letter queue now, with this reason."""
+
+    __slots__ = ("reason",)
+    __match_args__ = ("reason",)
 
     reason: str
 
+    def __init__(self, reason: str) -> None:
+        _set_field(self, "reason", reason)
 
-@dataclass(frozen=True, slots=True, init=False)
-class Snooze:
+
+class Snooze(_Raisable):
     """Redeliver the message after `delay` without counting an attempt."""
+
+    __slots__ = ("delay",)
+    __match_args__ = ("delay",)
 
     delay: float
     """Seconds. The argument may be a text (`"2h"`), a number or a timedelta."""
 
     def __init__(self, delay: Duration) -> None:
-        object.__setattr__(self, "delay", _read(delay))
+        _set_field(self, "delay", _read(delay))
 
 
 Outcome: TypeAlias = Done | Retry | Park | Snooze
+
+OUTCOMES = (Done, Retry, Park, Snooze)
+"""The outcomes, for `except`."""
+
+FAILURES = (Exception, *OUTCOMES)
+"""For `except` around a function of the application: it may raise an error or an outcome."""
 
 
 TOO_EARLY = 425
@@ -243,9 +304,22 @@ def outcome_of(returned: object) -> Outcome:
     return Park(f"the handler returned {shown}; expected {MENU}")
 
 
+def raised_outcome(error: BaseException) -> Outcome | None:
+    """Return the outcome that was raised, also as the only error of a TaskGroup. None for an error.
+
+    The traceback is dropped, because a held message would keep the frames of its run alive.
+    """
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if not isinstance(error, OUTCOMES):
+        return None
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return outcome_of(error)
+
+
 def is_outcome(returned: object) -> bool:
     """Whether a value is an outcome. None is not: the handler may return a reply."""
-    return isinstance(returned, Done | Park | Retry | Snooze | ConsumerStatus)
+    return isinstance(returned, (*OUTCOMES, ConsumerStatus))
 
 
 def _fits(rule: Rule, exception: BaseException) -> bool:

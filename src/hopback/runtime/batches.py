@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hopback.policy.batching import BatchWindow, halves
-from hopback.policy.outcome import MENU, Done, Park, Retry, Rule, Snooze, outcome_of
+from hopback.policy.outcome import FAILURES, MENU, OUTCOMES, Done, Park, Rule, outcome_of
 from hopback.runtime.answer import DONE, Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.context import (
     BatchRun,
@@ -121,7 +121,7 @@ class Isolating:
         """Whether to search for bad rows. A predicate that raises counts as false."""
         try:
             return isinstance(error, Exception) and bool(self.handler.options.isolates(error))
-        except Exception:
+        except FAILURES:
             return False
 
     def _answer(self, one: object) -> Answer:
@@ -298,7 +298,7 @@ class Batches:
             payload = self._decoded(taken.delivery)
         except Undecodable as error:
             self.conclude(taken, undecodable(error))
-        except Exception as error:
+        except FAILURES as error:
             self.conclude(taken, answer_for(error))
         else:
             self._add(_Gathered(taken, payload, None))
@@ -418,7 +418,7 @@ class Batches:
         except asyncio.CancelledError:
             self._settling.abandon(taken, self._loop.time() - began, "interrupted")
             raise
-        except Exception as error:  # see OneByOne
+        except FAILURES as error:  # see OneByOne
             answer = answer_for(error)
         if answer is not None:
             await self._conclude_all([taken], [answer], self._loop.time() - began)
@@ -457,7 +457,7 @@ class Batches:
                 await self._prepare.settled(taken.delivery)
             if isinstance(payload, Answer):
                 return payload
-            if isinstance(payload, Done | Retry | Park | Snooze):
+            if isinstance(payload, OUTCOMES):
                 return Answer(outcome_of(payload))
         self._add(_Gathered(taken, payload, run))
         return None
@@ -542,7 +542,7 @@ class Batches:
                 raise
             task.uncancel()
             answers = [answer] * len(alive)
-        except Exception as error:  # see OneByOne. Existing answers of the batch are kept
+        except FAILURES as error:  # see OneByOne. Existing answers of the batch are kept
             _end_runs(alive)
             answers = answers or [answer_for(error)] * len(alive)
         finally:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from hopback.errors import InvalidTopology, Problem
+from hopback.policy.outcome import FAILURES
 from hopback.runtime.context import Context
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Opened:
         kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
         try:
             await self.delivery.__aexit__(kind, error, trace)
-        except Exception:
+        except FAILURES:
             _LOG.exception("a dependency could not be closed after its delivery was settled")
 
 

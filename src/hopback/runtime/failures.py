@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from hopback.policy.outcome import FAILURES
 from hopback.runtime.payload import Undecodable
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class FailedRuns:
         for report in self._on_error:
             try:
                 report(error, context)
-            except Exception:
+            except FAILURES:
                 _LOG.exception("%r of app.on_error raised", report)
         if isinstance(error, Undecodable) or not self._bus.hears("handler.failed"):
             return  # of a payload that fits nothing the reason says it all

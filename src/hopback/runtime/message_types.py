@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.policy.outcome import Outcome, Park, outcome_of
+from hopback.policy.outcome import FAILURES, Outcome, Park, outcome_of
 from hopback.runtime.answer import Answer
 from hopback.runtime.handler import BatchHandler, Handler, HandlerOptions
 from hopback.runtime.worker import FunctionRunner, answer_for
@@ -103,7 +103,7 @@ class TypedRunner:
         try:
             name = self._typed.type_of(delivery)
             runner = None if name is None else self._runners.get(name)
-        except Exception as error:  # a function of the application's, on hostile headers
+        except FAILURES as error:  # a function of the application's, on hostile headers
             return answer_for(error)
         if runner is not None:
             return await runner(delivery)

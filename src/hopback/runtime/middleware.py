@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from hopback.errors import InvalidTopology, Problem
+from hopback.policy.outcome import raised_outcome
 from hopback.runtime.context import Context
 
 NextRun: TypeAlias = Callable[[], Awaitable[object]]
@@ -51,8 +52,10 @@ class _Inside:
         try:
             self.returned = await self._run()
         except BaseException as error:
-            self.error = error
-            raise
+            self.returned = raised_outcome(error)
+            if self.returned is None:
+                self.error = error
+                raise
         return self.returned
 
 

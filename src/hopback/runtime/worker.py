@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hopback.errors import ReplyRefused
 from hopback.headers import failure_from_exception
-from hopback.policy.outcome import Park, Retry, Rule, classify, is_outcome, outcome_of
+from hopback.policy.outcome import (
+    FAILURES,
+    Park,
+    Retry,
+    Rule,
+    classify,
+    is_outcome,
+    outcome_of,
+    raised_outcome,
+)
 from hopback.runtime.answer import DONE, Answer, ConsumeSession, HeldDelivery, Run
 from hopback.runtime.context import (
     Context,
@@ -44,7 +53,13 @@ if TYPE_CHECKING:
 
 
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
-    """The answer of a run that raised: a retry or a park by the rules, with the failure's record."""
+    """The answer of a run that raised: an outcome, or a retry or a park by the rules.
+
+    The record of the failure belongs to an error. An outcome has none, raised or returned.
+    """
+    outcome = raised_outcome(error)
+    if outcome is not None:
+        return Answer(outcome)
     failure = failure_from_exception(error)
     if isinstance(error, ReplyRefused):
         return Answer(Park(str(error)), failure, error=error)  # another attempt would fail too
@@ -305,7 +320,7 @@ def inside_middleware(
         token = current_context.set(context)
         try:
             said = await run_through(middleware, context, outcome)
-        except Exception as error:
+        except FAILURES as error:
             return answer_for(error)
         finally:
             end_run(context)
@@ -476,7 +491,7 @@ class OneByOne:
                 key = self._key(taken.delivery)
                 if key is not None and not isinstance(key, str):
                     raise TypeError(f"expected a key of type str or None, got {type(key).__name__}")
-            except Exception as error:
+            except FAILURES as error:
                 failed = taken.with_answer(answer_for(error, self._rules))
                 self._pool.submit(failed)
             else:
@@ -556,7 +571,7 @@ class OneByOne:
                 answer = taken.answer or await self._run(taken.delivery)
             except asyncio.CancelledError:
                 answer = self._answer_to_end()
-            except Exception as error:
+            except FAILURES as error:
                 # A runner answers for its handler, so this is a defect of Hopback, or of a codec or
                 # trace around the run. The message follows its plan like any other failure.
                 answer = answer_for(error)
