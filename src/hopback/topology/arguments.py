@@ -1,7 +1,7 @@
-"""AMQP values in JSON and TOML, with nothing of their type lost.
+"""AMQP values in JSON and TOML without loss of their type.
 
-What both formats have is written as it is: true and false, whole numbers (64 bits), numbers, text,
-arrays, tables. Every other AMQP type is a table with one key that begins with `$`::
+Types that both formats have are written unchanged: booleans, 64-bit integers, numbers, text, arrays
+and tables. Every other AMQP type is a table with one key that begins with `$`::
 
     { "$int32" = 5 }   { "$timestamp" = 1700000000 }   { "$bytes" = "aGVsbG8=" }   { "$none" = true }
 

@@ -1,7 +1,7 @@
-"""A topology as an AsyncAPI 3.0 document: where messages come in, and which queues are received from.
+"""A topology as an AsyncAPI 3.0 document: the entry points of messages and the consumed queues.
 
-Each binding of an exchange to a queue is a channel of its routing key, each queue a channel of its own.
-What AsyncAPI has no words for (arguments, dead-letter paths, failure plans) is under `x-hopback`.
+Each binding of an exchange to a queue is a channel with its routing key. Each queue is a channel, too.
+Facts that AsyncAPI cannot express (arguments, dead-letter paths, failure plans) are under `x-hopback`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KNOWN_TYPES = frozenset({*ExchangeType, "default"})
 
 @dataclass(frozen=True, slots=True)
 class PayloadSchemas:
-    """What handlers take: a JSON Schema by queue, and the ones that these refer to by name."""
+    """JSON Schemas of handler payloads by queue, and the schemas they refer to by name."""
 
     queues: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     shared: Mapping[str, object] = field(default_factory=dict)
@@ -34,10 +34,10 @@ class PayloadSchemas:
 def write_asyncapi(
     topology: Topology, *, version: str = "1.0.0", payloads: PayloadSchemas | None = None
 ) -> dict[str, object]:
-    """The document; `version` is that of your API, which a topology does not know.
+    """Return the document. `version` is the version of the user's API.
 
-    `payloads` are the schemas of what an application's handlers take: each is the message of its
-    queue and of the keys that lead there. Arguments that JSON cannot carry are left out.
+    Each schema of `payloads` describes the messages of its queue and of the routing keys that lead
+    there. Arguments that JSON cannot express are left out.
     """
     payloads = payloads or PayloadSchemas()
     topology, _ = without_what_json_lacks(topology)
@@ -88,7 +88,7 @@ def write_asyncapi(
 
 
 def _messages(taken: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
-    """A message for each queue whose handler says what it takes."""
+    """Return one message for each queue whose handler declares a payload type."""
     return {
         re.sub(r"[^A-Za-z0-9_-]+", "_", queue): {"name": queue, "payload": dict(schema)}
         for queue, schema in taken.items()

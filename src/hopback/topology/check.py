@@ -1,4 +1,4 @@
-"""The hazards of a topology as findings: what can be lost, when, and what to do about it."""
+"""Check a topology for hazards: possible losses, their conditions and remedies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def check(topology: Topology, version: BrokerVersion | None = None) -> tuple[Finding, ...]:
-    """All hazards of the topology on a broker of this version, the gravest first.
+    """Return all hazards of the topology on a broker of this version, most severe first.
 
-    Without a version, what holds on any version is reported, with the versions it holds for and
-    the gravest severity among them. Policies count as the broker would apply them. A topology
-    without plans, as read from a live broker, is judged by how its queues dead-letter.
+    Without a version, the hazards of all versions are reported, each with its versions and its
+    highest severity. Policies are applied as the broker applies them. In a topology without plans,
+    such as one read from a live broker, the roles of queues come from their dead-letter arguments.
     """
     analysis = Analysis(topology, version)
     found = {finding for rule in RULES for finding in reported(rule, analysis)}

@@ -226,7 +226,7 @@ def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tu
         if fitting.definition:
             policies.append(fitting)
         else:
-            notes.append(f"policy {quoted(policy.name)} left out: nothing of it is left")
+            notes.append(f"policy {quoted(policy.name)} left out: no supported key remains")
     return replace(topology, queues=queues, policies=tuple(policies)), tuple(notes)
 
 
@@ -256,7 +256,7 @@ def _fitting_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Qu
             if version not in gap.span and gap.concerns(queue, value):
                 del arguments[name]
                 meant = f"{name} = {value} is meant for RabbitMQ {gap.span}"
-                notes.append(f"queue {quoted(queue.name)}: {meant}; left out: {gap.why}")
+                notes.append(f"queue {quoted(queue.name)}: {meant}, left out: {gap.why}")
                 break
     return queue if len(arguments) == len(queue.arguments) else replace(queue, arguments=arguments)
 
@@ -274,7 +274,7 @@ def _fitting_keys(policy: Policy, version: BrokerVersion, notes: list[str]) -> P
             why = "before 4.0 a delivery limit cannot be negative"
         if why:
             del definition[key]
-            told = f"{quoted(key)} left out: {why}; the whole import would be refused"
+            told = f"{quoted(key)} left out: {why}. The broker would refuse the whole import"
             notes.append(f"policy {quoted(policy.name)}: {told}")
     return (
         policy

@@ -1,14 +1,14 @@
 """The queues in which delayed messages wait: one for each power of two seconds, largest first.
 
-A message that is due in 13 seconds (8 + 4 + 1) waits in the queues of 8, of 4 and of 1 second. Its
-routing key is the number of seconds in binary, `1.0.1.1`, the ones first: every level has an exchange
-that sends a message into the level's queue if its digit is 1; what is not wanted there goes on to its
-alternate exchange, the next lower level.
-A queue holds messages of one wait alone, so none waits behind another, and whatever the delay, the
-broker keeps one time to live for each queue and no timer for each message.
+A message that is due in 13 seconds (8 + 4 + 1) waits in the queues of 8, 4 and 1 seconds. Its routing
+key is the number of seconds in binary, `1.0.1.1`, least significant digit first. Each level has a topic
+exchange. It routes a message into the level's queue if the level's digit is 1. Otherwise the message
+takes the alternate exchange to the next lower level.
+All messages of a queue have the same wait, so none waits behind another. The broker needs one time to
+live per queue and no timer per message.
 
-The broker moves a message from queue to queue at least once. It meets each queue at most once, which
-no broker takes for a cycle, as long as it enters without deaths of an earlier time.
+The broker moves a message from queue to queue at least once. A message enters each queue at most once.
+The broker therefore does not detect a cycle, provided that the message enters without earlier deaths.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from hopback.topology.expand import (
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType, Topology
 
 DUE = "hopback.delay.due"
-"""The queue of what is due: applications with delays send it on from there."""
+"""The queue of due messages. Applications with delays publish them to their destinations."""
 
 LONGEST_DELAY = "30d"
-"""What can wait unless more is asked for: reminders of a month, in 22 queues."""
+"""The default maximum: reminders of a month, in 22 queues."""
 
 _LEVEL = "hopback.delay.level-"
 
 _MOST_LEVELS = 28
-"""Of so many seconds in binary the largest is more than four years; ten years need one more."""
+"""28 binary digits of seconds are more than eight years. RabbitMQ's maximum of ten years needs one more."""
 
 _RETRY_MS = (1_000, 30_000, 300_000, 1_800_000)
-"""When a message that is due cannot be sent on: soon, for a queue that is being made just now; then as
-failed messages of any queue do, until half an hour after which somebody has to look."""
+"""Waits before a due message is published again after a failure. The first is short, because its queue
+may be about to be declared. After 30 minutes the message is parked for an operator."""
 
 
 def level_count(longest: Duration = LONGEST_DELAY) -> int:
-    """How many levels hold a delay of this length; ValueError for one that RabbitMQ has no time for."""
+    """Number of levels for a delay of this length. ValueError if RabbitMQ has no such time to live."""
     return max(1, -(-parse_wait_ms(longest) // 1000)).bit_length()
 
 
 def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
-    """Exchanges and queues that hold messages for up to `longest`, and the queue of what is due.
+    """Exchanges and queues that hold messages for up to `longest`, and the queue of due messages.
 
-    A longer one later only adds levels.
+    A larger `longest` only adds levels.
     """
     levels = range(level_count(longest))
     plan = recommended_plan(DUE, tiers_ms=_RETRY_MS)
@@ -57,7 +57,7 @@ def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
         at_least_once(_name(level), dead_lettering(_name(level - 1), "", ttl_ms=1000 << level))
         for level in levels
     )
-    # Whatever a level does not want goes on below, down to what is due: nothing is ever unroutable here.
+    # Each level routes or passes on every message, so none is unroutable.
     ways = (
         Exchange(
             _name(level), ExchangeType.TOPIC, arguments={"alternate-exchange": _name(level - 1)}
@@ -78,7 +78,7 @@ def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
 
 
 def way_in(delay_ms: int) -> tuple[str, str]:
-    """The exchange and the routing key that make a message wait so long, never less."""
+    """Exchange and routing key for a delay of at least `delay_ms`, rounded up to seconds."""
     seconds = -(-delay_ms // 1000)
     if seconds <= 0:
         return "", DUE
@@ -101,13 +101,13 @@ def came_by_ladder(exchange: str) -> bool:
 
 
 def longest_delay_ms(topology: Topology) -> int:
-    """How long the queues of delays of a topology can hold a message; 0 if it has none."""
+    """The longest delay that the topology's delay queues can hold, 0 without delay queues."""
     levels = sum(is_delay_level(exchange.name) for exchange in topology.exchanges)
     return ((1 << levels) - 1) * 1000
 
 
 def without_delay_levels(topology: Topology) -> Topology:
-    """The topology as a map shows it, where the levels would stand between everything else."""
+    """The topology without delay levels, which would fill a diagram."""
     return replace(
         topology,
         exchanges=tuple(each for each in topology.exchanges if not is_delay_level(each.name)),
@@ -122,7 +122,7 @@ def is_delay_level(name: str) -> bool:
 
 
 def delay_level_names(highest: str) -> tuple[str, ...]:
-    """The names of all levels up to that one, the shortest first; none if it is no level."""
+    """The names of all levels up to `highest`, shortest first. Empty if `highest` is not a level."""
     number = highest.removeprefix(_LEVEL)
     if not is_delay_level(highest) or not (number.isascii() and number.isdecimal()):
         return ()
@@ -137,17 +137,17 @@ _SCHEDULE = ".schedule"
 
 
 def schedule_queue_name(queue: str) -> str:
-    """The name of the queue that keeps what the periodic messages for `queue` have reached."""
+    """The name of the queue that stores the state of the periodic messages of `queue`."""
     return queue + _SCHEDULE
 
 
 def scheduled_queue(name: str) -> str | None:
-    """The queue whose periodic messages a queue of this name may keep; None if by its name it is none."""
+    """The queue that a schedule queue of this name belongs to. None if the name is not one."""
     return name.removesuffix(_SCHEDULE) if name.endswith(_SCHEDULE) else None
 
 
 def schedule_queue(queue: str) -> Queue:
-    """The queue itself. Processes may die as often as they like: nothing removes its message."""
+    """The schedule queue. It keeps its message however often a consumer dies."""
     return Queue(
         schedule_queue_name(queue),
         QueueType.QUORUM,

@@ -325,7 +325,7 @@ class _Sequence:
 
 
 def subject(topology: Topology, queue: str | None) -> Plan:
-    """The plan of this queue, or the first plan; InvalidTopology names the queues that have one."""
+    """The plan of this queue, or the first plan. InvalidTopology names the queues that have one."""
     plan = next((plan for plan in topology.plans if queue in (None, plan.queue)), None)
     if plan is not None:
         return plan
@@ -343,27 +343,27 @@ _PLAIN = frozenset(" .,_-*/()+=→…")
 def label(text: str) -> str:
     """The text as a label: letters, digits and a few signs stay, all others become entities.
 
-    So nothing in a name can end a label, open a tag or begin a comment.
+    A name can therefore not end a label, open a tag or begin a comment.
     """
     written = ""
     for sign in text:
         if sign in _PLAIN or sign.isalnum():
             written += sign
         else:
-            # What cannot be shown (control characters, halves of surrogate pairs) has no entity.
+            # Unprintable characters (control characters, lone surrogates) have no entity.
             written += f"#{ord(sign)};" if sign.isprintable() else "\N{REPLACEMENT CHARACTER}"
     return written or "(no name)"
 
 
 class Ids:
-    """Gives each name an id of its own: readable, of letters, digits and underscores only."""
+    """Assigns each name a unique id of letters, digits and underscores."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[str, str], str] = {}
         self._taken: set[str] = set()
 
     def of(self, kind: str, name: str) -> str:
-        """The id of what has this kind and name, the same at every call."""
+        """The id of this kind and name, the same at every call."""
         if (kind, name) in self._given:
             return self._given[kind, name]
         stem = f"{kind}_{_WORD.sub('_', name).strip('_')[:_LONGEST_ID]}".rstrip("_")

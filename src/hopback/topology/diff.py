@@ -44,7 +44,7 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
     if key is None or known is None or not known.live or actual.type not in known.types:
         return Advice(_MIGRATE)
     if desired is None:
-        return Advice(f"no policy takes an argument away; {_MIGRATE}")
+        return Advice(f"a policy cannot remove an argument: {_MIGRATE}")
     # Whether a policy has its way although the queue has the argument.
     if known.prevails is Prevails.SMALLER:
         # A negative delivery limit means none, and gives way to any other.
@@ -58,8 +58,8 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
     if found is None or prevails:
         note = " (for messages that come in from then on)" if key == "message-ttl" else ""
         return Advice(
-            f"a policy with {key}: {shown(desired)} has the same effect on the live queue{note};"
-            " declare the argument as the broker has it",
+            f"a policy with {key}: {shown(desired)} has the same effect on the live queue{note}."
+            " Declare the argument as the broker has it",
             (key, desired),
         )
     why = (
@@ -75,7 +75,7 @@ def advise_exchange(field: str, desired: FieldValue, found: FieldValue) -> Advic
     if field == "alternate-exchange" and found is None:
         return Advice(
             f"a policy with alternate-exchange: {shown(desired)} has the same effect on the live"
-            " exchange; declare it without the argument",
+            " exchange. Declare the exchange without the argument",
             ("alternate-exchange", desired),
         )
     return Advice(_RECREATE)

@@ -376,8 +376,8 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
     place = table.get("retry")
     if place is None:
         table.place.wrong(
-            'what happens when its handler fails: `retry = [{ delay = "30s" }]`, or'
-            " `consumers = false` if nothing of ours consumes it",
+            'a failure plan such as `retry = [{ delay = "30s" }]`, or'
+            " `consumers = false` for a queue without consumers",
             "neither",
         )
         return None
@@ -387,7 +387,7 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
         tier, before_it = item.table(), len(place.problems)
         delay_ms = tier.need("delay", Located.duration_ms, 0, "a duration like 30s")
         if delay_ms == 0 and len(place.problems) == before_it:
-            item.inner("delay", "0s").wrong("a delay longer than nothing", "0s")
+            item.inner("delay", "0s").wrong("a delay longer than 0s", "0s")
         tier.close()
         tiers_ms.append(delay_ms)
     for at, (before, after) in enumerate(pairwise(tiers_ms)):

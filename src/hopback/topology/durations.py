@@ -1,4 +1,4 @@
-"""Waiting times as people write them: `30s`, `5m`, `1h30m`, `250ms`."""
+"""Durations with units: `30s`, `5m`, `1h30m`, `250ms`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 Duration: TypeAlias = str | float | timedelta
-"""A time as code says it: `"2h"`, a number of seconds, or a timedelta."""
+"""A duration in code: `"2h"`, a number of seconds, or a timedelta."""
 
 LONGEST_MS = 315_360_000_000
 """Ten years: the longest time to live that RabbitMQ accepts."""
@@ -21,10 +21,11 @@ _EXAMPLES = "a duration like 250ms, 30s, 5m or 1h30m"
 def parse_duration_ms(value: str | int | timedelta) -> int:
     """Milliseconds from `30s`, `1h30m`, a timedelta or a whole number of milliseconds.
 
-    ValueError says what was expected: units in falling order, each at most once, ten years at most.
+    Units are in descending order, each at most once. The maximum is ten years. ValueError gives the
+    expected format.
     """
     if isinstance(value, timedelta):
-        value = -(-value // timedelta(milliseconds=1))  # never shorter than it says
+        value = -(-value // timedelta(milliseconds=1))  # rounded up
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"expected {_EXAMPLES}, or whole milliseconds, got {value!r}")
     if isinstance(value, str):
@@ -46,7 +47,8 @@ def parse_duration_ms(value: str | int | timedelta) -> int:
 def parse_wait_ms(value: Duration) -> int:
     """Milliseconds from `30s`, a timedelta or a number of seconds, rounded up.
 
-    ValueError says what was expected. Files say whole milliseconds: those read `parse_duration_ms`.
+    ValueError gives the expected format. Files contain whole milliseconds, which
+    `parse_duration_ms` reads.
     """
     if isinstance(value, str | timedelta):
         return parse_duration_ms(value)
@@ -62,7 +64,7 @@ def parse_wait_ms(value: Duration) -> int:
 
 
 def duration_seconds(value: Duration) -> float:
-    """Seconds from `30s` or a timedelta; a number is seconds already, and is not judged here."""
+    """Seconds from `30s` or a timedelta. A number is returned unchanged and unchecked."""
     return parse_duration_ms(value) / 1000 if isinstance(value, str | timedelta) else value
 
 

@@ -1,8 +1,8 @@
-"""What a queue is told in the end: its own arguments and the one policy that applies to it.
+"""The effective arguments of a queue: its own arguments and the policy that applies to it.
 
-Of all policies that match a queue only the one of highest priority counts; they do not merge.
-Where both an argument and that policy speak, the argument wins or the smaller value does, and for
-some settings of a quorum queue the policy.
+Of all policies that match a queue, only the one with the highest priority applies. Policies do not
+merge. If an argument and the policy set the same value, the argument applies or the smaller value
+does. For some settings of a quorum queue the policy applies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 DEFAULT_DELIVERY_LIMIT = 20
-"""What a quorum queue without any limit of its own gets from RabbitMQ 4.0 on."""
+"""The delivery limit of a quorum queue that sets none, from RabbitMQ 4.0 on."""
 
 _V4_0 = BrokerVersion(4, 0)
 
@@ -34,9 +34,9 @@ _APPLY_TO_EXCHANGES = frozenset({"all", "exchanges"})
 
 
 def matching_policies(target: Queue | Exchange, policies: Iterable[Policy]) -> tuple[Policy, ...]:
-    """The policies whose pattern and kind fit, the one that applies first.
+    """The policies whose pattern and kind match, highest priority first.
 
-    One whose pattern is not evaluated is not among them; `check` reports it.
+    Policies whose pattern cannot be evaluated are left out. `check` reports them.
     """
     kinds = _APPLY_TO[target.type] if isinstance(target, Queue) else _APPLY_TO_EXCHANGES
     fitting = [
@@ -78,9 +78,10 @@ def effective_arguments(
 
 
 def delivery_limit(queue: Queue, version: BrokerVersion) -> int | None:
-    """How many returns a quorum queue allows; None for no limit. `queue` has effective arguments.
+    """Number of returns that a quorum queue allows, None for no limit. `queue` has effective arguments.
 
-    Below 4.0 there is no default, and a negative limit acts like 0: the first return removes.
+    Before 4.0 there is no default, and a negative limit acts like 0: the first return removes the
+    message.
     """
     if queue.type is not QueueType.QUORUM:
         return None
@@ -98,7 +99,7 @@ def effective_topology(topology: Topology, version: BrokerVersion | None = None)
     for exchange in topology.exchanges:
         policy = applied_policy(exchange, topology.policies)
         alternate = policy.definition.get("alternate-exchange") if policy else None
-        # It takes nothing else from a policy, and that only if it names none itself.
+        # The policy key is used only if the exchange does not have the argument.
         if alternate is not None and "alternate-exchange" not in exchange.arguments:
             arguments = {**exchange.arguments, "alternate-exchange": alternate}
             exchanges.append(replace(exchange, arguments=arguments))

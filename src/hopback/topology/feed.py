@@ -1,4 +1,4 @@
-"""What feeds a queue, as a value: an exchange of any type, what is wanted of it, and what feeds it."""
+"""The feeds of a queue: an exchange of any type, the wanted keys or headers, and its own feed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Feed:
     """An exchange that feeds a queue. Made by `topic`, `direct`, `fanout` and `headers`.
 
-    `source` is a feed of the exchange itself: what comes there from another exchange.
+    `source` is a feed of this exchange: another exchange that is bound to it.
     """
 
     exchange: Exchange
@@ -80,11 +80,11 @@ class Feed:
 
 
 Bind: TypeAlias = "Mapping[str, str | Iterable[str]] | Feed | Iterable[Feed]"
-"""What `bind=` takes: topic exchanges with the keys wanted of them, or feeds of any type."""
+"""The argument `bind=`: topic exchanges with the wanted keys, or feeds of any type."""
 
 
 def feeds_of(bind: Bind) -> tuple[Feed, ...]:
-    """The feeds that `bind=` stands for."""
+    """Convert the argument `bind=` to feeds."""
     if isinstance(bind, Feed):
         return (bind,)
     if isinstance(bind, Mapping):

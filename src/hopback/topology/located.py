@@ -1,8 +1,7 @@
-"""Reading structured data that anybody may have written.
+"""Reading untrusted structured data.
 
-A place is a value together with the path that leads to it. Reading from a place never raises:
-what is wrong is noted, something harmless is returned, and reading goes on, so that one look
-finds every problem.
+A place is a value and its path. Reading from a place never raises an error: a problem is recorded,
+a harmless value is returned and reading continues. One pass therefore finds all problems.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 class Located:
-    """A value somewhere in an input; all places of one input share their list of problems."""
+    """A value in an input. All places of one input share a list of problems."""
 
     __slots__ = ("path", "problems", "value")
 
@@ -68,7 +67,7 @@ class Located:
         return max(number, 1)
 
     def duration_ms(self) -> int:
-        """A duration, as text with units or as whole milliseconds; the milliseconds."""
+        """The milliseconds of a duration that is text with units or whole milliseconds."""
         try:
             return parse_duration_ms(self.value)  # type: ignore[arg-type]
         except ValueError as error:
@@ -105,7 +104,7 @@ class Located:
         return tuple(found)
 
     def table(self) -> Table:
-        """A table of known keys; an empty one if it is none."""
+        """A table of known keys, empty if the value is not a table."""
         return Table(self, dict(self.entries()))
 
     def check(self, where: str) -> None:
@@ -115,7 +114,7 @@ class Located:
 
 
 class Table:
-    """A table whose keys are known: what is left when all are read is reported by `close`."""
+    """A table whose keys are known. `close` reports all keys that were not read."""
 
     __slots__ = ("_asked", "_entries", "place")
 
@@ -130,14 +129,14 @@ class Table:
         return self._entries.get(key)
 
     def read(self, key: str, how: Callable[[Located], T], otherwise: T) -> T:
-        """What stands under an optional key."""
+        """The value of an optional key."""
         place = self.get(key)
         return otherwise if place is None else how(place)
 
     def need(
         self, key: str, how: Callable[[Located], T], otherwise: T, expected: str = "text"
     ) -> T:
-        """What stands under a key that must be there."""
+        """The value of a required key."""
         place = self.get(key)
         if place is not None:
             return how(place)
@@ -157,7 +156,7 @@ class Table:
         return {key: place for key, place in self._entries.items() if key not in set(known)}
 
     def close(self) -> None:
-        """Note every key that nobody asked for."""
+        """Record a problem for every unread key."""
         known = sorted(self._asked)
         for key, place in self.without(known).items():
             place.wrong(f"one of {', '.join(known)}", shown(key) + did_you_mean(key, known))

@@ -1,4 +1,4 @@
-"""The topology as plain frozen data. Nothing here opens a connection."""
+"""The topology as plain frozen data, without connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EMPTY: Headers = MappingProxyType({})
 
 
 def freeze(value: FieldValue) -> FieldValue:
-    """A copy of `value` in which nothing can be changed: mapping proxies and tuples all the way."""
+    """Return an immutable deep copy of `value`, made of mapping proxies and tuples."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: freeze(inner) for key, inner in value.items()})
     if isinstance(value, list | tuple):
@@ -25,7 +25,7 @@ def freeze(value: FieldValue) -> FieldValue:
 
 
 class ExchangeType(StrEnum):
-    """The exchange types every RabbitMQ has; plugins add others, which stay plain strings."""
+    """The built-in exchange types. Types of plugins are plain strings."""
 
     DIRECT = "direct"
     FANOUT = "fanout"
@@ -72,7 +72,7 @@ class Queue:
 
     @property
     def declared_arguments(self) -> dict[str, FieldValue]:
-        """The arguments as a broker is told them; a classic queue says nothing of its type."""
+        """The arguments of `queue.declare`. For a classic queue they do not include the type."""
         if self.type is QueueType.CLASSIC:
             return dict(self.arguments)
         return {"x-queue-type": str(self.type), **self.arguments}
@@ -108,11 +108,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Everything that is declared together: objects, and what each queue does on failure.
+    """Objects that are declared together, and the failure plans of queues.
 
-    `plans` holds the failure plan of each queue that has consumers. `foreign` keeps what a
-    definitions file held beside these (users, parameters, …) so that it can be written back.
-    `unconsumed` names queues that are meant to have no consumer of ours, and so need no plan.
+    `plans` holds the failure plan of each queue that has consumers. `foreign` keeps the other content
+    of a definitions file (users, parameters, …) so that it can be written back. `unconsumed` names
+    queues without consumers in this application. They need no plan.
     """
 
     name: str
@@ -150,9 +150,9 @@ class Topology:
 
 
 def joined(topologies: Iterable[Topology]) -> Topology:
-    """Several topologies as one; of two objects of one name the first counts.
+    """Several topologies as one. Of two objects with the same name the first is used.
 
-    By name or equality, not by hash: arguments are mappings and have none.
+    Compared by name or equality, not by hash: arguments are mappings and cannot be hashed.
     """
     several = tuple(topologies)
     exchanges: dict[str, Exchange] = {}

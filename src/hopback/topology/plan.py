@@ -1,8 +1,8 @@
-"""The failure plan of a queue: what happens to a message whose handler failed.
+"""The failure plan of a queue: the handling of messages whose handler failed.
 
-A plan says how long a failed message waits (tiers), how often it may be handled (attempts), how
-it leaves for the retry queue, how it returns, how it is parked and what counts its attempts. The
-five documented designs and Hopback's own are values of this one type.
+A plan specifies the waits of a failed message (tiers), the number of attempts, the ways into and out
+of the retry queue, the way into the dead-letter queue, and the source of the attempt count. The five
+documented designs and Hopback's own design are values of this type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Leave(StrEnum):
 
 
 class Return(StrEnum):
-    """How a message comes back when its wait is over."""
+    """How a message returns after its wait."""
 
     QUEUE = "queue"
     """Straight to its own queue, through the default exchange."""
@@ -30,7 +30,7 @@ class Return(StrEnum):
 
 
 class Count(StrEnum):
-    """What counts the attempts."""
+    """The source of the attempt count."""
 
     X_DEATH = "x-death"
     """The broker's record, sound while only the broker moves the message, and our own header."""
@@ -39,7 +39,7 @@ class Count(StrEnum):
 
 
 class Fact(StrEnum):
-    """What a stamp can say of a failed delivery."""
+    """Content of a stamp."""
 
     NOW = "now"
     QUEUE = "queue"
@@ -77,7 +77,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One waiting time; the first of its routes that matches is taken."""
+    """One wait of a plan. The first matching route is used."""
 
     name: str
     delay_ms: int
@@ -86,7 +86,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Parking:
-    """Where a hopeless message rests, and how it gets there."""
+    """The dead-letter queue of a plan, and the way into it."""
 
     queue: str
     by: Leave
@@ -96,9 +96,9 @@ class Parking:
 
 @dataclass(frozen=True, slots=True)
 class LocalWait:
-    """A snooze spent in the process before a requeue; for classic queues only.
+    """A snooze in the process before a requeue, for classic queues only.
 
-    The wait is the time still due, but at least `min_ms` and at most a random time up to `max_ms`.
+    The wait is the remaining time, but at least `min_ms` and at most a random time up to `max_ms`.
     A message that was requeued before waits at most `max_ms + min_ms`.
     """
 
@@ -118,12 +118,12 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What happens to the messages of `queue` when their handler fails.
+    """The failure plan of `queue`.
 
-    `attempts` is how often the handler may run; the failure of the last run parks.
+    `attempts` is the maximum number of handler runs. The failure of the last run parks.
     `tiers` are used in order, the last one for all further attempts.
-    `count_header` is the design's own counter (failures so far), read and written beside ours.
-    `snooze` is None where a snoozed message waits in a retry queue without counting.
+    `count_header` is the design's own counter of failures, read and written in addition to ours.
+    `snooze` is None if a snoozed message waits in a retry queue without counting.
     `snooze_exhausts`: a snooze at the last attempt parks instead of waiting once more.
     """
 
@@ -143,4 +143,4 @@ class Plan:
 
 
 MAX_REDRIVES = 3
-"""How often a message may be re-driven when nothing else is said; a fourth time is a loop."""
+"""Default number of re-drives of one message. A fourth re-drive is probably a loop."""

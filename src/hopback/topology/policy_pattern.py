@@ -127,7 +127,7 @@ def _repeat(part: _PatternPart, least: int, most: int | None) -> _PatternPart:
             raise PatternFlaw("repetition within repetition is not evaluated", refused=False)
         choices, loops = (most - least + 1) * part.choices**most, part.loops * most
     else:
-        # The rounds of a group may match nothing, so each of them counts.
+        # A round of a group may match the empty string, so each round counts.
         rounds = _LONGEST_NAME if most is None else most - least * part.is_byte + 1
         if rounds > _LONGEST_NAME and not part.is_byte:
             raise PatternFlaw("a group is repeated too often to be evaluated", refused=False)
@@ -168,7 +168,7 @@ def _those(kind: str) -> int:
 _DIGIT = _span(0x30, 0x39)
 _SPACE = _bytes_of("\t\n\v\f\r ")
 _ALPHA = _those("alpha")
-# Two that Python calls lower case without an upper case; Erlang's tables do not.
+# Python classifies these two as lower case without an upper case. Erlang's tables do not.
 _LOWER = _those("lower") & ~_bytes_of("\xaa\xba")
 _WORD = _ALPHA | _DIGIT | _bytes_of("_")
 _GRAPH = _span(0x21, 0x7E) | _span(0xA0, 0xFF)
@@ -191,7 +191,7 @@ def _either_case(accepted: int) -> int:
     for byte in range(256):
         if accepted >> byte & 1:
             other = chr(byte).swapcase()
-            # Not ß, ÿ and µ: their other case is no Latin-1 letter.
+            # Not ß, ÿ and µ: their other case is not a Latin-1 letter.
             if len(other) == 1 and ord(other) < 256:
                 found |= 1 << ord(other)
     return found
@@ -217,7 +217,7 @@ class _PatternReader:
         self._ignores_case = False
 
     def whole(self) -> _PatternPart:
-        """The pattern; PatternFlaw if it is none, or none that is evaluated."""
+        """The whole pattern. PatternFlaw if it is invalid or cannot be evaluated."""
         part = self._choice()
         if self._at < len(self._text):
             raise PatternFlaw("a closing parenthesis has no opening one", refused=True)
@@ -275,9 +275,9 @@ class _PatternReader:
                     return _anchor(escaped)
                 return self._byte(self._escaped(escaped))
             case "*" | "+" | "?":
-                raise PatternFlaw(f"there is nothing before {one!r} to repeat", refused=True)
+                raise PatternFlaw(f"{one!r} has no preceding item to repeat", refused=True)
             case "{" if self._count(self._at - 1) is not None:
-                raise PatternFlaw("there is nothing before '{' to repeat", refused=True)
+                raise PatternFlaw("'{' has no preceding item to repeat", refused=True)
         return self._byte(1 << ord(one))
 
     def _byte(self, accepted: int) -> _PatternPart:
@@ -303,7 +303,7 @@ class _PatternReader:
         return _repeat(part, least, most)
 
     def _count(self, place: int) -> tuple[int, int | None, int] | None:
-        """`{2}`, `{2,}` or `{2,5}` at a place, and where it ends; anything else is text."""
+        """`{2}`, `{2,}` or `{2,5}` at a place and its end, or None: other text is literal."""
         if not self._text.startswith("{", place):
             return None
         inner, closed, _ = self._text[place + 1 : place + 16].partition("}")
@@ -334,7 +334,7 @@ class _PatternReader:
         return self._options()
 
     def _options(self) -> _PatternPart | None:
-        """`(?i)` for the rest of the group, `(?i:…)` for a group of its own, or `(?:…)`."""
+        """`(?i)` for the remaining group, `(?i:…)` for a new group, or `(?:…)`."""
         kept = self._ignores_case
         on = True
         while (one := self._next()) not in ":)":
@@ -357,7 +357,7 @@ class _PatternReader:
         return replace(part, is_anchor=False)
 
     def _escaped(self, one: str) -> int:
-        """The bytes that an escape stands for, in a set or outside."""
+        """The bytes that an escape represents, in a set or outside."""
         if one in _SHORT:
             return _SHORT[one]
         if one in _CONTROLS:
@@ -382,7 +382,7 @@ class _PatternReader:
                     raise PatternFlaw("a range in brackets is out of order", refused=True)
                 bytes_ = _span(bytes_.bit_length() - 1, last.bit_length() - 1)
             found |= bytes_
-        # Case is ignored in what is listed, then that is inverted.
+        # The set is made case-insensitive first and then inverted.
         found = _either_case(found) if self._ignores_case else found
         return _ALL ^ found if inverted else found
 
@@ -392,7 +392,7 @@ class _PatternReader:
             name, closed, _ = self._text[self._at + 2 : self._at + 14].partition(":]")
             if closed and name.removeprefix("^").isalpha():
                 if name.removeprefix("^") not in _NAMED:
-                    raise PatternFlaw(f"[:{name}:] is no class of characters", refused=True)
+                    raise PatternFlaw(f"[:{name}:] is not a character class", refused=True)
                 self._at += len(name) + 4
                 known = _NAMED[name.removeprefix("^")]
                 return _ALL ^ known if name.startswith("^") else known, False

@@ -1,11 +1,11 @@
-"""What RabbitMQ knows of queue arguments and policy keys, in one table each.
+"""RabbitMQ's queue arguments and policy keys, one table each.
 
-A broker refuses a known argument with a wrong value, or on a queue type that does not have it; an
-unknown argument it accepts and ignores. A policy with an unknown key it refuses. Where an argument and a
-policy speak of the same thing, the argument wins, the smaller value does, or the policy.
+A broker refuses a known argument with a wrong value, or on a queue type that does not support it. It
+accepts and ignores unknown arguments. It refuses a policy with an unknown key. If an argument and a
+policy set the same value, the argument, the smaller value or the policy applies.
 
-Declaring, comparing, merging policies, importing and validating all read this. The embedded broker has
-tables of its own: it is compared with RabbitMQ, not with us.
+Declaration, comparison, policy merging, import and validation use these tables. The embedded broker has
+separate tables, which are compared with RabbitMQ.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Span:
 
 
 class Prevails(Enum):
-    """Which of two counts where an argument and a policy say different things."""
+    """The value that applies if an argument and a policy differ."""
 
     ARGUMENT = "argument"
     SMALLER = "smaller"
-    """The smaller number; a negative delivery limit means none, and gives way to any other."""
+    """The smaller number. A negative delivery limit means no limit, and any other value precedes it."""
     POLICY_OF_QUORUM = "policy of a quorum queue"
     """The policy in a quorum queue, the argument elsewhere."""
 
@@ -90,10 +90,10 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One queue argument: its values, the queue types that have it, and what a policy can do about it.
+    """One queue argument: its values, the queue types that support it, and the effect of a policy.
 
-    `live` says that a policy of its name brings the same effect to a queue that is there already.
-    `ignored_before` is the first version that does not just ignore it.
+    `live`: a policy with this key has the same effect on an existing queue.
+    `ignored_before`: the first version in which the argument has an effect.
     """
 
     value: Value
@@ -132,7 +132,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
     ),
     "x-consumer-timeout": Argument(
         _COUNT,
-        # 4.3 refuses it on a classic queue; 3.12 to 4.2 have it there.
+        # 4.3 refuses it on a classic queue. 3.12 to 4.2 support it there.
         _QUEUES,
         live=True,
         ignored_before=_V3_12,
@@ -170,7 +170,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         gaps=(
             Gap(
                 Span(_V4_0),
-                "a negative limit deletes a message at its first requeue there; without it there is none",
+                "before 4.0 a negative limit deletes a message at its first requeue. The default is no limit",
                 _is_negative,
             ),
         ),
@@ -193,7 +193,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         gaps=(
             Gap(
                 Span(_V3_10),
-                "a quorum queue refuses it there; messages would stay in it forever",
+                "before 3.10 a quorum queue refuses it, and messages would stay in the queue forever",
                 _is_quorum,
             ),
         ),
@@ -224,13 +224,13 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
     "x-stream-filter-size-bytes": Argument(Value(int, low=16, high=255), _STREAM),
     "x-stream-max-segment-size-bytes": Argument(_COUNT, _STREAM),
 }
-"""The arguments that change what a queue does, without `x-queue-type`."""
+"""The arguments that change the behaviour of a queue, without `x-queue-type`."""
 
 ARGUMENTS_OF: Mapping[QueueType, frozenset[str]] = {
     kind: frozenset(name for name, known in QUEUE_ARGUMENTS.items() if kind in known.types)
     for kind in QueueType
 }
-"""Which of them each queue type has; a broker refuses the others, and compares these."""
+"""The arguments of each queue type. A broker refuses others and compares these on a redeclare."""
 
 QUEUE_TYPES: Mapping[QueueType, BrokerVersion] = {
     QueueType.CLASSIC: _FIRST,
@@ -247,7 +247,7 @@ APPLY_TO: Mapping[str, BrokerVersion] = {
     "quorum_queues": BrokerVersion(3, 12),
     "streams": BrokerVersion(3, 12),
 }
-"""What a policy can apply to, and since which version."""
+"""The values of `apply-to`, and the first version of each."""
 
 _ALWAYS = Span()
 _MIRRORED = Span(until=BrokerVersion(4))
@@ -293,6 +293,6 @@ POLICY_KEYS: Mapping[str, Span] = {
 
 
 def policy_key(argument: str) -> str | None:
-    """The policy key that does what this queue argument does, if any: queue type has none."""
+    """The policy key with the effect of this queue argument, or None, as for the queue type."""
     key = argument.removeprefix("x-")
     return key if argument.startswith("x-") and key in POLICY_KEYS else None

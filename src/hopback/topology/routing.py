@@ -337,4 +337,4 @@ def find_entrance(
     with_key = "" if routing_key is None else f" with routing key {routing_key!r}"
     bound = [each for each in topology.bindings if each.destination == queue]
     ways = ", ".join(f"{each.source!r} by {each.routing_key!r}" for each in bound) or "none"
-    raise CannotSimulate(f"{through} to queue {queue!r}{with_key}; its bindings: {ways}")
+    raise CannotSimulate(f"{through} to queue {queue!r}{with_key}. Bindings of the queue: {ways}")

@@ -1,4 +1,4 @@
-"""A topology as plain text for people: tables of its objects, its plans in words."""
+"""A topology as plain text: tables of its objects and sentences about its plans."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_table(topology: Topology) -> str:
 
 
 def _section(first: str, others: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows under their headings, each column as wide as it needs; nothing if there are no rows."""
+    """Rows under their headings, each column as wide as its widest cell. Empty without rows."""
     lines = [(first, *others), *rows]
     if len(lines) == 1:
         return []
@@ -88,7 +88,7 @@ def _policy(policy: Policy) -> tuple[str, str, str, str]:
 
 
 def _flags(item: Exchange | Queue) -> list[str]:
-    """Only what is out of the ordinary."""
+    """Flags that differ from the default."""
     transient = [] if item.durable else ["transient"]
     return [*transient, *(["auto-delete"] if item.auto_delete else [])]
 

@@ -1,6 +1,6 @@
-"""What makes a topology invalid: everything a broker would refuse, and everything that dangles.
+"""Problems that make a topology invalid: objects that a broker would refuse, and dangling names.
 
-A hazard that a broker accepts is not here; `check` finds those.
+Hazards that a broker accepts are found by `check`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
     different = [tier for at, tier in enumerate(plan.tiers) if tier not in plan.tiers[:at]]
     names = [tier.name for tier in different]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield Problem(f"{path}.tiers", "each tier to have a name of its own", shown(name))
+        yield Problem(f"{path}.tiers", "a different name for each tier", shown(name))
 
 
 def _stamps(path: str, stamps: tuple[Stamp, ...]) -> Iterator[Problem]:
@@ -110,9 +110,9 @@ _RESERVED = "amq."
 def problems(
     topology: Topology, *, binding_paths: Sequence[str] | None = None
 ) -> tuple[Problem, ...]:
-    """Everything that is wrong with a topology that somebody declares.
+    """All problems of a declared topology.
 
-    `binding_paths` tells where each binding stands in the file it was read from.
+    `binding_paths` has the place of each binding in its file.
     """
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
     unreserved = f"a name that does not begin with {_RESERVED} (RabbitMQ keeps those for itself)"
@@ -135,7 +135,7 @@ def problems(
 def broker_problems(
     topology: Topology, *, binding_paths: Sequence[str] | None = None
 ) -> tuple[Problem, ...]:
-    """What no broker holds or accepts, however it was declared; for what was read from a broker."""
+    """The problems that no broker accepts, for a topology that was read from a broker."""
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
     return (
         *(found for exchange in topology.exchanges for found in _exchange(exchange)),
@@ -269,7 +269,7 @@ def _clashes(section: str, objects: Iterable[Exchange | Queue | Policy]) -> Iter
 
 
 def _repeated(topology: Topology) -> Iterator[Problem]:
-    """The same said twice: harmless to a broker, but a file has each name once."""
+    """Equal declarations: a broker accepts them, but a file has each name once."""
     sections: tuple[tuple[str, Iterable[Exchange | Queue | Policy]], ...] = (
         ("exchanges", topology.exchanges),
         ("queues", topology.queues),

@@ -1,7 +1,6 @@
-"""How names, values, paths and failure plans are shown to people.
+"""Names, values, paths and failure plans as text for users.
 
-Names come from brokers and files that anybody may have written, so nothing here lets a control
-character through to a terminal.
+Names from brokers and files are untrusted, so control characters never reach a terminal.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def waits(plan: Plan) -> tuple[tuple[Tier, int], ...]:
 
 
 def plan_in_words(plan: Plan) -> tuple[str, ...]:
-    """One sentence for each thing that a plan says."""
+    """Describe a plan in sentences."""
     steps = [
         format_duration(tier.delay_ms)
         + (f" ({_times(laps).removeprefix('up to ')})" if laps > 1 else "")
@@ -35,16 +34,16 @@ def plan_in_words(plan: Plan) -> tuple[str, ...]:
     back = "straight to its queue" if plan.returns is Return.QUEUE else "through an exchange"
     counts = "our own header" if plan.count is Count.HEADER else "x-death and our own header"
     counts += f" and {printable(plan.count_header)}" if plan.count_header else ""
-    redriven = "counts from one again" if plan.redrive.reset else "goes on counting"
+    redriven = "restarts at one" if plan.redrive.reset else "continues"
     snoozed = "in a retry queue, without counting"
     if plan.snooze is not None:
         shortest, longest = format_duration(plan.snooze.min_ms), format_duration(plan.snooze.max_ms)
         snoozed = f"{shortest} to {longest} in the consumer and is requeued"
     return (
         f"The handler runs {_times(plan.attempts)}{between}.",
-        f"A failed message leaves {_leaving(plan.leave)} and comes back {back}.",
-        f"A hopeless one rests in {printable(plan.parking.queue)}, parked {_leaving(plan.parking.by)}.",
-        f"Attempts are counted in {counts}; a re-driven message {redriven}.",
+        f"A failed message leaves {_leaving(plan.leave)} and returns {back}.",
+        f"Its last failure parks it in {printable(plan.parking.queue)} {_leaving(plan.parking.by)}.",
+        f"Attempts are counted in {counts}. The count {redriven} after a re-drive.",
         f"A snoozed message waits {snoozed}.",
     )
 
@@ -101,7 +100,7 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint in parentheses if one of the known words is close to this one, else nothing."""
+    """A hint in parentheses if a known word is similar, else an empty string."""
     close = get_close_matches(word[:_LONGEST], list(known), n=1)
     return f" (did you mean {quoted(close[0])}?)" if close else ""
 

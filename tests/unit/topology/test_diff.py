@@ -118,7 +118,7 @@ def test_a_conflict_names_each_argument_both_values_and_a_way_out() -> None:
     [
         (QueueType.CLASSIC, "x-dead-letter-exchange", "d", None, ("dead-letter-exchange", "d"), 'a policy with dead-letter-exchange: "d" has the same effect'),
         (QueueType.CLASSIC, "x-dead-letter-exchange", "d", "e", None, "the argument wins over any policy; it cannot"),
-        (QueueType.CLASSIC, "x-dead-letter-exchange", None, "e", None, "no policy takes an argument away"),
+        (QueueType.CLASSIC, "x-dead-letter-exchange", None, "e", None, "a policy cannot remove an argument"),
         (QueueType.CLASSIC, "x-message-ttl", 5, 9, ("message-ttl", 5), "a policy with message-ttl: 5 has the same effect on the live queue (for messages that come in from then on)"),
         (QueueType.CLASSIC, "x-message-ttl", 9, 5, None, "of argument and policy the smaller counts"),
         (QueueType.CLASSIC, "x-overflow", "reject-publish", "drop-head", None, "the argument wins"),

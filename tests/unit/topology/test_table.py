@@ -37,9 +37,9 @@ raffle_dlx             raffle_dlq        raffle_dlq
 
 When the handler of raffle_queue fails:
   The handler runs up to 4 times, waiting 10s (3 times) between runs.
-  A failed message leaves by confirmed publish and comes back through an exchange.
-  A hopeless one rests in raffle_dlq, parked by reject, moved by the broker.
-  Attempts are counted in our own header and x-retries; a re-driven message counts from one again.
+  A failed message leaves by confirmed publish and returns through an exchange.
+  Its last failure parks it in raffle_dlq by reject, moved by the broker.
+  Attempts are counted in our own header and x-retries. The count restarts at one after a re-drive.
   A snoozed message waits in a retry queue, without counting.
 """
     )
@@ -77,8 +77,8 @@ def test_plans_are_told_in_words() -> None:
     (bus, *_) = DESIGNS["event-bus"].build().plans
     words = " ".join(plan_in_words(bus))
     assert "runs up to 11 times, waiting 5s (10 times) between runs" in words
-    assert "leaves by reject, moved by the broker and comes back straight to its queue" in words
-    assert "counted in x-death and our own header; a re-driven message goes on counting" in words
+    assert "leaves by reject, moved by the broker and returns straight to its queue" in words
+    assert "counted in x-death and our own header. The count continues after a re-drive" in words
     assert "waits 500ms to 2s in the consumer and is requeued" in words
     (own,) = DESIGNS["recommended"].build().plans
     assert "waiting 30s, then 5m, then 30m between runs" in plan_in_words(own)[0]

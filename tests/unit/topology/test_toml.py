@@ -142,15 +142,15 @@ def test_all_problems_come_at_once_with_their_paths() -> None:
         'exchanges."shop.events".type: expected text, got 5',
         "queues.orders.retry[2].delay: expected a delay no shorter than the tier before it (5m), got 10s",
         "queues.orders.bindings[1].exchange: expected the name of an exchange, got nothing",
-        'queues."a b": expected what happens when its handler fails: `retry = [{ delay = "30s" }]`,'
-        " or `consumers = false` if nothing of ours consumes it, got neither",
+        'queues."a b": expected a failure plan such as `retry = [{ delay = "30s" }]`,'
+        " or `consumers = false` for a queue without consumers, got neither",
         "queues.c.retry[0].delay: expected a duration like 250ms, 30s, 5m or 1h30m, or whole"
         " milliseconds, got 5.5",
         'queues.c.retry[0].dely: expected one of delay, got "dely" (did you mean "delay"?)',
         "queues.c.retry[1].delay: expected a duration like 30s, got nothing",
         "queues.c.retry[2]: expected a table, got 7",
         "queues.c.retry[2].delay: expected a duration like 30s, got nothing",
-        "queues.c.retry[3].delay: expected a delay longer than nothing, got 0s",
+        "queues.c.retry[3].delay: expected a delay longer than 0s, got 0s",
         "queues.c.attempts: expected a whole number from 1 on, got 0",
         'queues.c.type: expected "quorum", the type of the recommended pattern (or'
         ' `pattern = "none"`), got "classic"',

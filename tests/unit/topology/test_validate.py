@@ -197,7 +197,7 @@ def test_a_plan_must_lead_somewhere() -> None:
         ),
         (
             replace(_PLAN, tiers=(_PLAN.tiers[0], replace(_PLAN.tiers[1], name="1s"))),
-            'tiers: expected each tier to have a name of its own, got "1s"',
+            'tiers: expected a different name for each tier, got "1s"',
         ),
         (
             replace(_PLAN, tiers=(replace(_PLAN.tiers[0], routes=()),)),

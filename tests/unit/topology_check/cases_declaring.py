@@ -54,7 +54,7 @@ DECLARING = (
         sound(),
         "error",
         "queue `orders.dlq`",
-        "after 21 looks",
+        "after it was read 21 times",
         "4.1",
     ),
     Case(
@@ -80,7 +80,7 @@ DECLARING = (
         sound(),
         "warning",
         "queue `orders.dlq`",
-        "nothing can be taken out of it",
+        "Its messages cannot be removed",
     ),
     Case(
         "queue-without-plan",
@@ -119,7 +119,7 @@ DECLARING = (
         ),
         "warning",
         "queue `lone`",
-        "Nothing routes here",
+        "leads to this queue",
     ),
     Case(
         "dangling-binding",
@@ -135,7 +135,7 @@ DECLARING = (
         edited(sound(), "orders.dlq", single_active_consumer=True),
         "info",
         "queue `orders`",
-        "comes back behind those that followed it",
+        "returns behind its successors",
     ),
     Case(
         "overflow-deletes",
@@ -288,7 +288,7 @@ DECLARING = (
         live(exchanges=(Exchange("later", "direct"),)),
         "warning",
         "exchange `later`",
-        "lives on one node",
+        "are stored on one node",
     ),
     Case(
         "policy-shadowed",

@@ -31,7 +31,7 @@ LINKS = (
         with_parameters(sound(), _shovel("orders", dest_queue="orders.dlq")),
         "warning",
         "shovel `mover`",
-        "comes back from queue `orders` and goes round forever",
+        "return from queue `orders` and circulate forever",
     ),
     Case(
         "shovel-empties-quorum-queue",

@@ -190,7 +190,7 @@ MOVING = (
         sound(),
         "error",
         "queue `orders.retry.1s`",
-        "never come back",
+        "never return",
     ),
     Case(
         "retry-delay-differs",
@@ -198,7 +198,7 @@ MOVING = (
         sound(),
         "warning",
         "queue `orders.retry.1s`",
-        "a wait of 1s, but the queue lets messages go after 2500 ms",
+        "a wait of 1s, but messages expire after 2500 ms",
     ),
     Case(
         "mixed-delays",
@@ -220,7 +220,7 @@ MOVING = (
         returning("events", others=False),
         "warning",
         "exchange `events`",
-        "Retries of `q` come back through this exchange and also reach `audit`",
+        "Retries of `q` return through this exchange and also reach `audit`",
     ),
     Case(
         "retry-queue-limited",

@@ -72,7 +72,7 @@ def test_names_that_could_disturb_a_terminal_are_escaped() -> None:
     [
         (classic("q", message_ttl="5000"), '`x-message-ttl` is "5000", expected a whole number'),
         (classic("q", overflow="drop"), '`x-overflow` is "drop", expected "drop-head"'),
-        (classic("q", dead_letter_routing_key="k"), "stands without `x-dead-letter-exchange`"),
+        (classic("q", dead_letter_routing_key="k"), "is set without `x-dead-letter-exchange`"),
         (quorum("q", max_priority=5), "A quorum queue has no argument `x-max-priority`"),
         (Queue("q", QueueType.QUORUM, durable=False), "A quorum queue cannot be not durable"),
         (Queue("q", QueueType.STREAM, exclusive=True), "A stream queue cannot be exclusive"),
@@ -104,7 +104,7 @@ def test_an_argument_without_effect_on_this_type_is_refused_and_not_ignored() ->
 @pytest.mark.parametrize(
     ("policy", "version", "says"),
     [
-        (Policy("p", "(", {}), None, "is no regular expression"),
+        (Policy("p", "(", {}), None, "is not a regular expression"),
         (Policy("p", "", {}, apply_to="queue"), None, 'did you mean "queues"?'),
         (Policy("p", "", {}, apply_to="quorum_queues"), "3.10", "policies for `quorum_queues`"),
         (Policy("p", "", {"message-ttl": "5"}), None, '`message-ttl` is "5", expected a whole'),

@@ -98,7 +98,7 @@ def test_freeflow_retries_reach_the_audit_queue() -> None:
     (found,) = (each for each in check(recording) if each.rule == "retry-reaches-others")
     assert found.place == "exchange `freeflow.events`"
     assert "also reach `freeflow.audit.queue`," in found.explanation
-    before = found.explanation.partition("come back")[0]
+    before = found.explanation.partition("return through")[0]
     assert "`freeflow.users.queue`" in before
     assert "audit" not in before
 

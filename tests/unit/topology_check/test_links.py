@@ -14,7 +14,7 @@ def test_a_shovel_that_publishes_to_an_exchange_is_followed_to_its_queues() -> N
     value: dict[str, object] = {"dest-exchange": "", "dest-exchange-key": "orders"}
     topology = with_parameters(sound(), ("shovel", "mover", {"src-queue": "orders.dlq", **value}))
     (finding,) = found(topology, "shovel-drains-failures")
-    assert "comes back from queue `orders`" in finding.explanation
+    assert "return from queue `orders`" in finding.explanation
 
 
 def test_a_federated_exchange_of_dead_letters_is_found() -> None:

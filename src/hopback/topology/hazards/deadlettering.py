@@ -48,8 +48,8 @@ def _exchange_missing(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(leg.source),
                 f"Its dead letters go to exchange {named(leg.exchange)}, which does not exist. The"
-                " broker says nothing about that and drops every message that is rejected, expires"
-                " or exceeds a limit here.",
+                " broker silently drops every message that is rejected, expires or exceeds a limit"
+                " here.",
                 f"Declare {named(leg.exchange)} and bind a queue to it, or correct the name{hint}.",
             )
 
@@ -59,8 +59,8 @@ def _unroutable(analysis: Analysis) -> Iterator[Hit]:
         if leg.declared and not leg.targets:
             yield Hit(
                 queue_place(leg.source),
-                f"Its dead letters reach no queue: {_nothing_takes(leg)}. The broker drops every"
-                " message that is rejected, expires or exceeds a limit here, and says nothing.",
+                f"Its dead letters reach no queue: {_nothing_takes(leg)}. The broker silently drops"
+                " every message that is rejected, expires or exceeds a limit here.",
                 "Bind a queue for that key, or correct `x-dead-letter-routing-key`.",
             )
 
@@ -91,7 +91,7 @@ def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
         if not leg.targets or leg.safe:
             continue
         if leg.source in analysis.waiting:
-            # The consumed queues whose messages come back by it.
+            # The consumed queues to which its messages return.
             for owner in analysis.users.get(leg.source) or leg.targets:
                 ways[owner].add(_BACK)
         else:
@@ -104,8 +104,8 @@ def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
         yield Hit(
             queue_place(*owners),
             f"The broker moves failed messages at most once: {', '.join(unsafe_ways)}. It does not"
-            " wait until the next queue has a message, so what is on its way when a node dies or"
-            " is cut off is lost.",
+            " wait for the next queue to store a message. Messages in transit are lost when a node"
+            " dies or is disconnected.",
             f"{HARDENED[0].upper()}{HARDENED[1:]}, or make these queues quorum queues with"
             " `x-dead-letter-strategy: at-least-once` and `x-overflow: reject-publish`.",
         )
@@ -135,8 +135,8 @@ def _into_stream(analysis: Analysis) -> Iterator[Hit]:
         if streams and not leg.safe:
             yield Hit(
                 queue_place(leg.source),
-                f"Its dead letters go to the stream {listed(streams)} at most once; these brokers"
-                " silently lose every one of them.",
+                f"Its dead letters go to the stream {listed(streams)} at most once. Before 3.12 the"
+                " broker silently loses all of them.",
                 "Dead-letter into a quorum queue, use at-least-once dead-lettering, or run"
                 " RabbitMQ 3.12 or later (3.13.3 to have `x-death` in the stream).",
             )
@@ -173,14 +173,14 @@ def _reaching_others(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(leg.source),
                 f"Through exchange {named(leg.exchange)} its dead letters reach {what}.",
-                "Give the queue a dead-letter exchange or a routing key of its own that leads to"
-                " one queue only.",
+                "Give the queue a separate dead-letter exchange or routing key that leads to one"
+                " queue only.",
             )
 
 
 _DROPPED = (
-    "comes back without a rejection, which the broker takes for a cycle: it drops the message (or,"
-    " with at-least-once dead-lettering, keeps it stuck and unseen)"
+    "returns without a rejection. The broker treats this as a cycle and drops the message (or,"
+    " with at-least-once dead-lettering, keeps it and never delivers it)"
 )
 _MAIN_TO_DLQ = (
     f"Let the queue's dead-letter exchange lead to the dead-letter queue, never to the retry queue:"
@@ -202,8 +202,8 @@ def _without_rejection(analysis: Analysis) -> Iterator[Hit]:
     for ring in sorted(rings, key=sorted):
         yield Hit(
             queue_place(*ring),
-            f"A message that nobody rejects expires round {listed(ring)} and {_DROPPED}. Whatever"
-            " waits longer than the time to live without being consumed is lost.",
+            f"A message that is not rejected expires round {listed(ring)} and {_DROPPED}. Every"
+            " message that is not consumed within the time to live is lost.",
             "Take `x-message-ttl` from the consumed queue, or let it expire into a dead-letter"
             " queue.",
         )
@@ -239,7 +239,7 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
             f" a consumer returns all it holds) goes to the retry queue and {_DROPPED}.",
             _MAIN_TO_DLQ
             + if_limits_can_be_lifted(
-                "; or lift the limit by a policy (`delivery-limit: -1`, from 4.0 on)",
+                ", or remove the limit by a policy (`delivery-limit: -1`, from 4.0 on)",
                 analysis.version,
             )
             + ".",
@@ -249,15 +249,15 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
 
 def _max_length(analysis: Analysis) -> Iterator[Hit]:
     for loop in analysis.loops:
-        # Whether a full queue dead-letters: what it held, or what is published to it.
+        # A full queue dead-letters its oldest messages, or with reject-publish-dlx the new ones.
         queue = analysis.queues[loop.main]
         dead_letters = text(queue, "x-overflow") == "reject-publish-dlx"
         if drops_head(queue) or (limited(queue) and dead_letters):
             yield Hit(
                 queue_place(loop.main),
                 f"When the queue is full, its overflow goes to the retry queue and {_DROPPED}.",
-                f"{_MAIN_TO_DLQ}; or take the length limit away, or use"
-                " `x-overflow: reject-publish` so that publishers are told.",
+                f"{_MAIN_TO_DLQ}. Otherwise remove the length limit, or use"
+                " `x-overflow: reject-publish`, which nacks publishes.",
             )
 
 
@@ -317,4 +317,4 @@ RULES = (
     HazardRule("sound-loop-dropped", warnings(since="3.13", before="3.13.3"), _wrongly_dropped),
     HazardRule("laps-reach-delivery-limit", warnings(since="4.3"), _laps),
 )
-"""What can go wrong between the failure and the dead-letter queue."""
+"""Hazards between the failure of a message and its dead-letter queue."""

@@ -1,5 +1,5 @@
-"""Rules about what is declared: names used twice, reserved or too easily confused; arguments that a
-broker refuses, or accepts and ignores.
+"""Rules about declarations: duplicate, reserved or confusable names, and arguments that a broker
+refuses or ignores.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def _clashes(analysis: Analysis) -> Iterator[Hit]:
                 " and a broker refuses the second if they differ.",
                 "Keep one of them.",
             )
-    # A retry queue must be nothing else: whatever enters it goes back after a while.
+    # A retry queue cannot have another role: all of its messages return after the wait.
     parking = {plan.parking.queue for plan in analysis.plans.values()}
     for name in sorted(analysis.users.keys() & (parking | analysis.plans.keys())):
         other = "a consumed queue" if name in analysis.plans else "a dead-letter queue"
         yield Hit(
             queue_place(name),
-            f"This retry queue is also {other}: what rests or is handled here is sent back when"
-            " its wait is over.",
-            "Give the retry queue a name of its own.",
+            f"This retry queue is also {other}. Its messages are sent back when their wait is over,"
+            " whether they are parked or being consumed.",
+            "Give the retry queue a different name.",
         )
 
 
@@ -103,7 +103,7 @@ def _similar(analysis: Analysis) -> Iterator[Hit]:
 
 _Severities: TypeAlias = "tuple[VersionedSeverity, ...]"
 
-# Known to some brokers, though not to the table of those that change what a queue does.
+# Known to some brokers, without effect on the behaviour of a queue.
 _HARMLESS = frozenset({"x-queue-master-locator"})
 _EXCHANGE_ARGUMENTS = ("alternate-exchange", "x-delayed-type")
 
@@ -126,7 +126,7 @@ def _ignored(analysis: Analysis) -> Iterator[Hit]:
     for exchange in analysis.declared.exchanges:
         for name in exchange.arguments:
             hint = did_you_mean(name, _EXCHANGE_ARGUMENTS)
-            # Plugins bring arguments of their own: only a likely slip is worth a word.
+            # Plugins have further arguments: report only a likely misspelling.
             if name not in _EXCHANGE_ARGUMENTS and hint:
                 yield _without_effect(exchange_place(exchange.name), name, hint, warnings())
 
@@ -134,8 +134,8 @@ def _ignored(analysis: Analysis) -> Iterator[Hit]:
 def _without_effect(place: str, name: str, hint: str, severities: _Severities) -> Hit:
     return Hit(
         place,
-        f"The argument {named(name)} is accepted and has no effect{hint}: what it should do does"
-        " not happen, and nobody is told.",
+        f"The argument {named(name)} is accepted and has no effect{hint}. The broker does not"
+        " report this.",
         "Correct or remove it, or use a broker that knows it.",
         severities,
     )
@@ -164,8 +164,8 @@ def _problems(queue: Queue) -> Iterator[tuple[str, _Severities]]:
             yield f"{named(name)} is {shown(value)}, expected {known.value}", errors()
     keyed = "x-dead-letter-routing-key" in queue.arguments
     if keyed and "x-dead-letter-exchange" not in queue.arguments:
-        yield "`x-dead-letter-routing-key` stands without `x-dead-letter-exchange`", errors()
-    # What only some brokers refuse.
+        yield "`x-dead-letter-routing-key` is set without `x-dead-letter-exchange`", errors()
+    # Refused by some versions only.
     if queue.type is QueueType.CLASSIC:
         for name, refused in (
             ("x-queue-leader-locator", errors(before="3.11")),
@@ -202,8 +202,8 @@ def _alternate(analysis: Analysis) -> Iterator[Hit]:
         if isinstance(alternate, str) and alternate not in analysis.exchanges:
             yield Hit(
                 exchange_place(exchange.name),
-                f"Its alternate exchange {named(alternate)} does not exist: what no binding takes"
-                " is returned to a publisher that asks, and dropped otherwise.",
+                f"Its alternate exchange {named(alternate)} does not exist. Messages without a"
+                " matching binding are returned if they are mandatory and dropped otherwise.",
                 "Declare the alternate exchange, or correct the name"
                 f"{did_you_mean(alternate, analysis.exchanges)}.",
             )
@@ -226,8 +226,9 @@ def _catches_nothing(analysis: Analysis) -> Iterator[Hit]:
             )
             yield Hit(
                 exchange_place(exchange.name),
-                f"Its alternate exchange {named(chain[1])} leads to no queue{circle}: what no"
-                " binding takes is returned to a publisher that asks, and dropped otherwise.",
+                f"Its alternate exchange {named(chain[1])} leads to no queue{circle}. Messages"
+                " without a matching binding are returned if they are mandatory and dropped"
+                " otherwise.",
                 f"Bind a queue to {named(chain[1])}, or take the alternate exchange away.",
             )
 
@@ -251,12 +252,12 @@ def _delayed(analysis: Analysis) -> Iterator[Hit]:
         if exchange.type == "x-delayed-message":
             yield Hit(
                 exchange_place(exchange.name),
-                "What this exchange holds back lives on one node, in no queue: nothing shows or"
-                " counts it, it is lost with the node or when the plugin is switched off, and"
-                " unroutable messages are dropped even if the publisher asked for them back. The"
-                " plugin is archived.",
-                "Use one queue with a time to live for each delay; on 4.3 quorum queues have"
-                " delayed retries of their own.",
+                "The messages that this exchange delays are stored on one node and not in a queue."
+                " They are neither visible nor counted, and are lost with the node or when the"
+                " plugin is disabled. Unroutable messages are dropped even if they were published"
+                " as mandatory. The plugin is archived.",
+                "Use one queue with a time to live for each delay. From 4.3 on quorum queues have"
+                " built-in delayed retries.",
             )
 
 
@@ -271,4 +272,4 @@ RULES = (
     HazardRule("alternate-exchange-catches-nothing", warnings(), _catches_nothing),
     HazardRule("delayed-exchange", warnings(), _delayed),
 )
-"""What can be wrong with names and arguments."""
+"""Hazards of names and arguments."""

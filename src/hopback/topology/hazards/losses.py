@@ -1,4 +1,4 @@
-"""Rules about consumed queues that delete messages nobody has handled."""
+"""Rules about consumed queues that delete unhandled messages."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ def _overflow(analysis: Analysis) -> Iterator[Hit]:
     if found:
         yield Hit(
             queue_place(*found),
-            "When the queue is full, the broker deletes its oldest messages, which publishers were"
-            " told are safe.",
-            f"Use `x-overflow: reject-publish`, so that publishers are told. {_KEEP_THEM}"
-            " otherwise.",
+            "When the queue is full, the broker deletes its oldest messages, which it has already"
+            " confirmed to their publishers.",
+            f"Use `x-overflow: reject-publish`, which nacks new publishes. {_KEEP_THEM} otherwise.",
         )
 
 
@@ -101,8 +100,8 @@ def _queue_vanishes(analysis: Analysis) -> Iterator[Hit]:
         kept = queue.name in unconsumed
         yield Hit(
             queue_place(queue.name),
-            f"The broker deletes this queue with everything in it after {lease_ms} ms without a"
-            f" consumer{', and such a queue never has one' if kept else ''}; messages are not"
+            f"The broker deletes this queue with all its messages after {lease_ms} ms without a"
+            f" consumer{', and such a queue never has one' if kept else ''}. The messages are not"
             " dead-lettered.",
             "Take `x-expires` away.",
             errors() if kept else warnings(),
@@ -140,7 +139,7 @@ def _is_short_lived(queue: Queue) -> bool:
 
 
 def _transient(analysis: Analysis) -> Iterator[Hit]:
-    """Queues that are not durable; those that have to do with failure are short-lived as well."""
+    """Queues that are not durable. Retry and dead-letter queues are also reported as short-lived."""
     involved = set(analysis.involved)
     for queue in analysis.queues.values():
         if queue.durable or queue.exclusive or queue.type is not QueueType.CLASSIC:
@@ -148,9 +147,9 @@ def _transient(analysis: Analysis) -> Iterator[Hit]:
         lost = queue.name not in involved and not queue.auto_delete
         yield Hit(
             queue_place(queue.name),
-            f"The queue is not durable.{_LOST_AT_RESTART if lost else ''} RabbitMQ is giving up"
-            " transient queues: from 4.3 on a declaration is refused unless the broker is told to"
-            " permit it.",
+            f"The queue is not durable.{_LOST_AT_RESTART if lost else ''} RabbitMQ is removing"
+            " transient queues: from 4.3 on it refuses the declaration unless its configuration"
+            " permits it.",
             "Declare it durable, or exclusive if it belongs to one connection.",
             () if lost else warnings(since="4.3"),
         )
@@ -191,4 +190,4 @@ RULES = (
     HazardRule("transient-queue", warnings(), _transient),
     HazardRule("classic-queue", warnings(), _classic),
 )
-"""How a queue loses what it holds."""
+"""Ways in which a queue loses its messages."""

@@ -1,4 +1,4 @@
-"""Rules about dead-letter queues: nothing may leave them by itself."""
+"""Rules about dead-letter queues, from which the broker must never remove a message."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _limited(analysis: Analysis) -> Iterator[Hit]:
             lost = "new dead letters are discarded" if refusing else "its oldest messages go"
             yield Hit(
                 queue_place(queue.name),
-                f"When this dead-letter queue is full, {lost}, and nobody is told.",
-                "Take the length limit away; watch the depth instead.",
+                f"When this dead-letter queue is full, {lost} without notice.",
+                "Remove the length limit and monitor the depth instead.",
             )
 
 
@@ -85,8 +85,8 @@ def _leaving(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(queue.name),
                 f"This dead-letter queue has a dead-letter exchange that leads back to"
-                f" {listed(back)}. A message that did not die by a rejection and comes back this"
-                " way is dropped as a cycle.",
+                f" {listed(back)}. The broker drops a message that returns this way without a"
+                " rejection, because it detects a cycle.",
                 "Take its dead-letter exchange away and re-drive by hand.",
                 errors(),
             )
@@ -94,7 +94,7 @@ def _leaving(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(queue.name),
                 "This dead-letter queue has a dead-letter exchange itself: a message that is"
-                " rejected, expires or is looked at too often moves on though nobody asked for it.",
+                " rejected, expires or is read too often moves on without an operator's decision.",
                 "Take its dead-letter exchange away.",
             )
 
@@ -107,13 +107,13 @@ def _looking(analysis: Analysis) -> Iterator[Hit]:
         origin = "default delivery limit" if limit.by_default else "delivery limit"
         yield Hit(
             queue_place(queue.name),
-            f"Looking at the messages of this quorum dead-letter queue and putting them back"
-            f" counts; with its {origin} of {limit.value} the broker silently deletes a"
-            f" message after {limit.value + 1} looks. From 4.3 on only some ways of looking"
-            " count (a reject or a closed channel, not a nack).",
-            f"{HARDENED[0].upper()}{HARDENED[1:]}, which sets a limit nobody reaches"
+            f"Reading and requeueing the messages of this quorum dead-letter queue counts as"
+            f" returns. With its {origin} of {limit.value} the broker silently deletes a"
+            f" message after it was read {limit.value + 1} times. From 4.3 on only some ways of"
+            " reading count (a reject or a closed channel, not a nack).",
+            f"{HARDENED[0].upper()}{HARDENED[1:]}, which sets an unreachable limit"
             + if_limits_can_be_lifted(
-                "; or set a policy `delivery-limit: -1` for it (from 4.0 on)", analysis.version
+                ", or set a policy `delivery-limit: -1` for it (from 4.0 on)", analysis.version
             )
             + ".",
             _LOOKING if limit.by_default else _LOOKING_WITH_OWN_LIMIT,
@@ -124,7 +124,7 @@ def _shared(analysis: Analysis) -> Iterator[Hit]:
     users: defaultdict[str, set[str]] = defaultdict(set)
     unplanned = set(analysis.mains) - analysis.plans.keys()
     for plan in analysis.plans.values():
-        # What we publish there says in its headers which queue it comes from.
+        # The headers of a published message name the queue in which it failed.
         if plan.parking.by is Leave.REJECT:
             users[plan.parking.queue].add(plan.queue)
     for leg in analysis.legs.values():
@@ -134,10 +134,10 @@ def _shared(analysis: Analysis) -> Iterator[Hit]:
         if len(sources) > 1:
             yield Hit(
                 queue_place(name),
-                f"One dead-letter queue is shared by {listed(sources)}: to see or re-drive what"
-                " one of them failed, one has to pick it out of all.",
-                "Give each consumed queue a dead-letter queue of its own, or select by the header"
-                " that names the queue that failed.",
+                f"One dead-letter queue is shared by {listed(sources)}. Operators must select the"
+                " failed messages of one queue from all of them.",
+                "Give each consumed queue its own dead-letter queue, or select by the header with"
+                " the name of the failed queue.",
             )
 
 
@@ -146,10 +146,10 @@ def _stream(analysis: Analysis) -> Iterator[Hit]:
         if queue.type is QueueType.STREAM:
             yield Hit(
                 queue_place(queue.name),
-                "This dead-letter queue is a stream: nothing can be taken out of it, so a re-drive"
-                " would send the same messages again each time, and what its retention"
-                " (`x-max-age`, `x-max-length-bytes`) removes is gone unseen.",
-                "Use a quorum queue; let a stream have copies at most.",
+                "This dead-letter queue is a stream. Its messages cannot be removed, so each"
+                " re-drive would send the same messages again. Its retention"
+                " (`x-max-age`, `x-max-length-bytes`) deletes messages silently.",
+                "Use a quorum queue, and a stream for copies at most.",
             )
 
 
@@ -161,4 +161,4 @@ RULES = (
     HazardRule("dead-letter-queue-shared", infos(), _shared),
     HazardRule("dead-letter-queue-is-stream", warnings(), _stream),
 )
-"""What can go wrong where messages should rest."""
+"""Hazards of dead-letter queues."""

@@ -38,8 +38,8 @@ def _missing(analysis: Analysis) -> Iterator[Hit]:
     if bare and not analysis.plans:
         yield Hit(
             THE_TOPOLOGY,
-            "No failure plans are known here, so what is said of retries and dead-letter queues"
-            " comes from how the queues dead-letter, and from their names.",
+            "No failure plans are known. The findings about retry and dead-letter queues are based"
+            " on the queues' dead-letter arguments and names.",
             "Give consumed queues a plan in a topology file, and check that file.",
             infos(),
         )
@@ -47,9 +47,9 @@ def _missing(analysis: Analysis) -> Iterator[Hit]:
     for name in bare:
         yield Hit(
             queue_place(name),
-            "The queue has no failure plan: nothing says what happens to a message whose"
-            " handler fails.",
-            "Give it a plan (tiers, attempts, a dead-letter queue), or say that it is not"
+            "The queue has no failure plan, so the fate of a message whose handler fails is"
+            " undefined.",
+            "Give it a plan (tiers, attempts, a dead-letter queue), or declare that it is not"
             " consumed here (`consumers = false`).",
         )
 
@@ -61,7 +61,7 @@ def _broken_ways(analysis: Analysis) -> Iterator[Hit]:
                 plan_place(plan.queue),
                 f"{problem}. A message that fails cannot take this way: it stays where it is, or"
                 " is lost if the broker moves it.",
-                "Declare what is missing, or correct the names in the plan.",
+                "Declare the missing objects, or correct the names in the plan.",
             )
 
 
@@ -130,8 +130,8 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
     if unplanned:
         yield Hit(
             queue_place(*unplanned),
-            "Nothing routes here: no binding, no plan and no dead letters. Messages arrive only if"
-            " somebody publishes to the default exchange with the queue's name.",
+            "No binding, plan or dead-letter exchange leads to this queue. Messages arrive only by"
+            " the default exchange with the queue's name as routing key.",
             "Bind it, or remove it.",
         )
     if by_name:
@@ -155,7 +155,7 @@ def _dangling(analysis: Analysis) -> Iterator[Hit]:
                 f" ({named(binding.routing_key)})",
                 f"Not declared: {' and '.join(missing)}. A broker refuses this binding or ignores"
                 " it, and messages meant for it are lost.",
-                "Declare what is missing, or remove the binding.",
+                "Declare the missing objects, or remove the binding.",
             )
 
 
@@ -168,10 +168,9 @@ def _order(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(name),
                 "One consumer at a time (`x-single-active-consumer`) keeps the order of messages,"
-                " but one that fails waits in a retry queue and comes back behind those that"
-                " followed it.",
-                "If the order matters, let a failure hold the queue up or park what follows it;"
-                " else the argument is not needed.",
+                " but a failed message waits in a retry queue and returns behind its successors.",
+                "If the order matters, block the queue on a failure or park the following messages."
+                " Otherwise the argument is not needed.",
             )
 
 

@@ -1,6 +1,6 @@
-"""Rules about what applies beside the declarations: policies, shovels, federation, operator policies.
+"""Rules about policies, operator policies, shovels and federation.
 
-Of the policies one alone applies to a queue, and a broker refuses what it cannot read.
+Only one policy applies to a queue, and a broker refuses an invalid policy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _shadowed(analysis: Analysis) -> Iterator[Hit]:
     for (winner, loser, keys), queues in lost.items():
         yield Hit(
             policy_place(loser),
-            f"Both this policy and {named(winner)} match {queue_place(*queues)}; only"
+            f"Both this policy and {named(winner)} match {queue_place(*queues)}. Only"
             f" {named(winner)} applies, because policies do not merge. {listed(keys)} of"
             f" {named(loser)} has no effect there.",
             f"Add {listed(keys)} to {named(winner)}, or make the patterns exclude each other.",
@@ -69,7 +69,7 @@ def _unmatched(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 policy_place(policy.name),
                 f"Its pattern {named(policy.pattern)} matches no queue or exchange declared here.",
-                "Correct the pattern, or remove the policy if nothing else needs it.",
+                "Correct the pattern, or remove the policy if it has no other purpose.",
             )
 
 
@@ -91,8 +91,8 @@ def _not_evaluated(analysis: Analysis) -> Iterator[Hit]:
         why = flaw or f"it has too many ways through {listed(unknown)}"
         yield Hit(
             policy_place(policy.name),
-            f"The pattern {named(policy.pattern)} is not evaluated here: {why}. The policy is"
-            " taken to apply to nothing, so what it sets is unknown to every other check.",
+            f"The pattern {named(policy.pattern)} is not evaluated here: {why}. All other checks"
+            " ignore this policy.",
             "Write a plainer pattern: text, classes, groups, alternatives, and repetition without nesting.",
         )
 
@@ -102,8 +102,7 @@ def _refused(analysis: Analysis) -> Iterator[Hit]:
         for problem, severities in _problems(policy):
             yield Hit(
                 policy_place(policy.name),
-                f"{problem}. The broker refuses the whole policy, and nothing that it should set"
-                " is set.",
+                f"{problem}. The broker refuses the whole policy.",
                 "Correct or remove it.",
                 severities,
             )
@@ -112,7 +111,7 @@ def _refused(analysis: Analysis) -> Iterator[Hit]:
 def _problems(policy: Policy) -> Iterator[tuple[str, tuple[VersionedSeverity, ...]]]:
     flaw = pattern_flaw(policy.pattern)
     if flaw is not None and flaw.refused:
-        yield f"The pattern {named(policy.pattern)} is no regular expression: {flaw}", errors()
+        yield f"The pattern {named(policy.pattern)} is not a regular expression: {flaw}", errors()
     if policy.apply_to not in APPLY_TO:
         hint = did_you_mean(policy.apply_to, APPLY_TO)
         yield f"It applies to {named(policy.apply_to)}, which no broker knows{hint}", errors()
@@ -159,8 +158,8 @@ def _unconfirmed(analysis: Analysis) -> Iterator[Hit]:
         )
         yield Hit(
             f"{kind} {named(link.name)}",
-            f"With `ack-mode: {mode}` messages leave the source {when}: what is on its way when"
-            " either side or the connection ends is lost.",
+            f"With `ack-mode: {mode}` messages leave the source {when}: messages in transit are"
+            " lost when either side or the connection ends.",
             "Use `ack-mode: on-confirm`, the default.",
             errors() if mode == "no-ack" else warnings(),
         )
@@ -174,7 +173,7 @@ def _drained(analysis: Analysis) -> Iterator[Hit]:
             continue
         what = "dead-letter" if source in analysis.resting else "retry"
         target = _destination(shovel)
-        # The consumed queues of this topology that it publishes to, as far as its parameters tell.
+        # The consumed queues of this topology that it publishes to, according to its parameters.
         queue, exchange = shovel.text("dest-queue"), shovel.text("dest-exchange")
         key = shovel.text("dest-exchange-key")
         reached = {queue} if queue is not None else set()
@@ -182,8 +181,8 @@ def _drained(analysis: Analysis) -> Iterator[Hit]:
             reached = set(analysis.route(exchange, key))
         onward = reached & analysis.mains.keys()
         round_trip = (
-            f" What fails again comes back from {queue_place(*onward)} and goes round forever,"
-            " and nothing counts it."
+            f" Messages that fail again return from {queue_place(*onward)} and circulate forever"
+            " without a count."
             if what == "dead-letter" and onward
             else ""
         )
@@ -192,7 +191,7 @@ def _drained(analysis: Analysis) -> Iterator[Hit]:
             f"shovel {named(shovel.name)}",
             f"It takes everything out of the {what} queue {named(source)}{early} and moves it to"
             f" {target}.{round_trip}",
-            "Remove it, and re-drive what can be handled again by a job that counts and can be stopped.",
+            "Remove it, and re-drive messages by a job, which counts them and can be stopped.",
         )
 
 
@@ -213,7 +212,7 @@ def _emptied(analysis: Analysis) -> Iterator[Hit]:
             f" the broker {removed} them: the queue is empty within seconds.",
             "Give the source no delivery limit"
             + if_limits_can_be_lifted(" (-1, by policy from 4.0 on)", analysis.version)
-            + " while the shovel stands.",
+            + " while the shovel exists.",
             errors(since=since, before="4.3"),
         )
 
@@ -226,7 +225,7 @@ def _destination(shovel: Parameter) -> str:
 
 
 def _federated(analysis: Analysis) -> Iterator[Hit]:
-    """Policies of federation that also match what belongs to failures."""
+    """Federation policies that also match retry queues, dead-letter queues or their exchanges."""
     caught: defaultdict[str, set[str]] = defaultdict(set)
     exchanges: defaultdict[str, set[str]] = defaultdict(set)
     failing = {leg.exchange for leg in analysis.legs.values()}
@@ -247,8 +246,8 @@ def _federated(analysis: Analysis) -> Iterator[Hit]:
         places += [f"exchange {listed(exchanges[name])}"] if exchanges[name] else []
         yield Hit(
             policy_place(name),
-            f"It federates {' and '.join(places)}: failed messages move between brokers, come back"
-            " to consumers of another broker, or are dead letters on several.",
+            f"It federates {' and '.join(places)}: failed messages move between brokers, return"
+            " to consumers of another broker, or are dead letters on several brokers.",
             "Let its pattern leave out retry queues, dead-letter queues and their exchanges.",
         )
 
@@ -269,8 +268,8 @@ def _overruled(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 f"operator policy {named(policy.name)}",
                 f"It sets {listed(policy.definition)} for {queue_place(*ruled[policy.name])}, over"
-                " their own arguments and policies, where the smaller value wins. Who declares the"
-                " queues does not see it. What it does there is judged by the other findings.",
+                " their own arguments and policies, where the smaller value wins. The application"
+                " that declares the queues does not see it. The other findings include its effect.",
                 "Make sure that the operators of the broker mean these queues, too.",
             )
 
@@ -286,4 +285,4 @@ RULES = (
     HazardRule("failures-federated", warnings(), _federated),
     HazardRule("operator-policy", infos(), _overruled),
 )
-"""What can be wrong with policies, and with what operators lay beside a topology."""
+"""Hazards of policies, shovels and federation."""

@@ -1,5 +1,5 @@
-"""Rules about queues in which messages wait, for a retry or for their time: does a message wait as long
-as meant, and come back to its own queue.
+"""Rules about retry and delay queues: a message must wait for the declared time and return to its own
+queue.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _never_expires(queue: Queue, beginning: str) -> Hit:
     return Hit(
         queue_place(queue.name),
         f"{beginning} (`x-message-ttl`): a message that enters waits forever, unless its"
-        " publisher set an `expiration`, and then it waits for all that stand before it.",
+        " publisher set an `expiration`. Even then it waits for all messages before it.",
         "Set `x-message-ttl` to the delay that is meant, one queue for each delay.",
     )
 
@@ -69,8 +69,8 @@ def _without_return(analysis: Analysis) -> Iterator[Hit]:
             ends = "are deleted" if route.queue not in analysis.legs else "go elsewhere or nowhere"
             yield Hit(
                 queue_place(route.queue),
-                f"Messages of {named(plan.queue)} wait here and then {ends}: they never come back"
-                " to be tried again.",
+                f"Messages of {named(plan.queue)} wait here and then {ends}: they never return for"
+                " another attempt.",
                 'Set `x-dead-letter-exchange: ""` and `x-dead-letter-routing-key` to'
                 f" {named(plan.queue)} on the retry queue.",
             )
@@ -91,8 +91,8 @@ def _other_delay(analysis: Analysis) -> Iterator[Hit]:
         if ttl_ms is not None and len(delays) == 1 and ttl_ms not in delays:
             yield Hit(
                 queue_place(name),
-                f"The plan says a wait of {_spelled(*delays)}, but the queue lets messages go after"
-                f" {ttl_ms} ms.",
+                f"The plan specifies a wait of {_spelled(*delays)}, but messages expire after"
+                f" {ttl_ms} ms in this queue.",
                 "Make both the same. The time to live of a queue that exists cannot be changed in"
                 " place: use a new name, or a policy.",
             )
@@ -111,7 +111,7 @@ def _mixed(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _spelled(*delays_ms: int) -> str:
-    """The delays; nothing has checked them before."""
+    """The delays as text. They may be invalid, since plans are not validated here."""
     return ", ".join(
         format_duration(delay) if 0 <= delay <= LONGEST_MS else f"{delay} ms" for delay in delays_ms
     )
@@ -123,13 +123,13 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
     ways += [(loop.main, name) for loop in analysis.loops for name in loop.through]
     for main, waiting in ways:
         beside = frozenset(analysis.targets(waiting)) - {main}
-        # Where it does not come back at all, another rule speaks.
+        # A message that does not return at all is reported by another rule.
         if beside and main in analysis.targets(waiting):
             back[analysis.legs[waiting].exchange, beside].add(main)
     for (exchange, others), mains in back.items():
         yield Hit(
             exchange_place(exchange),
-            f"Retries of {listed(mains)} come back through this exchange and also reach"
+            f"Retries of {listed(mains)} return through this exchange and also reach"
             f" {listed(others)}, which did not fail: each retry is handled there once more.",
             "Return straight to the queue that failed, through the default exchange with its name"
             f" as the key: {HARDENED}.",
@@ -144,7 +144,7 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
             exchange_place(exchange),
             f"Failed messages of {listed(mains)} that leave for retry also reach {listed(others)}:"
             " each failure makes further copies.",
-            "Let each retry queue be reached by a key of its own.",
+            "Use a separate routing key for each retry queue.",
         )
     # Retry queues that no plan and no loop explains, and that reach several queues.
     explained = set(analysis.users) | {name for loop in analysis.loops for name in loop.through}
@@ -155,7 +155,7 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
     for (exchange, others), names in strays.items():
         yield Hit(
             exchange_place(exchange),
-            f"What expires in {listed(names)} reaches several queues through this exchange:"
+            f"Messages that expire in {listed(names)} reach several queues through this exchange:"
             f" {listed(others)}. If these messages are retries, queues that did not fail receive"
             " them too.",
             "Let a retry return straight to its own queue, through the default exchange.",
@@ -166,7 +166,7 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
 def _ways_out(
     analysis: Analysis, plan: Plan
 ) -> Iterator[tuple[str, tuple[str, ...], frozenset[str]]]:
-    """Each way out of a plan's queue: the exchange, what it reaches, what it should."""
+    """Each way out of a plan's queue: the exchange, the reached queues, the intended queues."""
     routes = [route for tier in plan.tiers for route in tier.routes]
     leg = analysis.legs.get(plan.queue)
     if plan.leave is Leave.REJECT and leg:
@@ -192,7 +192,7 @@ def _limited(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(name),
                 "When this classic retry queue is full, it discards the dead letters that the"
-                " broker moves into it; `reject-publish` tells only publishers.",
+                " broker moves into it. `reject-publish` has an effect on publishers only.",
                 "Take the length limit away, or let messages leave by a confirmed publish.",
                 errors(),
             )
@@ -206,19 +206,19 @@ def _with_priorities(analysis: Analysis) -> Iterator[Hit]:
                 "A retry queue with priorities (`x-max-priority`): messages expire at the head"
                 " only, so one of low priority waits behind every later one of a higher priority,"
                 " far longer than its delay.",
-                "Take `x-max-priority` away; messages keep their priority for the main queue.",
+                "Remove `x-max-priority`. Messages keep their priority for the main queue.",
             )
 
 
 def _cut_short(analysis: Analysis) -> Iterator[Hit]:
-    """What a level lets pass, or does not hold for its time, comes too early."""
+    """Delayed messages are early if a level is missing, not bound or has another time to live."""
     levels = [each.name for each in analysis.topology.exchanges if is_delay_level(each.name)]
     if not levels:
         return
     bound = {
         (each.source, each.destination, each.routing_key) for each in analysis.topology.bindings
     }
-    # Levels that stand on the broker are contiguous from the shortest on: the highest tells of all.
+    # The existing levels are contiguous from the shortest on, so the highest determines all names.
     names = delay_level_names(max(levels))
     whole = delay_topology((1 << len(names)) - 1)
     ways = {each.source: each for each in whole.bindings}
@@ -250,4 +250,4 @@ RULES = (
     HazardRule("retry-queue-with-priorities", warnings(), _with_priorities),
     HazardRule("delay-cut-short", errors(), _cut_short),
 )
-"""What can go wrong while a message waits."""
+"""Hazards of waiting messages."""

@@ -1,4 +1,4 @@
-"""What a rule is, what it saw, and what is reported of it for a given broker version, in which words."""
+"""A hazard rule, its hits and the findings reported for a broker version, and the wording of names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A hazard of a topology: which rule saw it, how grave, where, what can happen, what to do."""
+    """A hazard of a topology: rule, severity, place, possible effect and remedy."""
 
     rule: str
     severity: Severity
@@ -52,7 +52,7 @@ class VersionedSeverity:
 
     @classmethod
     def of(cls, severity: Severity, since: str = "", before: str = "") -> VersionedSeverity:
-        """From versions as text; an empty one leaves that end open."""
+        """Read versions from text. An empty version leaves that end open."""
         ends = (BrokerVersion.parse(text) if text else None for text in (since, before))
         return cls(severity, *ends)
 
@@ -117,7 +117,7 @@ class HazardRule:
 
 
 def reported(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
-    """What this rule reports of the analysis, for the version in question or for all of them."""
+    """The findings of this rule for the analysed version, or for all versions."""
     for hit in rule.look(analysis):
         severities = hit.severities or rule.severities
         severity = judged(severities, analysis.version)
@@ -136,23 +136,23 @@ _NO_LIMIT_SINCE = BrokerVersion(4, 0)
 
 
 def if_limits_can_be_lifted(fix: str, version: BrokerVersion | None) -> str:
-    """A part of a fix that sets `delivery-limit: -1`; empty for versions that do not know it."""
+    """Return the part of a fix that sets `delivery-limit: -1`, or "" before 4.0, which refuses it."""
     return fix if version is None or version >= _NO_LIMIT_SINCE else ""
 
 
 THE_TOPOLOGY = "topology"
-"""The place of what concerns everything."""
+"""The place of a finding that concerns the whole topology."""
 
 _MOST_NAMES = 12  # a list of more is no longer read
 
 
 def named(name: str) -> str:
-    """A name within a sentence; nothing that could disturb a terminal."""
+    """A name within a sentence, without control characters."""
     return f"`{printable(name)}`"
 
 
 def listed(names: Iterable[str]) -> str:
-    """`a`, `b` and `c`, each once; a long list is cut short and counted."""
+    """`a`, `b` and `c`, each once. A long list is shortened and ends with the number of omitted names."""
     every = [named(name) for name in sorted(set(names))]
     shown = every[:_MOST_NAMES] if len(every) > _MOST_NAMES + 1 else every
     if len(shown) < len(every):
