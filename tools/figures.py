@@ -293,14 +293,14 @@ def _service(folder: Path) -> Any:
     from hopback.clock import SystemClock
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.http import create_app
-    from hopback.topology.expand import hardened_queues, recommended_plan
+    from hopback.topology.expand import harden_queues, recommend_plan
     from hopback.topology.model import Topology
 
     @asynccontextmanager
     async def opened() -> Any:
         broker = EmbeddedBroker()
-        plan = recommended_plan("orders", tiers_ms=[30_000], attempts=2)
-        topology = Topology("shop", queues=tuple(hardened_queues(plan)), plans=(plan,))
+        plan = recommend_plan("orders", tiers_ms=[30_000], attempts=2)
+        topology = Topology("shop", queues=tuple(harden_queues(plan)), plans=(plan,))
         connection = await broker.connect("figures")
         await declare(connection, topology)
         channel = await connection.open_channel()

@@ -21,7 +21,7 @@ from hopback.broker.emptiness import WATCH_S, Emptiness, Ledger
 from hopback.broker.port import Connection, count_now
 from hopback.errors import UnsafeOperation
 from hopback.headers import counter_in
-from hopback.topology.effective import applied_policy, delivery_limit, effective_arguments
+from hopback.topology.effective import delivery_limit, effective_arguments, effective_policy
 from hopback.topology.model import Policy, Queue, QueueType
 from hopback.version import BrokerVersion
 
@@ -66,7 +66,7 @@ def lifting(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy:
     policy.
     """
     others = [policy for policy in policies if not is_ours(policy)]
-    former = applied_policy(queue, others)
+    former = effective_policy(queue, others)
     kept = dict(former.definition) if former else {}
     return Policy(
         name=prefix + queue.name,

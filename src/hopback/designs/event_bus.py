@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hopback.designs.design import count_problems, delay_problems, name_problems, refuse
 from hopback.errors import Problem
-from hopback.topology.expand import dead_lettering, harden, hardened_queues, one_tier
+from hopback.topology.expand import dead_lettering, harden, harden_queues, one_tier
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.topology.plan import (
     Count,
@@ -78,7 +78,7 @@ def event_bus(
         queues=tuple(
             queue
             for plan in plans
-            for queue in (hardened_queues(plan) if hardened else _faithful_queues(plan))
+            for queue in (harden_queues(plan) if hardened else _faithful_queues(plan))
         ),
         bindings=tuple(
             binding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hopback.designs.design import CompletionEvent, count_problems, delay_problems, refuse
-from hopback.topology.expand import dead_lettering, harden, hardened_queues, one_tier
+from hopback.topology.expand import dead_lettering, harden, harden_queues, one_tier
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
 
@@ -83,7 +83,7 @@ def file_pipeline(
         queues=tuple(
             queue
             for plan in plans
-            for queue in (hardened_queues(plan) if hardened else _faithful_queues(plan))
+            for queue in (harden_queues(plan) if hardened else _faithful_queues(plan))
         ),
         bindings=tuple(bindings),
         plans=plans,

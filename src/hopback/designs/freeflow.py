@@ -11,7 +11,7 @@ from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import (
     dead_lettering,
     harden,
-    hardened_queues,
+    harden_queues,
     retry_queues,
     unique_queues,
 )
@@ -92,7 +92,7 @@ def freeflow(
     refuse([*_problems(queues, tiers_ms, audit_keys)], "freeflow")
     faithful = tuple(_plan(name, domains, tiers_ms) for name, domains in queues.items())
     plans = tuple(map(harden, faithful)) if hardened else faithful
-    every = (hardened_queues(plan) if hardened else _faithful_queues(plan) for plan in plans)
+    every = (harden_queues(plan) if hardened else _faithful_queues(plan) for plan in plans)
     return Topology(
         name="freeflow",
         exchanges=(

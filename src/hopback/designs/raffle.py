@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hopback.designs.design import count_problems, delay_problems, refuse
-from hopback.topology.expand import dead_lettering, harden, hardened_queues, one_tier
+from hopback.topology.expand import dead_lettering, harden, harden_queues, one_tier
 from hopback.topology.model import Binding, Exchange, Queue, Topology
 from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
 
@@ -49,7 +49,7 @@ def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: i
     return Topology(
         name="raffle",
         exchanges=(Exchange(_EXCHANGE), Exchange(_RETRY_EXCHANGE), Exchange(_DLX)),
-        queues=hardened_queues(plan) if hardened else faithful_queues,
+        queues=harden_queues(plan) if hardened else faithful_queues,
         bindings=(
             Binding(_EXCHANGE, _QUEUE, _QUEUE),
             Binding(_RETRY_EXCHANGE, _RETRY_QUEUE, _RETRY_QUEUE),

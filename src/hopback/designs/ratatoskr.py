@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hopback.designs.design import count_problems, delay_problems, name_problems, refuse
 from hopback.errors import Problem
-from hopback.topology.expand import dead_lettering, harden, hardened_queues, one_tier
+from hopback.topology.expand import dead_lettering, harden, harden_queues, one_tier
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType, Topology
 from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
 
@@ -62,7 +62,7 @@ def ratatoskr(
             Exchange(exchange, ExchangeType.TOPIC),
             Exchange(f"{queue}.dlq", ExchangeType.FANOUT),
         ),
-        queues=hardened_queues(plan) if hardened else _faithful_queues(plan, queue_type),
+        queues=harden_queues(plan) if hardened else _faithful_queues(plan, queue_type),
         bindings=(
             *(Binding(exchange, queue, key) for key in routing_keys),
             Binding(f"{queue}.dlq", f"{queue}.dlq"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hopback.designs.design import name_problems, refuse
-from hopback.topology.expand import DELIVERY_LIMIT, hardened_queues, recommended_plan
+from hopback.topology.expand import DELIVERY_LIMIT, harden_queues, recommend_plan
 from hopback.topology.model import Binding, Exchange, ExchangeType, Topology
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def recommended(
     """
     problems = name_problems("params.queue", queue, room=len(_LONGEST_SUFFIX))
     refuse([*problems], "recommended")
-    plan = recommended_plan(queue, tiers_ms=tiers_ms, attempts=attempts)
+    plan = recommend_plan(queue, tiers_ms=tiers_ms, attempts=attempts)
     feeds = () if exchange is None else tuple(Binding(exchange, queue, k) for k in routing_keys)
     return Topology(
         name="recommended",
         exchanges=() if exchange is None else (Exchange(exchange, ExchangeType.TOPIC),),
-        queues=hardened_queues(plan, delivery_limit=delivery_limit),
+        queues=harden_queues(plan, delivery_limit=delivery_limit),
         bindings=feeds,
         plans=(plan,),
     )

@@ -31,8 +31,8 @@ from hopback.runtime.settling import Environment, Settling
 from hopback.text import one_line
 from hopback.topology.expand import (
     dead_letters_park,
-    hardened_queues,
-    recommended_plan,
+    harden_queues,
+    recommend_plan,
     unique_queues,
 )
 from hopback.topology.model import Queue, Topology
@@ -150,7 +150,7 @@ class PlannedQueues:
                 (Problem(f"queues.{name}", "one plan", "a second one"),), where=where
             )
         tiers = waits_ms(() if retry is None else retry, where=where)
-        plan = recommended_plan(name, tiers_ms=tiers, attempts=attempts)
+        plan = recommend_plan(name, tiers_ms=tiers, attempts=attempts)
         self._plans[name] = plan, check_rules(rules, where=where)
 
     @property
@@ -164,7 +164,7 @@ class PlannedQueues:
         """The given topology with the retry and dead-letter queues of the plans."""
         given = self._given or Topology(self.name)
         added = [plan for plan, _ in self._plans.values() if given.plan(plan.queue) is None]
-        ours = (queue for plan in added for queue in hardened_queues(plan)[1:])
+        ours = (queue for plan in added for queue in harden_queues(plan)[1:])
         return replace(
             given,
             name=self.name,
@@ -220,7 +220,7 @@ class PlannedQueues:
     def _theirs(self, whole: Topology) -> tuple[Queue, ...]:
         """Return the queues that the library declares, with the safest arguments: theirs are unknown."""
         return tuple(
-            hardened_queues(plan)[0] for plan in whole.plans if whole.queue(plan.queue) is None
+            harden_queues(plan)[0] for plan in whole.plans if whole.queue(plan.queue) is None
         )
 
     async def _give_up(self, service: Service) -> None:

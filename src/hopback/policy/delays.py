@@ -36,7 +36,7 @@ from hopback.headers.names import (
     may_stand_twice,
 )
 from hopback.message import NO_HEADERS, Delivery, Message
-from hopback.topology.delays import asked_levels, came_by_ladder, way_in
+from hopback.topology.delays import is_from_level, levels_of, way_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,10 @@ def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
     """
     if delayed.by_clock:
         return max(0, delayed.due_ms - now_ms)
-    if not came_by_ladder(delivery.exchange):
+    if not is_from_level(delivery.exchange):
         return delayed.paused_ms
     passed = _passed(delivery)
-    asked = asked_levels(delivery.routing_key)
+    asked = levels_of(delivery.routing_key)
     return sum(wait_ms for queue, wait_ms in asked.items() if queue not in passed)
 
 
@@ -201,10 +201,10 @@ def is_shortened(delivery: Delivery) -> bool:
     passed = _passed(delivery)
     waits = [
         (wait_ms, moment)
-        for queue, wait_ms in asked_levels(delivery.routing_key).items()
+        for queue, wait_ms in levels_of(delivery.routing_key).items()
         if (moment := passed.get(queue)) is not None
     ]
-    if not came_by_ladder(delivery.exchange) or len(waits) < 2:
+    if not is_from_level(delivery.exchange) or len(waits) < 2:
         return False
     waits.sort()
     (_, last), (_, first) = waits[0], waits[-1]

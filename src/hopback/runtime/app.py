@@ -55,9 +55,9 @@ from hopback.runtime.push import PushHandler, PushTarget
 from hopback.runtime.requests import REQUEST_TIMEOUT
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology, schedule_queue
 from hopback.topology.durations import Duration, duration_seconds
-from hopback.topology.expand import hardened_queues, recommended_plan, unique_queues
+from hopback.topology.expand import harden_queues, recommend_plan, unique_queues
 from hopback.topology.feed import Bind, Feed, feeds_of
-from hopback.topology.model import Binding, Exchange, Topology, joined
+from hopback.topology.model import Binding, Exchange, Topology, join_topologies
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -133,7 +133,7 @@ class _Declared:
 
     def plan(self, queue: str) -> Plan:
         """The failure plan of the queue, under its full name."""
-        return recommended_plan(queue, tiers_ms=self.tiers_ms, attempts=self.attempts)
+        return recommend_plan(queue, tiers_ms=self.tiers_ms, attempts=self.attempts)
 
     def bindings(self, queue: str) -> Iterator[Binding]:
         """Yield the bindings of the queue."""
@@ -572,7 +572,7 @@ class App(Router):
             queues=unique_queues(
                 (
                     *given.queues,
-                    *(queue for plan in plans for queue in hardened_queues(plan)),
+                    *(queue for plan in plans for queue in harden_queues(plan)),
                     *schedules,
                 )
             ),
@@ -581,7 +581,9 @@ class App(Router):
             unconsumed=given.unconsumed | {queue.name for queue in schedules},
         )
         if self._delays is not None:
-            whole = replace(joined((whole, self._delays)), name=self.name, foreign=whole.foreign)
+            whole = replace(
+                join_topologies((whole, self._delays)), name=self.name, foreign=whole.foreign
+            )
         unplanned = tuple(queue for queue in self.handlers if whole.plan(queue) is None)
         if unplanned:
             raise InvalidTopology(

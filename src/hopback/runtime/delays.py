@@ -30,8 +30,8 @@ from hopback.policy.outcome import Park
 from hopback.runtime.context import Context  # noqa: TC001 - a handler's annotations are read
 from hopback.topology.delays import (
     DUE,
-    came_by_ladder,
     delay_level_names,
+    is_from_level,
     longest_delay_ms,
     way_in,
 )
@@ -194,7 +194,7 @@ class DueMessages:
     def _checked(self, delivery: Delivery, delayed: Delayed) -> Delayed:
         """The message as one for which the clock decides, if the broker shortens the waits of levels."""
         now = asyncio.get_running_loop().time()
-        if delayed.by_clock or not came_by_ladder(delivery.exchange):
+        if delayed.by_clock or not is_from_level(delivery.exchange):
             return delayed
         if is_shortened(delivery):
             if now >= self._distrusted_until:
@@ -214,7 +214,7 @@ class DueMessages:
         """
         service = self._service()
         now_ms = math.floor(service.world.clock.now() * 1000)
-        is_early = came_by_ladder(context.delivery.exchange)
+        is_early = is_from_level(context.delivery.exchange)
         if is_early:
             delayed = replace(delayed, laps=delayed.laps + 1)
             service.world.bus.emit(

@@ -32,7 +32,7 @@ from hopback.fields import (
     UInt32,
     UInt64,
 )
-from hopback.topology.wording import did_you_mean, either, quoted, shown
+from hopback.topology.wording import did_you_mean, either, quote, show_value
 
 if TYPE_CHECKING:
     from hopback.topology.located import Located
@@ -84,7 +84,7 @@ def encode(value: FieldValue) -> object:
             return str(value)
         case Mapping():
             inner = encode_table(value)
-            return {"$table": inner} if _marked(inner) else inner
+            return {"$table": inner} if _is_typed(inner) else inner
         case list() | tuple():
             return [encode(item) for item in value]
         case None:
@@ -114,7 +114,7 @@ def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
             return _integer(place, int)
         case list() | tuple():
             return tuple(decode(item, depth + 1, marks=marks) for item in place.items())
-        case Mapping() as table if marks and _marked(table):
+        case Mapping() as table if marks and _is_typed(table):
             mark = next(iter(table))
             value = place.inner(mark, table[mark])
             if mark in _INTEGERS:
@@ -124,7 +124,7 @@ def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
             if mark == "$table":
                 return {key: decode(item, depth + 1) for key, item in value.entries()}
             known = sorted((*_INTEGERS, *_RARE, "$table"))
-            value.wrong(f"one of {', '.join(known)}", shown(mark) + did_you_mean(mark, known))
+            value.wrong(f"one of {', '.join(known)}", show_value(mark) + did_you_mean(mark, known))
             return None
         case Mapping():
             return {key: decode(item, depth + 1, marks=marks) for key, item in place.entries()}
@@ -132,7 +132,7 @@ def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
     return None
 
 
-def _marked(table: Mapping[str, object]) -> bool:
+def _is_typed(table: Mapping[str, object]) -> bool:
     """Whether it is a typed value: its only key begins with `$`."""
     return len(table) == 1 and str(next(iter(table))).startswith("$")
 
@@ -208,20 +208,20 @@ def without_what_json_lacks(topology: Topology) -> tuple[Topology, tuple[str, ..
     """
     notes: list[str] = []
     exchanges = tuple(
-        replace(item, arguments=_kept(f"exchange {quoted(item.name)}", item.arguments, notes))
+        replace(item, arguments=_kept(f"exchange {quote(item.name)}", item.arguments, notes))
         for item in topology.exchanges
     )
     queues = tuple(
-        replace(item, arguments=_kept(f"queue {quoted(item.name)}", item.arguments, notes))
+        replace(item, arguments=_kept(f"queue {quote(item.name)}", item.arguments, notes))
         for item in topology.queues
     )
     policies = tuple(
-        replace(item, definition=_kept(f"policy {quoted(item.name)}", item.definition, notes))
+        replace(item, definition=_kept(f"policy {quote(item.name)}", item.definition, notes))
         for item in topology.policies
     )
     bindings = tuple(item for item in topology.bindings if _writable(item.arguments))
     notes += [
-        f"binding {quoted(item.source)} → {quoted(item.destination)} left out:"
+        f"binding {quote(item.source)} → {quote(item.destination)} left out:"
         " JSON cannot carry one of its arguments"
         for item in topology.bindings
         if not _writable(item.arguments)
@@ -235,7 +235,7 @@ def without_what_json_lacks(topology: Topology) -> tuple[Topology, tuple[str, ..
 def _kept(owner: str, table: Headers, notes: list[str]) -> Headers:
     left_out = [key for key, value in table.items() if not _writable(value)]
     notes += [
-        f"{owner}: {quoted(key)} left out: JSON cannot carry a {type(table[key]).__name__}"
+        f"{owner}: {quote(key)} left out: JSON cannot carry a {type(table[key]).__name__}"
         for key in left_out
     ]
     return {key: value for key, value in table.items() if key not in left_out}

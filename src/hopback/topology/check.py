@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hopback.topology.hazards import RULES
 from hopback.topology.hazards.analysis import Analysis
-from hopback.topology.hazards.rule import Finding, reported
+from hopback.topology.hazards.rule import Finding, report
 
 if TYPE_CHECKING:
     from hopback.topology.model import Topology
@@ -21,7 +21,7 @@ def check(topology: Topology, version: BrokerVersion | None = None) -> tuple[Fin
     such as one read from a live broker, the roles of queues come from their dead-letter arguments.
     """
     analysis = Analysis(topology, version)
-    found = {finding for rule in RULES for finding in reported(rule, analysis)}
+    found = {finding for rule in RULES for finding in report(rule, analysis)}
     return tuple(
         sorted(
             found, key=lambda each: (each.severity.rank, each.rule, each.place, each.explanation)

@@ -24,7 +24,7 @@ from hopback.topology.rabbitmq_arguments import (
     QUEUE_TYPES,
 )
 from hopback.topology.validate import broker_problems
-from hopback.topology.wording import did_you_mean, either, quoted, shown
+from hopback.topology.wording import did_you_mean, either, quote, show_value
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -55,7 +55,11 @@ def choose_vhost(root: Located, sections: Mapping[str, Located], asked: str | No
     if asked is None and len(used or known) == 1:
         return (used or known)[0]
     choice = f"one of the virtual hosts in this file: {either(known)}"
-    got = "no choice between them" if asked is None else shown(asked) + did_you_mean(asked, known)
+    got = (
+        "no choice between them"
+        if asked is None
+        else show_value(asked) + did_you_mean(asked, known)
+    )
     root.inner("vhost", asked).wrong(choice, got)
     return None
 
@@ -134,7 +138,7 @@ def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
             **home,
             "durable": item.durable,
             "auto_delete": item.auto_delete,
-            "arguments": thaw(item.declared_arguments),
+            "arguments": thaw(item.declare_arguments),
         }
     return {
         **home,
@@ -210,23 +214,23 @@ def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tu
     unknown = {queue.name for queue in topology.queues if version < QUEUE_TYPES[queue.type]}
     topology, said = without_queues(topology, unknown, f"RabbitMQ {version} has no such queues")
     notes += said
-    queues = tuple(_fitting_queue(queue, version, notes) for queue in topology.queues)
+    queues = tuple(_adapt_queue(queue, version, notes) for queue in topology.queues)
     policies = []
     for policy in topology.policies:
-        fitting = _fitting_keys(policy, version, notes)
+        fitting = _adapt_policy(policy, version, notes)
         since = APPLY_TO.get(policy.apply_to)
         if since is not None and version < since:
             told = (
-                f'applies to "queues" instead of {quoted(policy.apply_to)}, which came with {since}'
+                f'applies to "queues" instead of {quote(policy.apply_to)}, which came with {since}'
             )
             notes.append(
-                f"policy {quoted(policy.name)}: {told}: it now matches queues of every type"
+                f"policy {quote(policy.name)}: {told}: it now matches queues of every type"
             )
             fitting = replace(fitting, apply_to="queues")
         if fitting.definition:
             policies.append(fitting)
         else:
-            notes.append(f"policy {quoted(policy.name)} left out: no supported key remains")
+            notes.append(f"policy {quote(policy.name)} left out: no supported key remains")
     return replace(topology, queues=queues, policies=tuple(policies)), tuple(notes)
 
 
@@ -235,7 +239,7 @@ def without_queues(
 ) -> tuple[Topology, tuple[str, ...]]:
     """Remove these queues and their bindings. Returns a note for each."""
     notes = tuple(
-        f"{queue.type} queue {quoted(queue.name)} and its bindings left out: {why}"
+        f"{queue.type} queue {quote(queue.name)} and its bindings left out: {why}"
         for queue in topology.queues
         if queue.name in names
     )
@@ -248,7 +252,7 @@ def without_queues(
     return replace(topology, queues=queues, bindings=bindings), notes
 
 
-def _fitting_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Queue:
+def _adapt_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Queue:
     arguments = dict(queue.arguments)
     for name, known in QUEUE_ARGUMENTS.items():
         value = arguments.get(name)
@@ -256,12 +260,12 @@ def _fitting_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Qu
             if version not in gap.span and gap.concerns(queue, value):
                 del arguments[name]
                 meant = f"{name} = {value} is meant for RabbitMQ {gap.span}"
-                notes.append(f"queue {quoted(queue.name)}: {meant}, left out: {gap.why}")
+                notes.append(f"queue {quote(queue.name)}: {meant}, left out: {gap.why}")
                 break
     return queue if len(arguments) == len(queue.arguments) else replace(queue, arguments=arguments)
 
 
-def _fitting_keys(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
+def _adapt_policy(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
     definition = dict(policy.definition)
     for key, value in policy.definition.items():
         # Why a broker of this version refuses a policy with this key.
@@ -274,8 +278,8 @@ def _fitting_keys(policy: Policy, version: BrokerVersion, notes: list[str]) -> P
             why = "before 4.0 a delivery limit cannot be negative"
         if why:
             del definition[key]
-            told = f"{quoted(key)} left out: {why}. The broker would refuse the whole import"
-            notes.append(f"policy {quoted(policy.name)}: {told}")
+            told = f"{quote(key)} left out: {why}. The broker would refuse the whole import"
+            notes.append(f"policy {quote(policy.name)}: {told}")
     return (
         policy
         if len(definition) == len(policy.definition)
@@ -402,7 +406,7 @@ class _Writer:
                 isinstance(each, dict) and each.get("name") == self.named_vhost for each in vhosts
             )
             whole["vhosts"] = vhosts if known else [*vhosts, {"name": self.named_vhost}]
-        return self.ordered(whole)
+        return self.restore_order(whole)
 
     def written(self, section: str, items: tuple[Definable, ...]) -> list[object]:
         """Write the objects of one section. Unchanged objects keep their original form."""
@@ -421,7 +425,7 @@ class _Writer:
             return canonical(item, self.vhost)
         return {**raw} if self.named_vhost is None else {**raw, "vhost": self.named_vhost}
 
-    def ordered(self, whole: dict[str, object]) -> dict[str, object]:
+    def restore_order(self, whole: dict[str, object]) -> dict[str, object]:
         """Restore the original order of keys. A new empty section is omitted."""
         keys = [key for key in _list(thaw(self.record.get("keys"))) if isinstance(key, str)]
         present = keys if self.record else [*whole]
@@ -468,7 +472,7 @@ def without_secrets(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
 
 def _note(section: str, entry: object) -> str:
     name = entry.get("name") if isinstance(entry, Mapping) else None
-    what = f"{section} {quoted(name)}" if isinstance(name, str) else f"an entry of {section}"
+    what = f"{section} {quote(name)}" if isinstance(name, str) else f"an entry of {section}"
     return f"{what} left out: it carries a secret"
 
 

@@ -20,8 +20,8 @@ from hopback.topology.expand import (
     NO_DELIVERY_LIMIT,
     at_least_once,
     dead_lettering,
-    hardened_queues,
-    recommended_plan,
+    harden_queues,
+    recommend_plan,
 )
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType, Topology
 
@@ -52,7 +52,7 @@ def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
     A larger `longest` only adds levels.
     """
     levels = range(level_count(longest))
-    plan = recommended_plan(DUE, tiers_ms=_RETRY_MS)
+    plan = recommend_plan(DUE, tiers_ms=_RETRY_MS)
     waiting = (
         at_least_once(_name(level), dead_lettering(_name(level - 1), "", ttl_ms=1000 << level))
         for level in levels
@@ -67,7 +67,7 @@ def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
     return Topology(
         name="delays",
         exchanges=(Exchange(DUE, ExchangeType.FANOUT), *ways),
-        queues=(*waiting, *hardened_queues(plan)),
+        queues=(*waiting, *harden_queues(plan)),
         bindings=(
             Binding(DUE, DUE),
             *(Binding(_name(level), _name(level), "*." * level + "1.#") for level in levels),
@@ -86,7 +86,7 @@ def way_in(delay_ms: int) -> tuple[str, str]:
     return _name(len(digits) - 1), ".".join(reversed(digits))
 
 
-def asked_levels(routing_key: str) -> dict[str, int]:
+def levels_of(routing_key: str) -> dict[str, int]:
     """The queues in which a message with this routing key waits, each with its milliseconds."""
     return {
         _name(level): 1000 << level
@@ -95,7 +95,7 @@ def asked_levels(routing_key: str) -> dict[str, int]:
     }
 
 
-def came_by_ladder(exchange: str) -> bool:
+def is_from_level(exchange: str) -> bool:
     """Whether a message in the queue of due messages came there by the levels, not by a retry queue."""
     return exchange == DUE or is_delay_level(exchange)
 
@@ -141,7 +141,7 @@ def schedule_queue_name(queue: str) -> str:
     return queue + _SCHEDULE
 
 
-def scheduled_queue(name: str) -> str | None:
+def queue_of_schedule(name: str) -> str | None:
     """The queue that a schedule queue of this name belongs to. None if the name is not one."""
     return name.removesuffix(_SCHEDULE) if name.endswith(_SCHEDULE) else None
 

@@ -10,11 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.topology.delays import DUE, longest_delay_ms, scheduled_queue, without_delay_levels
+from hopback.topology.delays import DUE, longest_delay_ms, queue_of_schedule, without_delay_levels
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.plan import Leave, Plan, Return, Tier
 from hopback.topology.roles import QueueRole, queue_roles
-from hopback.topology.wording import did_you_mean, either, shown, waits
+from hopback.topology.wording import did_you_mean, either, show_value, waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,7 +79,7 @@ class _Flowchart:
             *self.bindings(),
             *self.dead_letters(),
             *self.publishes(),
-            *self.delayed(),
+            *self.draw_delays(),
             *self.periodic(),
         ]
         yield from (f"    {node}" for node in self.outside.values())
@@ -134,7 +134,7 @@ class _Flowchart:
         longest = format_duration(self.longest_delay_ms)
         return f'{self.ids.of("q", _DELAYS)}(["queues of delays<br/>wait up to {longest}"]):::retry'
 
-    def delayed(self) -> Iterator[str]:
+    def draw_delays(self) -> Iterator[str]:
         """Yield a dashed line for due messages."""
         if self.longest_delay_ms:
             yield f'{self.ids.of("q", _DELAYS)} -.->|"due"| {self.node("x", DUE)}'
@@ -144,7 +144,7 @@ class _Flowchart:
         schedule.
         """
         for name in self.queues:
-            queue = scheduled_queue(name)
+            queue = queue_of_schedule(name)
             if queue in self.queues:
                 yield f'{self.ids.of("q", name)} ==>|"periodic"| {self.node("q", queue)}'
 
@@ -331,7 +331,7 @@ def subject(topology: Topology, queue: str | None) -> Plan:
         return plan
     known = [plan.queue for plan in topology.plans]
     expected = either(known) if known else "a topology with a failure plan"
-    got = "none" if queue is None else shown(queue) + did_you_mean(queue, known)
+    got = "none" if queue is None else show_value(queue) + did_you_mean(queue, known)
     raise InvalidTopology((Problem("queue", expected, got),), where=topology.name)
 
 

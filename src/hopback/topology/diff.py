@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hopback.topology.definitions import Definable, identity
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF, QUEUE_ARGUMENTS, Prevails, policy_key
-from hopback.topology.wording import quoted, shown
+from hopback.topology.wording import quote, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,7 +58,7 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
     if found is None or prevails:
         note = " (for messages that come in from then on)" if key == "message-ttl" else ""
         return Advice(
-            f"a policy with {key}: {shown(desired)} has the same effect on the live queue{note}."
+            f"a policy with {key}: {show_value(desired)} has the same effect on the live queue{note}."
             " Declare the argument as the broker has it",
             (key, desired),
         )
@@ -74,7 +74,7 @@ def advise_exchange(field: str, desired: FieldValue, found: FieldValue) -> Advic
     """Return the remedy for a field or argument of an exchange."""
     if field == "alternate-exchange" and found is None:
         return Advice(
-            f"a policy with alternate-exchange: {shown(desired)} has the same effect on the live"
+            f"a policy with alternate-exchange: {show_value(desired)} has the same effect on the live"
             " exchange. Declare the exchange without the argument",
             ("alternate-exchange", desired),
         )
@@ -203,17 +203,17 @@ class _Comparison:
             case Queue(), Queue():
                 differences = [
                     _difference(field, advise_queue(actual, *field))
-                    for field in _differing(_queue_fields(desired), _queue_fields(actual))
+                    for field in _differences(_queue_fields(desired), _queue_fields(actual))
                 ]
             case Exchange(), Exchange():
                 differences = [
                     _difference(field, advise_exchange(*field))
-                    for field in _differing(_exchange_fields(desired), _exchange_fields(actual))
+                    for field in _differences(_exchange_fields(desired), _exchange_fields(actual))
                 ]
             case Policy(), Policy():
                 differences = [
                     _difference(field, advise_policy())
-                    for field in _differing(_policy_fields(desired), _policy_fields(actual))
+                    for field in _differences(_policy_fields(desired), _policy_fields(actual))
                 ]
         if not differences or isinstance(desired, Binding) or isinstance(actual, Binding):
             self.same.append(_entry(kind, desired))
@@ -237,20 +237,20 @@ def _name(item: Definable) -> str:
     if not isinstance(item, Binding):
         return item.name
     end = "exchange " if item.to_exchange else ""
-    key = f" by {quoted(item.routing_key)}" if item.routing_key else ""
+    key = f" by {quote(item.routing_key)}" if item.routing_key else ""
     headers = f" with {len(item.arguments)} arguments" if item.arguments else ""
     return f"{item.source} → {end}{item.destination}{key}{headers}"
 
 
 def _side(value: FieldValue) -> str:
-    return "nothing" if value is None else shown(value)
+    return "nothing" if value is None else show_value(value)
 
 
 def _difference(field: _Field, advice: Advice) -> Difference:
     return Difference(*field, advice=advice.text, policy=advice.policy)
 
 
-def _differing(desired: dict[str, FieldValue], actual: dict[str, FieldValue]) -> Iterator[_Field]:
+def _differences(desired: dict[str, FieldValue], actual: dict[str, FieldValue]) -> Iterator[_Field]:
     for name in (*desired, *(name for name in actual if name not in desired)):
         wanted, found = desired.get(name), actual.get(name)
         if wanted != found or isinstance(wanted, bool) is not isinstance(found, bool):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.arguments import decode, decode_table, encode, encode_table
 from hopback.topology.durations import format_duration
-from hopback.topology.expand import DELIVERY_LIMIT, hardened_queues, recommended_plan
+from hopback.topology.expand import DELIVERY_LIMIT, harden_queues, recommend_plan
 from hopback.topology.located import Located, Table
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze
 from hopback.topology.plan import (
@@ -332,8 +332,8 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
             flag.wrong(f"{str(only).lower()}, as in every recommended queue")
     if tiers_ms is None or not name:
         return (Queue(name, QueueType.QUORUM, arguments=arguments),), None
-    plan = recommended_plan(name, tiers_ms=tiers_ms, attempts=attempts)
-    main, *others = hardened_queues(plan, delivery_limit=delivery_limit)
+    plan = recommend_plan(name, tiers_ms=tiers_ms, attempts=attempts)
+    main, *others = harden_queues(plan, delivery_limit=delivery_limit)
     # The pattern's arguments keep messages safe, so they cannot be changed.
     for key in main.arguments.keys() & arguments.keys():
         hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
@@ -351,12 +351,12 @@ def write_recommended(plan: Plan, topology: Topology) -> dict[str, object] | Non
         return None
     tiers_ms = [tier.delay_ms for tier in plan.tiers]
     try:
-        recommended = recommended_plan(plan.queue, tiers_ms=tiers_ms, attempts=plan.attempts)
+        recommended = recommend_plan(plan.queue, tiers_ms=tiers_ms, attempts=plan.attempts)
     except InvalidTopology:
         return None
     if plan != recommended:
         return None
-    own, *others = hardened_queues(plan, delivery_limit=limit)
+    own, *others = harden_queues(plan, delivery_limit=limit)
     shared = {key: value for key, value in main.arguments.items() if key in own.arguments}
     if replace(main, arguments=shared) != own:
         return None
@@ -410,7 +410,7 @@ def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
         queue.name
         for plan in topology.plans
         if plan.queue in short
-        for queue in hardened_queues(plan)
+        for queue in harden_queues(plan)
     }
     queues = {
         queue.name: short.get(queue.name) or write_queue(queue, topology, terse=True)

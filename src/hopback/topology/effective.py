@@ -33,7 +33,7 @@ _APPLY_TO = {
 _APPLY_TO_EXCHANGES = frozenset({"all", "exchanges"})
 
 
-def matching_policies(target: Queue | Exchange, policies: Iterable[Policy]) -> tuple[Policy, ...]:
+def find_policies(target: Queue | Exchange, policies: Iterable[Policy]) -> tuple[Policy, ...]:
     """The policies whose pattern and kind match, highest priority first.
 
     Policies whose pattern cannot be evaluated are left out. `check` reports them.
@@ -47,16 +47,16 @@ def matching_policies(target: Queue | Exchange, policies: Iterable[Policy]) -> t
     return tuple(sorted(fitting, key=lambda each: -each.priority))
 
 
-def applied_policy(target: Queue | Exchange, policies: Iterable[Policy]) -> Policy | None:
+def effective_policy(target: Queue | Exchange, policies: Iterable[Policy]) -> Policy | None:
     """The one policy that the broker applies to this queue or exchange."""
-    return next(iter(matching_policies(target, policies)), None)
+    return next(iter(find_policies(target, policies)), None)
 
 
 def effective_arguments(
     queue: Queue, policies: Iterable[Policy], version: BrokerVersion | None = None
 ) -> dict[str, FieldValue]:
     """The queue's arguments as they take effect, under the names of arguments (`x-…`)."""
-    policy = applied_policy(queue, policies)
+    policy = effective_policy(queue, policies)
     merged = dict(queue.arguments)
     for key, by_policy in policy.definition.items() if policy else ():
         name = f"x-{key}"
@@ -97,7 +97,7 @@ def effective_topology(topology: Topology, version: BrokerVersion | None = None)
     """The same topology with each queue and exchange as its policy makes it."""
     exchanges = []
     for exchange in topology.exchanges:
-        policy = applied_policy(exchange, topology.policies)
+        policy = effective_policy(exchange, topology.policies)
         alternate = policy.definition.get("alternate-exchange") if policy else None
         # The policy key is used only if the exchange does not have the argument.
         if alternate is not None and "alternate-exchange" not in exchange.arguments:

@@ -87,7 +87,7 @@ def harden(plan: Plan) -> Plan:
     )
 
 
-def hardened_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tuple[Queue, ...]:
+def harden_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tuple[Queue, ...]:
     """Return the queues of a hardened plan: main, retry and dead-letter queue. All are quorum
     queues.
     """
@@ -138,7 +138,7 @@ def unique_queues(queues: Iterable[Queue]) -> tuple[Queue, ...]:
     return tuple({queue.name: queue for queue in queues}.values())
 
 
-def recommended_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | None = None) -> Plan:
+def recommend_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | None = None) -> Plan:
     """Return Hopback's plan for a new queue: one retry queue per delay, one hop, directly back.
 
     The default of `attempts` is the number of tiers plus one. Further attempts use the last tier.

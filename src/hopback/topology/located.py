@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.durations import parse_duration_ms
-from hopback.topology.wording import did_you_mean, either, path_to, shown
+from hopback.topology.wording import did_you_mean, either, path_to, show_value
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -34,7 +34,7 @@ class Located:
     def wrong(self, expected: str, got: str | None = None) -> None:
         """Note that something else was expected here."""
         self.problems.append(
-            Problem(self.path, expected, shown(self.value) if got is None else got)
+            Problem(self.path, expected, show_value(self.value) if got is None else got)
         )
 
     def inner(self, key: str | int, value: object) -> Located:
@@ -80,7 +80,7 @@ class Located:
         if isinstance(self.value, str) and self.value in words:
             return options(self.value)
         hint = did_you_mean(self.value, words) if isinstance(self.value, str) else ""
-        self.wrong(either(words), shown(self.value) + hint)
+        self.wrong(either(words), show_value(self.value) + hint)
         return next(iter(options))
 
     def items(self) -> tuple[Located, ...]:
@@ -100,7 +100,7 @@ class Located:
             if isinstance(key, str):
                 found.append((key, self.inner(key, value)))
             else:
-                self.wrong("text for every key", shown(key))
+                self.wrong("text for every key", show_value(key))
         return tuple(found)
 
     def table(self) -> Table:
@@ -159,4 +159,4 @@ class Table:
         """Record a problem for every unread key."""
         known = sorted(self._asked)
         for key, place in self.without(known).items():
-            place.wrong(f"one of {', '.join(known)}", shown(key) + did_you_mean(key, known))
+            place.wrong(f"one of {', '.join(known)}", show_value(key) + did_you_mean(key, known))

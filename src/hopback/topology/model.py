@@ -71,7 +71,7 @@ class Queue:
         object.__setattr__(self, "arguments", freeze(self.arguments))
 
     @property
-    def declared_arguments(self) -> dict[str, FieldValue]:
+    def declare_arguments(self) -> dict[str, FieldValue]:
         """The arguments of `queue.declare`. For a classic queue they do not include the type."""
         if self.type is QueueType.CLASSIC:
             return dict(self.arguments)
@@ -149,7 +149,7 @@ class Topology:
         return self._plans.get(queue)
 
 
-def joined(topologies: Iterable[Topology]) -> Topology:
+def join_topologies(topologies: Iterable[Topology]) -> Topology:
     """Several topologies as one. Of two objects with the same name the first is used.
 
     Compared by name or equality, not by hash: arguments are mappings and cannot be hashed.

@@ -245,11 +245,11 @@ class _PatternReader:
                 self._take(r"\E")
                 parts += [self._byte(1 << ord(one)) for one in quoted]
                 if quoted:
-                    parts.append(self._repeated(parts.pop()))
+                    parts.append(self._repetition(parts.pop()))
             elif not self._take(r"\E"):
                 part = self._one()
                 if part is not None:
-                    parts.append(self._repeated(part))
+                    parts.append(self._repetition(part))
         if self._depth == 1:
             # A name that contains the rest contains the whole.
             while parts and parts[-1].is_optional:
@@ -273,7 +273,7 @@ class _PatternReader:
                 escaped = self._next()
                 if escaped in "AzZbB":
                     return _anchor(escaped)
-                return self._byte(self._escaped(escaped))
+                return self._byte(self._escape(escaped))
             case "*" | "+" | "?":
                 raise PatternFlaw(f"{one!r} has no preceding item to repeat", refused=True)
             case "{" if self._count(self._at - 1) is not None:
@@ -283,7 +283,7 @@ class _PatternReader:
     def _byte(self, accepted: int) -> _PatternPart:
         return _byte(_either_case(accepted) if self._ignores_case else accepted)
 
-    def _repeated(self, part: _PatternPart) -> _PatternPart:
+    def _repetition(self, part: _PatternPart) -> _PatternPart:
         """The part with the repetition that follows it, if one does."""
         if self._take("*"):
             least, most = 0, None
@@ -321,16 +321,16 @@ class _PatternReader:
         if not self._take("?"):
             if self._text.startswith("*", self._at):
                 raise PatternFlaw("verbs such as (*FAIL) are not evaluated", refused=False)
-            return self._closed(self._choice())
+            return self._close(self._choice())
         for sign, wanted in (("=", True), ("!", False)):
             if self._take(sign):
-                return _look(self._closed(self._choice()), ahead=True, wanted=wanted)
+                return _look(self._close(self._choice()), ahead=True, wanted=wanted)
             if self._take(f"<{sign}"):
-                return _look(self._closed(self._choice()), ahead=False, wanted=wanted)
+                return _look(self._close(self._choice()), ahead=False, wanted=wanted)
         for opening, closing in (("P<", ">"), ("<", ">"), ("'", "'")):
             if self._take(opening):
                 self._until(closing)
-                return self._closed(self._choice())
+                return self._close(self._choice())
         return self._options()
 
     def _options(self) -> _PatternPart | None:
@@ -347,16 +347,16 @@ class _PatternReader:
                     raise PatternFlaw(f"groups that begin (?{one} are not evaluated", refused=False)
         if one == ")":
             return None
-        inner = self._closed(self._choice())
+        inner = self._close(self._choice())
         self._ignores_case = kept
         return inner
 
-    def _closed(self, part: _PatternPart) -> _PatternPart:
+    def _close(self, part: _PatternPart) -> _PatternPart:
         if not self._take(")"):
             raise PatternFlaw("a parenthesis is not closed", refused=True)
         return replace(part, is_anchor=False)
 
-    def _escaped(self, one: str) -> int:
+    def _escape(self, one: str) -> int:
         """The bytes that an escape represents, in a set or outside."""
         if one in _SHORT:
             return _SHORT[one]
@@ -404,7 +404,7 @@ class _PatternReader:
             raise PatternFlaw("quotes within brackets are not evaluated", refused=False)
         if one == "b":
             return 1 << 8, True
-        return self._escaped(one), one not in _SHORT
+        return self._escape(one), one not in _SHORT
 
     def _next(self) -> str:
         if self._at >= len(self._text):

@@ -48,13 +48,13 @@ def queue_roles(topology: Topology) -> Mapping[str, QueueRole]:
     """
     roles = {queue.name: QueueRole.PLAIN for queue in topology.queues}
     ways = _DeadLetterWays(topology)
-    returning = {name for name in ways.ends if ways.is_returned_to(name)}
+    returning = {name for name in ways.ends if ways.receives_returns(name)}
     resting = ways.ends - returning
     roles |= dict.fromkeys(resting, QueueRole.DEAD_LETTER)
     for name, beyond in ways.targets.items():
         expires = "x-message-ttl" in ways.queues[name].arguments
         leads_on = name in ways.fed or not beyond or not beyond <= resting | returning
-        is_named = _speaks_of_waiting(name) or ways.is_part_of(name, beyond)
+        is_named = _names_wait(name) or ways.is_part_of(name, beyond)
         if (expires and leads_on) or (beyond & returning and is_named):
             roles[name] = QueueRole.RETRY
     for name in dead_letter_owners(topology, roles):
@@ -113,7 +113,7 @@ class _DeadLetterWays:
         self.fed = ((direct | bound) - self._published_to) & self.queues.keys()
         self.ends = self.fed - self.targets.keys()
 
-    def is_returned_to(self, name: str) -> bool:
+    def receives_returns(self, name: str) -> bool:
         """Whether all dead letters that reach this queue return from retry queues."""
         sources = self.sources.get(name, set())
         return bool(sources) and all(self._leads_back(one, name) for one in sources)
@@ -123,10 +123,10 @@ class _DeadLetterWays:
         return any(name.startswith(target + sign) for target in targets for sign in _SEPARATORS)
 
     def _leads_back(self, source: str, target: str) -> bool:
-        is_part, waits = self.is_part_of(source, (target,)), _speaks_of_waiting(source)
+        is_part, waits = self.is_part_of(source, (target,)), _names_wait(source)
         if is_part and waits:
             return True
-        if speaks_of_failures(target):
+        if names_failure(target):
             return False
         if self.sources.get(source):
             # The broker fills it. Its messages return if it leads to a queue that fills it.
@@ -155,12 +155,12 @@ _FAILURES = re.compile(
 """Words for failures in names. `default` is not one of them, and `.XQ` is Dramatiq's."""
 
 
-def _speaks_of_waiting(name: str) -> bool:
+def _names_wait(name: str) -> bool:
     lower = name.lower()
     return any(sign in lower for sign in _WAITS)
 
 
-def speaks_of_failures(name: str) -> bool:
+def names_failure(name: str) -> bool:
     """Whether the name of a queue contains a word for failures."""
     return _FAILURES.search(name) is not None
 

@@ -253,7 +253,7 @@ class _TrieNode:
         self.destinations: set[_Destination] = set()
         self.repeats = repeats
 
-    def reached(self) -> Iterator[_TrieNode]:
+    def reach(self) -> Iterator[_TrieNode]:
         """This place and those that a `#` reaches without taking a word."""
         node: _TrieNode | None = self
         while node is not None:
@@ -266,7 +266,7 @@ class _TrieNode:
             yield self
         # A word of the key that itself reads `#` or `*` needs no care: the branch takes it anyway.
         for branch in {word, "*"} & self.branches.keys():
-            yield from self.branches[branch].reached()
+            yield from self.branches[branch].reach()
 
 
 class _Trie:
@@ -284,7 +284,7 @@ class _Trie:
         node.destinations.add(destination)
 
     def match(self, key: str, _headers: Headers) -> Iterator[_Destination]:
-        places = set(self._root.reached())
+        places = set(self._root.reach())
         for word in _words(key):
             places = {onward for place in places for onward in place.after(word)}
         for place in places:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hopback.text import printable
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.roles import queue_roles
-from hopback.topology.wording import plan_in_words, shown
+from hopback.topology.wording import plan_in_words, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -103,4 +103,4 @@ def _value(key: str, value: FieldValue) -> str:
         return format_duration(value)
     if isinstance(value, str) and value and " " not in value:
         return printable(value)
-    return shown(value)
+    return show_value(value)

@@ -14,7 +14,7 @@ from hopback.topology.arguments import INTEGER_RANGES, fits_decimal
 from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import APPLY_TO, ARGUMENTS_OF, QUEUE_ARGUMENTS
-from hopback.topology.wording import did_you_mean, either, path_to, shown
+from hopback.topology.wording import did_you_mean, either, path_to, show_value
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
@@ -37,11 +37,11 @@ def plan_problems(plan: Plan, topology: Topology) -> Iterator[Problem]:
     yield from _exchange_known(f"{path}.parking.exchange", plan.parking.exchange, topology)
     yield from _exchange_known(f"{path}.redrive.exchange", plan.redrive.exchange, topology)
     if plan.parking.queue == plan.queue:
-        yield Problem(f"{path}.parking.queue", "another queue than its own", shown(plan.queue))
+        yield Problem(f"{path}.parking.queue", "another queue than its own", show_value(plan.queue))
     if plan.snooze is not None:
         wait, queue = plan.snooze, topology.queue(plan.queue)
         if not 0 <= wait.min_ms <= wait.max_ms <= LONGEST_MS:
-            found = f"{shown(wait.min_ms)} to {shown(wait.max_ms)} ms"
+            found = f"{show_value(wait.min_ms)} to {show_value(wait.max_ms)} ms"
             yield Problem(f"{path}.snooze", "a shortest and a longest wait, in that order", found)
         if queue is not None and queue.type is not QueueType.CLASSIC:
             counts = "others count every requeue, and delete the message in the end"
@@ -56,7 +56,7 @@ def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
     before: Tier | None = None
     for at, tier in enumerate(plan.tiers):
         here = path_to(f"{path}.tiers", at)
-        wait = f"{shown(tier.delay_ms)} ms"
+        wait = f"{show_value(tier.delay_ms)} ms"
         if not 0 <= tier.delay_ms <= LONGEST_MS:
             yield Problem(f"{here}.delay", f"0 to {LONGEST_MS} ms (ten years)", wait)
         elif before is not None and 0 <= tier.delay_ms < before.delay_ms <= LONGEST_MS:
@@ -74,7 +74,7 @@ def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
     different = [tier for at, tier in enumerate(plan.tiers) if tier not in plan.tiers[:at]]
     names = [tier.name for tier in different]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield Problem(f"{path}.tiers", "a different name for each tier", shown(name))
+        yield Problem(f"{path}.tiers", "a different name for each tier", show_value(name))
 
 
 def _stamps(path: str, stamps: tuple[Stamp, ...]) -> Iterator[Problem]:
@@ -85,20 +85,22 @@ def _stamps(path: str, stamps: tuple[Stamp, ...]) -> Iterator[Problem]:
 def _header(path: str, name: str) -> Iterator[Problem]:
     size = len(name.encode(errors="surrogatepass"))
     if not 1 <= size <= _LONGEST_HEADER_BYTES:
-        yield Problem(path, f"a header name of 1 to {_LONGEST_HEADER_BYTES} bytes", shown(name))
+        yield Problem(
+            path, f"a header name of 1 to {_LONGEST_HEADER_BYTES} bytes", show_value(name)
+        )
 
 
 def _queue_known(path: str, name: str, topology: Topology) -> Iterator[Problem]:
     if topology.queue(name) is None:
         hint = did_you_mean(name, [queue.name for queue in topology.queues])
-        yield Problem(path, "the name of a declared queue", shown(name) + hint)
+        yield Problem(path, "the name of a declared queue", show_value(name) + hint)
 
 
 def _exchange_known(path: str, name: str, topology: Topology) -> Iterator[Problem]:
     if name and not name.startswith("amq.") and topology.exchange(name) is None:
         hint = did_you_mean(name, [exchange.name for exchange in topology.exchanges])
         known = 'the name of a declared exchange, or "" for the default exchange'
-        yield Problem(path, known, shown(name) + hint)
+        yield Problem(path, known, show_value(name) + hint)
 
 
 LONGEST_NAME_BYTES = 255
@@ -119,14 +121,14 @@ def problems(
     return (
         *_text("name", topology.name),
         *broker_problems(topology, binding_paths=paths),
-        *_repeated(topology),
+        *_duplicates(topology),
         *(
-            Problem(path_to(section, item.name), unreserved, shown(item.name))
+            Problem(path_to(section, item.name), unreserved, show_value(item.name))
             for section, objects in (("exchanges", topology.exchanges), ("queues", topology.queues))
             for item in objects
             if item.name.startswith(_RESERVED)
         ),
-        *_dangling(topology, paths),
+        *_unknown_ends(topology, paths),
         *_unconsumed(topology),
         *(problem for plan in topology.plans for problem in plan_problems(plan, topology)),
     )
@@ -159,7 +161,7 @@ def _exchange(exchange: Exchange) -> Iterator[Problem]:
     yield from _table(f"{path}.arguments", exchange.arguments)
     alternate = exchange.arguments.get("alternate-exchange", "")
     if not isinstance(alternate, str):
-        yield Problem(f"{path}.arguments.alternate-exchange", "text", shown(alternate))
+        yield Problem(f"{path}.arguments.alternate-exchange", "text", show_value(alternate))
 
 
 def _queue(queue: Queue) -> Iterator[Problem]:
@@ -172,20 +174,20 @@ def _queue(queue: Queue) -> Iterator[Problem]:
         ("auto_delete", queue.auto_delete, False),
     ):
         if found is not expected and queue.type is not QueueType.CLASSIC:
-            wanted = f"{shown(expected)} for a {queue.type} queue"
-            yield Problem(f"{path}.{name}", wanted, shown(found))
+            wanted = f"{show_value(expected)} for a {queue.type} queue"
+            yield Problem(f"{path}.{name}", wanted, show_value(found))
     yield from _table(f"{path}.arguments", queue.arguments)
     for name, value in queue.arguments.items():
         place, rule = path_to(f"{path}.arguments", name), QUEUE_ARGUMENTS.get(name)
         if name == "x-queue-type":
-            yield Problem(place, "the queue's type to be given by `type`", shown(value))
+            yield Problem(place, "the queue's type to be given by `type`", show_value(value))
         elif rule is None:
             continue
         elif name not in ARGUMENTS_OF[queue.type]:
             having = either(kind for kind in QueueType if name in ARGUMENTS_OF[kind])
             yield Problem(place, f"a queue of type {having} for this argument", str(queue.type))
         elif not rule.value.allows(value):
-            yield Problem(place, str(rule.value), shown(value))
+            yield Problem(place, str(rule.value), show_value(value))
         elif (
             name == "x-dead-letter-routing-key" and "x-dead-letter-exchange" not in queue.arguments
         ):
@@ -214,18 +216,18 @@ def _policy(policy: Policy) -> Iterator[Problem]:
         yield Problem(f"{path}.definition", "at least one key", "none")
     if policy.apply_to not in APPLY_TO:
         hint = did_you_mean(policy.apply_to, APPLY_TO)
-        yield Problem(f"{path}.apply_to", either(APPLY_TO), shown(policy.apply_to) + hint)
+        yield Problem(f"{path}.apply_to", either(APPLY_TO), show_value(policy.apply_to) + hint)
     for name, value in policy.definition.items():
         rule = QUEUE_ARGUMENTS.get(f"x-{name}")
         if rule is not None and not rule.value.allows(value):
-            yield Problem(path_to(f"{path}.definition", name), str(rule.value), shown(value))
+            yield Problem(path_to(f"{path}.definition", name), str(rule.value), show_value(value))
 
 
 def _text(path: str, text: str, *, longest: int = LONGEST_NAME_BYTES) -> Iterator[Problem]:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        yield Problem(path, "text that can be written as UTF-8", shown(text))
+        yield Problem(path, "text that can be written as UTF-8", show_value(text))
         return
     if not 1 <= size <= longest:
         yield Problem(path, f"1 to {longest} bytes", f"{size} bytes" if size else '""')
@@ -245,7 +247,7 @@ def _value(path: str, value: FieldValue) -> Iterator[Problem]:
             return
         case int() if low is not None and high is not None:
             if not low <= value <= high:
-                yield Problem(path, f"a whole number from {low} to {high}", shown(value))
+                yield Problem(path, f"a whole number from {low} to {high}", show_value(value))
         case str():
             yield from _text(path, value or "-", longest=2**31)
         case Decimal():
@@ -257,7 +259,7 @@ def _value(path: str, value: FieldValue) -> Iterator[Problem]:
             for at, item in enumerate(value):
                 yield from _value(path_to(path, at), item)
         case _:
-            yield Problem(path, "an AMQP value", shown(value))
+            yield Problem(path, "an AMQP value", show_value(value))
 
 
 def _clashes(section: str, objects: Iterable[Exchange | Queue | Policy]) -> Iterator[Problem]:
@@ -268,7 +270,7 @@ def _clashes(section: str, objects: Iterable[Exchange | Queue | Policy]) -> Iter
             yield Problem(path, "one declaration of this name", "two that differ")
 
 
-def _repeated(topology: Topology) -> Iterator[Problem]:
+def _duplicates(topology: Topology) -> Iterator[Problem]:
     """Equal declarations: a broker accepts them, but a file has each name once."""
     sections: tuple[tuple[str, Iterable[Exchange | Queue | Policy]], ...] = (
         ("exchanges", topology.exchanges),
@@ -295,7 +297,7 @@ def _unconsumed(topology: Topology) -> Iterator[Problem]:
             yield Problem(path, "no failure plan for a queue without consumers", "one")
 
 
-def _dangling(topology: Topology, paths: Sequence[str]) -> Iterator[Problem]:
+def _unknown_ends(topology: Topology, paths: Sequence[str]) -> Iterator[Problem]:
     """Bindings whose ends are not declared here."""
     exchanges = {exchange.name for exchange in topology.exchanges}
     queues = {queue.name for queue in topology.queues}
@@ -309,7 +311,7 @@ def _unknown(path: str, kind: str, name: str, known: set[str]) -> Iterator[Probl
     own = kind == "exchange" and name.startswith(_RESERVED)
     if name and name not in known and not own:
         hint = did_you_mean(name, sorted(known))
-        yield Problem(path, f"the name of a declared {kind}", shown(name) + hint)
+        yield Problem(path, f"the name of a declared {kind}", show_value(name) + hint)
 
 
 def _end(binding: Binding) -> str:

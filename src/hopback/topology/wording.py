@@ -41,8 +41,8 @@ def plan_in_words(plan: Plan) -> tuple[str, ...]:
         snoozed = f"{shortest} to {longest} in the consumer and is requeued"
     return (
         f"The handler runs {_times(plan.attempts)}{between}.",
-        f"A failed message leaves {_leaving(plan.leave)} and returns {back}.",
-        f"Its last failure parks it in {printable(plan.parking.queue)} {_leaving(plan.parking.by)}.",
+        f"A failed message leaves {_way_out(plan.leave)} and returns {back}.",
+        f"Its last failure parks it in {printable(plan.parking.queue)} {_way_out(plan.parking.by)}.",
         f"Attempts are counted in {counts}. The count {redriven} after a re-drive.",
         f"A snoozed message waits {snoozed}.",
     )
@@ -52,7 +52,7 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"up to {count} times")
 
 
-def _leaving(leave: Leave) -> str:
+def _way_out(leave: Leave) -> str:
     if leave is Leave.PUBLISH:
         return "by confirmed publish"
     return "by reject, moved by the broker"
@@ -62,7 +62,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _LONGEST = 60  # a value in a sentence: enough to know it again
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """The text in double quotes, escaped, cut if it is long."""
     inner = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     escaped = inner.replace("\\", "\\\\").replace('"', '\\"')
@@ -73,11 +73,11 @@ def path_to(path: str, key: str | int) -> str:
     """The path of an entry: `queues.orders`, `queues."a b"`, `retry[2]`."""
     if isinstance(key, int):
         return f"{path}[{key}]"
-    step = key if _BARE_KEY.fullmatch(key) else quoted(key)
+    step = key if _BARE_KEY.fullmatch(key) else quote(key)
     return f"{path}.{step}" if path else step
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """A value as an error message names it: short, and in the words of JSON and TOML."""
     match value:
         case None:
@@ -89,7 +89,7 @@ def shown(value: object) -> str:
         case float():
             return str(float(value))
         case str():
-            return quoted(str(value))
+            return quote(str(value))
         case Mapping():
             return "a table" if value else "an empty table"
         case list() | tuple():
@@ -102,10 +102,10 @@ def shown(value: object) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint in parentheses if a known word is similar, else an empty string."""
     close = get_close_matches(word[:_LONGEST], list(known), n=1)
-    return f" (did you mean {quoted(close[0])}?)" if close else ""
+    return f" (did you mean {quote(close[0])}?)" if close else ""
 
 
 def either(options: Iterable[str]) -> str:
     """`"a", "b" or "c"`."""
-    words = [quoted(option) for option in options]
+    words = [quote(option) for option in options]
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -12,8 +12,8 @@ from hopback.topology.expand import (
     DELIVERY_LIMIT,
     dead_lettering,
     dead_letters_park,
-    hardened_queues,
-    recommended_plan,
+    harden_queues,
+    recommend_plan,
     retry_queues,
 )
 from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
@@ -22,7 +22,7 @@ from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return, 
 
 def test_the_recommended_plan_has_one_queue_per_delay_and_one_run_more() -> None:
     """Names, ways and numbers of Hopback's own plan."""
-    assert recommended_plan("orders", tiers_ms=(30_000, 300_000)) == Plan(
+    assert recommend_plan("orders", tiers_ms=(30_000, 300_000)) == Plan(
         queue="orders",
         attempts=3,
         tiers=(
@@ -35,13 +35,13 @@ def test_the_recommended_plan_has_one_queue_per_delay_and_one_run_more() -> None
         count=Count.HEADER,
         redrive=Redrive("", "orders"),
     )
-    assert recommended_plan("orders", tiers_ms=(1,), attempts=9).attempts == 9
+    assert recommend_plan("orders", tiers_ms=(1,), attempts=9).attempts == 9
 
 
 def test_everything_wrong_with_a_recommended_plan_is_said_at_once() -> None:
     """Name, delays in order and within bounds, attempts."""
     with pytest.raises(InvalidTopology) as caught:
-        recommended_plan("", tiers_ms=(0, 5000, 4999), attempts=0)
+        recommend_plan("", tiers_ms=(0, 5000, 4999), attempts=0)
     assert [str(problem) for problem in caught.value.problems] == [
         "queue: expected a name, got ''",
         "tiers[0]: expected 1 to 315360000000 ms, got 0 ms",
@@ -49,28 +49,28 @@ def test_everything_wrong_with_a_recommended_plan_is_said_at_once() -> None:
         "attempts: expected at least 1, got 0",
     ]
     with pytest.raises(InvalidTopology, match="attempts: expected 1, as there is no delay"):
-        recommended_plan("orders", tiers_ms=(), attempts=2)
+        recommend_plan("orders", tiers_ms=(), attempts=2)
 
 
 def test_a_plan_without_delays_parks_the_first_failure() -> None:
     """One attempt, no retry queue, and a dead-letter queue all the same."""
-    plan = recommended_plan("orders", tiers_ms=())
+    plan = recommend_plan("orders", tiers_ms=())
     assert (plan.attempts, plan.tiers) == (1, ())
-    assert [queue.name for queue in hardened_queues(plan)] == ["orders", "orders.dlq"]
+    assert [queue.name for queue in harden_queues(plan)] == ["orders", "orders.dlq"]
 
 
 def test_equal_delays_share_a_retry_queue() -> None:
     """Three attempts with the same wait before the second and the third: one queue to wait in."""
-    plan = recommended_plan("orders", tiers_ms=(1000, 1000))
+    plan = recommend_plan("orders", tiers_ms=(1000, 1000))
     assert (plan.attempts, len(plan.tiers)) == (3, 2)
-    names = [queue.name for queue in hardened_queues(plan)]
+    names = [queue.name for queue in harden_queues(plan)]
     assert names == ["orders", "orders.retry.1s", "orders.dlq"]
 
 
 def test_hardened_queues_are_main_retry_and_dead_letter_queue() -> None:
     """All arguments of the three kinds, in the order they are declared."""
-    plan = recommended_plan("orders", tiers_ms=(30_000,))
-    main, waiting, parked = hardened_queues(plan)
+    plan = recommend_plan("orders", tiers_ms=(30_000,))
+    main, waiting, parked = harden_queues(plan)
     assert (main.name, dict(main.arguments)) == (
         "orders",
         {
@@ -93,7 +93,7 @@ def test_hardened_queues_are_main_retry_and_dead_letter_queue() -> None:
     )
     assert parked.name == "orders.dlq"
     assert {queue.type for queue in (main, waiting, parked)} == {QueueType.QUORUM}
-    (limited, *_) = hardened_queues(plan, delivery_limit=50)
+    (limited, *_) = harden_queues(plan, delivery_limit=50)
     assert limited.arguments["x-delivery-limit"] == 50
 
 
@@ -170,4 +170,4 @@ def test_a_queue_of_another_type_can_be_asked_for() -> None:
     topology = ratatoskr(queue_type=QueueType.CLASSIC)
     main = topology.queue("my-service.events")
     assert isinstance(main, Queue)
-    assert "x-queue-type" not in main.declared_arguments
+    assert "x-queue-type" not in main.declare_arguments

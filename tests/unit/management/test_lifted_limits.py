@@ -11,7 +11,7 @@ from hopback.broker.limits import (
     lifted_limits,
     lifting,
 )
-from hopback.topology.effective import applied_policy
+from hopback.topology.effective import effective_policy
 from hopback.topology.model import Policy, Queue, QueueType
 from hopback.version import BrokerVersion
 
@@ -24,8 +24,8 @@ def test_exactly_matches_only_its_queue() -> None:
     """Dots are dots, and nothing may stand before or behind."""
     policy = Policy("p", exactly("shop.dlq"), {})
     for other in ("shopxdlq", "shop.dlq.2", "a.shop.dlq"):
-        assert applied_policy(Queue(other), [policy]) is None
-    assert applied_policy(DLQ, [policy]) == policy
+        assert effective_policy(Queue(other), [policy]) is None
+    assert effective_policy(DLQ, [policy]) == policy
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_lifting_keeps_what_the_policy_in_force_says() -> None:
         "delivery-limit": -1,
     }
     assert (new.priority, new.pattern, new.apply_to) == (8, exactly("shop.dlq"), "queues")
-    assert applied_policy(DLQ, [former, new]) == new
-    assert applied_policy(Queue("shop.other", QueueType.QUORUM), [former, new]) == former
+    assert effective_policy(DLQ, [former, new]) == new
+    assert effective_policy(Queue("shop.other", QueueType.QUORUM), [former, new]) == former
 
 
 def test_lifting_again_changes_nothing() -> None:

@@ -21,7 +21,7 @@ from hopback.ops.contract.requests import Settings
 from hopback.ops.http import AdminSettings, create_app
 from hopback.ops.http.settings import parse_settings
 from hopback.ops.operations import Operations
-from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.version import BrokerVersion
 from tests.harness.loop_watch import watch_requests
@@ -59,11 +59,11 @@ class Admin:
 
 def topology() -> Topology:
     """One queue of the recommended design behind a topic exchange."""
-    plan = recommended_plan(MAIN, tiers_ms=[30_000], attempts=2)
+    plan = recommend_plan(MAIN, tiers_ms=[30_000], attempts=2)
     return Topology(
         "shop",
         exchanges=(Exchange("shop.events", ExchangeType.TOPIC),),
-        queues=tuple(hardened_queues(plan)),
+        queues=tuple(harden_queues(plan)),
         bindings=(Binding("shop.events", MAIN, "order.#"),),
         plans=(plan,),
     )

@@ -17,7 +17,7 @@ from hopback.policy.quarantine import (
     suspect_token,
 )
 from hopback.policy.reading import Reading
-from hopback.topology.expand import recommended_plan
+from hopback.topology.expand import recommend_plan
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
@@ -66,7 +66,7 @@ def test_nothing_is_suspected_where_messages_come_back_by_design() -> None:
         for plan in DESIGNS[name].build().plans:
             if plan.snooze is not None or plan.leave == "reject":
                 assert not can_suspect(plan)
-    assert can_suspect(recommended_plan("orders", tiers_ms=[1000]))
+    assert can_suspect(recommend_plan("orders", tiers_ms=[1000]))
 
 
 def test_three_deaths_convict_and_the_reason_says_so() -> None:
@@ -78,7 +78,7 @@ def test_three_deaths_convict_and_the_reason_says_so() -> None:
 
 def test_a_token_stays_while_the_message_comes_back_and_changes_with_its_attempt() -> None:
     """What the broker counts has no part in it."""
-    plan = recommended_plan("orders", tiers_ms=[1000])
+    plan = recommend_plan("orders", tiers_ms=[1000])
     first = suspect_token(Reading(_delivery(2), plan))
     assert suspect_token(Reading(_delivery(3), plan)) == first
     retried = _delivery(2, {"hopback-queue": "orders", "hopback-attempts": 1})

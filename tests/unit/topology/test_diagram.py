@@ -10,7 +10,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology
 from hopback.topology.delays import delay_topology, schedule_queue
 from hopback.topology.diagram import Ids, draw_flow, draw_sequence, draw_states, label
-from hopback.topology.model import Binding, Exchange, Queue, Topology, joined
+from hopback.topology.model import Binding, Exchange, Queue, Topology, join_topologies
 
 _RAFFLE = DESIGNS["raffle"].build()
 _FREEFLOW = DESIGNS["freeflow"].build()
@@ -198,7 +198,7 @@ def test_ids_are_safe_stable_and_never_shared() -> None:
 def test_delays_and_periodic_messages_are_drawn() -> None:
     """One node for all queues of delays, and a thick line from a schedule to what it sends to."""
     queues = (Queue("reports"), schedule_queue("reports"))
-    drawn = lines(draw_flow(joined([Topology("own", (), queues), delay_topology("1d")])))
+    drawn = lines(draw_flow(join_topologies([Topology("own", (), queues), delay_topology("1d")])))
     assert any("queues of delays<br/>wait up to" in line for line in drawn)
     assert any('-.->|"due"|' in line for line in drawn)
     assert 'q_reports_schedule ==>|"periodic"| q_reports' in drawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology, joined
+from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology, join_topologies
 from hopback.topology.routing import RoutingTable
 
 _FIRST = Topology(
@@ -22,13 +22,13 @@ _SECOND = Topology(
 
 def test_of_two_of_one_name_the_first_counts() -> None:
     """Bindings stand once, whatever mappings their arguments are."""
-    whole = joined([_FIRST, _SECOND])
+    whole = join_topologies([_FIRST, _SECOND])
     assert {one.name: one.type for one in whole.exchanges} == {"x": "topic", "y": "headers"}
     assert whole.queue("q") == _FIRST.queue("q")
     assert whole.queue("r") is not None
     assert whole.bindings == (*_FIRST.bindings, _SECOND.bindings[1])
     assert whole.policies == _FIRST.policies
-    assert joined([]).name == "nothing"
+    assert join_topologies([]).name == "nothing"
 
 
 def test_where_a_publish_can_arrive() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hopback.broker.embedded.profile import PROFILES
 from hopback.broker.embedded.settings import Policies
 from hopback.topology.check import check
-from hopback.topology.effective import applied_policy
+from hopback.topology.effective import effective_policy
 from hopback.topology.model import Policy, Queue, Topology
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 
@@ -166,7 +166,7 @@ def test_pattern_with_too_many_ways_for_a_name_is_reported() -> None:
 
 def test_hostile_pattern_applies_to_no_queue_and_is_reported() -> None:
     policy = Policy("p", "^(a+)+$", {"expires": 1})
-    assert applied_policy(Queue(HOSTILE), (policy,)) is None
+    assert effective_policy(Queue(HOSTILE), (policy,)) is None
     found = check(Topology("t", queues=(Queue("aaa"),), policies=(policy,)))
     assert "policy-pattern-not-evaluated" in {each.rule for each in found}
 

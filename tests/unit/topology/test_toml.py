@@ -14,7 +14,7 @@ import pytest
 from hopback.errors import InvalidTopology
 from hopback.fields import Float32, Int32, LongStr, Timestamp
 from hopback.topology.document import read_toml, write_toml
-from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.plan import (
     Count,
@@ -48,11 +48,11 @@ def examples() -> list[str]:
 def test_the_example_of_the_reference_page_means_what_it_says() -> None:
     """The page's whole file is read: queues, bindings, plans, a stream, a policy."""
     shop = read_toml(examples()[0])
-    plan = recommended_plan("orders", tiers_ms=[30_000, 300_000, 1_800_000])
+    plan = recommend_plan("orders", tiers_ms=[30_000, 300_000, 1_800_000])
     assert shop.name == "shop"
     assert shop.exchanges == (Exchange("shop.events", "topic"),)
     assert shop.plan("orders") == plan
-    assert shop.queues[:5] == hardened_queues(plan)
+    assert shop.queues[:5] == harden_queues(plan)
     assert [queue.name for queue in shop.queues[5:]] == [
         "mails",
         "mails.retry.1m",
@@ -385,8 +385,8 @@ def test_order_wins_over_brevity() -> None:
 )
 def test_what_departs_from_the_pattern_is_written_in_full(changes: dict[str, str | int]) -> None:
     """A queue that is not exactly what the short form stands for is not written short."""
-    plan = recommended_plan("q", tiers_ms=[1000])
-    main, *others = hardened_queues(plan)
+    plan = recommend_plan("q", tiers_ms=[1000])
+    main, *others = harden_queues(plan)
     arguments = {**main.arguments, **changes}
     arguments = {key: value for key, value in arguments.items() if value is not None}
     topology = Topology("t", queues=(replace(main, arguments=arguments), *others), plans=(plan,))
@@ -396,8 +396,8 @@ def test_what_departs_from_the_pattern_is_written_in_full(changes: dict[str, str
 
 def test_other_queues_and_plans_are_written_in_full() -> None:
     """Other retry queues, and plans without tiers or with their own stamps, have no short form."""
-    plan = recommended_plan("q", tiers_ms=[1000])
-    main, retry, parked = hardened_queues(plan)
+    plan = recommend_plan("q", tiers_ms=[1000])
+    main, retry, parked = harden_queues(plan)
     longer = replace(retry, arguments={**retry.arguments, "x-max-length": 5})
     for queues, own in (
         ((main, longer, parked), plan),
@@ -411,8 +411,8 @@ def test_other_queues_and_plans_are_written_in_full() -> None:
 
 def test_a_wait_of_no_time_is_written_in_full() -> None:
     """Our own design has none, so the short form cannot say it; what is written is read back."""
-    plan = recommended_plan("q", tiers_ms=[])
+    plan = recommend_plan("q", tiers_ms=[])
     tier = Tier("now", 0, (Route("", "q.now", "q.now"),))
     odd = replace(plan, tiers=(tier,), attempts=2)
-    own = (*hardened_queues(plan), Queue("q.now", arguments={"x-message-ttl": 0}))
+    own = (*harden_queues(plan), Queue("q.now", arguments={"x-message-ttl": 0}))
     assert read_toml(write_toml(Topology("t", queues=own, plans=(odd,)))).plan("q") == odd

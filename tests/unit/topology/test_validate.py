@@ -9,12 +9,12 @@ from decimal import Decimal
 import pytest
 
 from hopback.fields import FieldValue, Int8
-from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.plan import Fact, LocalWait, Parking, Plan, Redrive, Route, Stamp, Tier
 from hopback.topology.validate import broker_problems, problems
 
-_PLAN = recommended_plan("q", tiers_ms=[1000, 5000])
+_PLAN = recommend_plan("q", tiers_ms=[1000, 5000])
 
 
 def found(topology: Topology) -> list[str]:
@@ -24,7 +24,7 @@ def found(topology: Topology) -> list[str]:
 
 def planned(plan: Plan) -> Topology:
     """A topology with the queues of the recommended plan and this plan."""
-    return Topology("t", queues=hardened_queues(_PLAN), plans=(plan,))
+    return Topology("t", queues=harden_queues(_PLAN), plans=(plan,))
 
 
 @pytest.mark.parametrize(

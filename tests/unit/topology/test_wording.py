@@ -11,7 +11,7 @@ from hopback.errors import Problem
 from hopback.fields import FieldValue, Float32, Int8, LongStr, Timestamp
 from hopback.topology.arguments import decode, encode
 from hopback.topology.located import Located
-from hopback.topology.wording import did_you_mean, either, path_to, quoted, shown
+from hopback.topology.wording import did_you_mean, either, path_to, quote, show_value
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ from hopback.topology.wording import did_you_mean, either, path_to, quoted, show
 )
 def test_values_are_shown_in_the_words_of_files(value: object, text: str) -> None:
     """Error messages speak of what stands in the file, shortly."""
-    assert shown(value) == text
+    assert show_value(value) == text
 
 
 def test_paths_and_choices_read_well() -> None:
     """Paths are quoted as TOML does; long names are cut; choices end in `or`."""
     assert path_to(path_to(path_to("", "queues"), "a.b"), 2) == 'queues."a.b"[2]'
-    assert quoted("x" * 100) == f'"{"x" * 60}…"'
+    assert quote("x" * 100) == f'"{"x" * 60}…"'
     assert either(["a"]) == '"a"'
     assert either(["a", "b", "c"]) == '"a", "b" or "c"'
     assert either([]) == ""

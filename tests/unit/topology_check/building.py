@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.topology.check import check
-from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
 from hopback.topology.plan import (
     Count,
@@ -54,8 +54,8 @@ def _spelled(arguments: dict[str, FieldValue]) -> dict[str, FieldValue]:
 
 def sound() -> Topology:
     """One queue in Hopback's own design: nothing is wrong with it."""
-    plan = recommended_plan("orders", tiers_ms=[1000])
-    return Topology("shop", queues=hardened_queues(plan), plans=(plan,))
+    plan = recommend_plan("orders", tiers_ms=[1000])
+    return Topology("shop", queues=harden_queues(plan), plans=(plan,))
 
 
 def with_queue(topology: Topology, *queues: Queue) -> Topology:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.topology.effective import (
-    applied_policy,
     delivery_limit,
     effective_arguments,
+    effective_policy,
     effective_topology,
-    matching_policies,
+    find_policies,
 )
 from hopback.topology.model import Exchange, Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion
@@ -34,17 +34,17 @@ def test_of_several_policies_only_the_one_of_highest_priority_counts() -> None:
     low = Policy("low", "^q", {"message-ttl": 5, "expires": 6}, priority=1)
     high = Policy("high", "q$", {"max-length": 7}, priority=2)
     queue = classic("q")
-    assert matching_policies(queue, [low, high]) == (high, low)
-    assert applied_policy(queue, [low, high]) is high
+    assert find_policies(queue, [low, high]) == (high, low)
+    assert effective_policy(queue, [low, high]) is high
     assert effective_arguments(queue, [low, high]) == {"x-max-length": 7}
 
 
 def test_a_policy_matches_anywhere_in_the_name_unless_it_says_where() -> None:
     """As on the broker: a search, not a full match; a pattern that cannot be read matches none."""
     queue = classic("shop.orders.retry")
-    assert applied_policy(queue, [Policy("p", "orders", {})]) is not None
-    assert applied_policy(queue, [Policy("p", "^orders", {})]) is None
-    assert applied_policy(queue, [Policy("p", "(", {})]) is None
+    assert effective_policy(queue, [Policy("p", "orders", {})]) is not None
+    assert effective_policy(queue, [Policy("p", "^orders", {})]) is None
+    assert effective_policy(queue, [Policy("p", "(", {})]) is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_policy_applies_to_the_kinds_it_names(apply_to: str, fitting: set[str]
     targets: list[Queue | Exchange] = [Queue(str(kind), kind) for kind in QueueType]
     targets.append(Exchange("exchange"))
     policy = Policy("p", "", {}, apply_to=apply_to)
-    assert {each.name for each in targets if applied_policy(each, [policy])} == fitting
+    assert {each.name for each in targets if effective_policy(each, [policy])} == fitting
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hopback.topology.hazards import RULES
-from hopback.topology.hazards.rule import HazardRule, spelled
+from hopback.topology.hazards.rule import HazardRule, format_severities
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "hazards.md"
 
@@ -28,6 +28,6 @@ def test_the_page_has_every_rule_and_no_other() -> None:
 def test_the_page_says_how_grave_and_what_to_do(rule: HazardRule) -> None:
     """Severity by version as the code has it; what happens, why, and the fix."""
     text = sections()[rule.name]
-    assert text.strip().startswith(f"Severity: **{spelled(rule.severities)}**.")
+    assert text.strip().startswith(f"Severity: **{format_severities(rule.severities)}**.")
     told = re.findall(r"^- \*\*(.+?)\*\* \S", text, flags=re.MULTILINE)
     assert told == ["Effect.", "Cause.", "Fix."]

@@ -8,7 +8,7 @@ import pytest
 
 from hopback.designs import DESIGNS
 from hopback.topology.check import check
-from hopback.topology.hazards.rule import Severity, VersionedSeverity, spelled
+from hopback.topology.hazards.rule import Severity, VersionedSeverity, format_severities
 from hopback.topology.model import Queue, Topology
 from hopback.version import BrokerVersion
 from tests.unit.topology_check.building import (
@@ -130,7 +130,7 @@ def test_verdicts_are_spelled_out() -> None:
     """Open at either end, at both, or at none."""
     ends = (("", ""), ("4.0", ""), ("", "3.13"), ("3.13", "3.13.3"))
     severities = [VersionedSeverity.of(Severity.INFO, *each) for each in ends]
-    assert spelled(severities) == (
+    assert format_severities(severities) == (
         "info, info from 4.0, info before 3.13, info from 3.13 and before 3.13.3"
     )
     assert [each.everywhere for each in severities] == [True, False, False, False]

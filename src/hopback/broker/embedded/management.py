@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded.timers import TICK_S
 from hopback.broker.management.readings import ConsumerReading, QueueCounts, QueueReading
 from hopback.errors import ManagementError, ManagementNotFound
-from hopback.topology.effective import applied_policy
+from hopback.topology.effective import effective_policy
 from hopback.topology.model import Policy, Queue, QueueType, Topology
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class EmbeddedManagement:
 
     def _reading(self, live: LiveQueue) -> QueueReading:
         queue = _declared(live)
-        policy = applied_policy(queue, self._broker.node.policies.all())
+        policy = effective_policy(queue, self._broker.node.policies.all())
         return QueueReading(
             queue=queue,
             vhost="/",

@@ -311,11 +311,11 @@ class Node:
         if passive:
             raise no_such(self.place("queue", name))
         self._check_new(queue)
-        exchange = queue.declared_arguments.get("x-dead-letter-exchange")
+        exchange = queue.declare_arguments.get("x-dead-letter-exchange")
         if isinstance(exchange, str):
             session.check(Right.READ, "queue", name)
             session.check(Right.WRITE, "exchange", exchange)
-        arguments = queue.declared_arguments
+        arguments = queue.declare_arguments
         live = LiveQueue(
             self,
             name,
@@ -332,7 +332,7 @@ class Node:
     def _check_new(self, queue: Queue) -> None:
         if queue.name.startswith("amq."):
             raise access_refused(f"queue name '{queue.name}' contains reserved prefix 'amq.*'")
-        arguments = queue.declared_arguments
+        arguments = queue.declare_arguments
         kind = arguments.get("x-queue-type", "classic")
         if kind == "stream":
             raise not_implemented("the embedded broker has no streams")
@@ -438,6 +438,6 @@ def _check_same(queue: Queue, found: LiveQueue, session: Session, place: str) ->
         raise inequivalent(place, "durable", queue.durable, found.durable)
     if queue.auto_delete != found.auto_delete:
         raise inequivalent(place, "auto_delete", queue.auto_delete, found.auto_delete)
-    refusal = inequivalent_argument(place, queue.declared_arguments, found.arguments)
+    refusal = inequivalent_argument(place, queue.declare_arguments, found.arguments)
     if refusal is not None:
         raise refusal

@@ -548,7 +548,7 @@ class RabbitChannel:
             durable=queue.durable,
             exclusive=queue.exclusive,
             auto_delete=queue.auto_delete,
-            arguments={} if passive else queue.declared_arguments,
+            arguments={} if passive else queue.declare_arguments,
         )
         return QueueState(answer["queue"], answer["message_count"], answer["consumer_count"])
 

@@ -24,23 +24,23 @@ from hopback.topology.check import check
 from hopback.topology.diff import diff
 from hopback.topology.durations import format_duration
 from hopback.topology.effective import (
-    applied_policy,
     effective_arguments,
+    effective_policy,
     effective_topology,
-    matching_policies,
+    find_policies,
 )
 from hopback.topology.expand import (
     DELIVERY_LIMIT,
     NO_DELIVERY_LIMIT,
     at_least_once,
     dead_lettering,
-    hardened_queues,
-    recommended_plan,
+    harden_queues,
+    recommend_plan,
 )
 from hopback.topology.model import Binding, Policy, Queue, QueueType, Topology
 from hopback.topology.plan import Leave, Parking, Plan, Route
 from hopback.topology.rabbitmq_arguments import ARGUMENTS_OF
-from hopback.topology.wording import quoted, shown
+from hopback.topology.wording import quote, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -158,7 +158,7 @@ class _Reader:
         self.told_policy = told_policy
         # Without ours: what the queue is like is what it was like before.
         self.others = tuple(p for p in live.policies if p.name != policy_name(queue.name))
-        self.former = applied_policy(queue, self.others)
+        self.former = effective_policy(queue, self.others)
         self.before = effective_arguments(queue, self.others, version)
         # Where its dead letters rest now, and where Hopback parks: there, if the broker says so.
         # A name alone (`orders.errors`) may be that of a queue that somebody works through.
@@ -171,7 +171,7 @@ class _Reader:
         self.parked = certain[0] if len(certain) == 1 else f"{queue.name}.dlq"
         self.waiting = self._waiting() if tiers_ms is None else {}
         known = tuple(self.waiting.values()) or _TIERS_MS
-        self.plan = recommended_plan(
+        self.plan = recommend_plan(
             queue.name, tiers_ms=known if tiers_ms is None else tiers_ms, attempts=attempts
         )
 
@@ -180,7 +180,7 @@ class _Reader:
         return Adoption(
             queue=self.queue,
             bindings=self._bindings,
-            policy=applied_policy(self.queue, self.live.policies),
+            policy=effective_policy(self.queue, self.live.policies),
             former=self.former,
             dead_letter_queues=self.resting,
             choices=(as_it_is, self._beside(as_it_is.topology), self._migrated()),
@@ -226,8 +226,8 @@ class _Reader:
             if found is not None and (each not in retry_queues or each in self.waiting):
                 new[each] = found
         topology = self._topology(self.queue, *new.values(), plans=(plan,))
-        fits = plan == self.plan and self.queue == hardened_queues(plan)[0]
-        waits = ", ".join(quoted(format_duration(tier.delay_ms)) for tier in tiers)
+        fits = plan == self.plan and self.queue == harden_queues(plan)[0]
+        waits = ", ".join(quote(format_duration(tier.delay_ms)) for tier in tiers)
         usual = plan.attempts == len(tiers) + 1
         further = "" if usual else f", attempts={plan.attempts}"
         return self._choice(
@@ -235,7 +235,7 @@ class _Reader:
             topology,
             notes=tuple(self._about_dead_letters()),
             refused=tuple(self._unusable(topology)),
-            decorator=f"@app.handler({quoted(name)}, retry=[{waits}]{further})" if fits else "",
+            decorator=f"@app.handler({quote(name)}, retry=[{waits}]{further})" if fits else "",
         )
 
     def _about_dead_letters(self) -> Iterator[str]:
@@ -264,7 +264,7 @@ class _Reader:
 
     def _beside(self, as_it_is: Topology) -> AdoptionChoice:
         target = f"{self.queue.name}.dlq"
-        matching = matching_policies(self.queue, self.others)
+        matching = find_policies(self.queue, self.others)
         ours = Policy(
             policy_name(self.queue.name),
             exactly(self.queue.name),
@@ -281,13 +281,13 @@ class _Reader:
         notes = []
         if self.former is not None:
             carried = self.former.definition.items()
-            keys = ", ".join(f"{key}: {shown(value)}" for key, value in carried)
+            keys = ", ".join(f"{key}: {show_value(value)}" for key, value in carried)
             notes.append(
                 f"it carries every key of policy {self.former.name} ({keys}), which is"
                 " then in force for this queue no more: a later change there must be made here too"
             )
         if "x-message-ttl" in self.before:
-            ttl = shown(self.before["x-message-ttl"])
+            ttl = show_value(self.before["x-message-ttl"])
             notes.append(f"messages that expire ({ttl} ms) come to {target}")
         limited = {"x-max-length", "x-max-length-bytes"} & self.before.keys()
         if limited and self.before.get("x-overflow", "drop-head") == "drop-head":
@@ -308,10 +308,10 @@ class _Reader:
         if queue.exclusive:
             yield "it is exclusive: it belongs to one connection and ends with it"
         if "x-dead-letter-exchange" in queue.arguments:
-            to = shown(queue.arguments["x-dead-letter-exchange"])
+            to = show_value(queue.arguments["x-dead-letter-exchange"])
             yield f"it names its dead-letter exchange ({to}) by argument, which wins over any policy"
         elif "x-dead-letter-exchange" in before and self.former is not None:
-            to = shown(before["x-dead-letter-exchange"])
+            to = show_value(before["x-dead-letter-exchange"])
             yield f"policy {self.former.name} dead-letters to {to} already"
         if self.former is not None and is_ours(self.former):
             yield (
@@ -338,7 +338,7 @@ class _Reader:
         after = effective_arguments(queue, (*self.others, ours), self.version)
         for key in sorted({*before, *after} - _DEAD_LETTER_KEYS):
             if before.get(key) != after.get(key):
-                yield f"{key} would change from {shown(before.get(key))} to {shown(after.get(key))}"
+                yield f"{key} would change from {show_value(before.get(key))} to {show_value(after.get(key))}"
         rests = self.live.queue(target) or _resting_queue(target)
         if why := _leaving(rests, self.others, self.version):
             yield f"queue {target} would not keep what comes to it: {why}"
@@ -346,7 +346,7 @@ class _Reader:
     def _migrated(self) -> AdoptionChoice:
         limit = self.queue.arguments.get("x-delivery-limit")
         limit = int(limit) if isinstance(limit, int) and limit > 0 else DELIVERY_LIMIT
-        main, *others = hardened_queues(self.plan, delivery_limit=limit)
+        main, *others = harden_queues(self.plan, delivery_limit=limit)
         kept, lost = {}, []
         for key, value in self.queue.arguments.items():
             if key in main.arguments:
@@ -354,7 +354,7 @@ class _Reader:
             if key in ARGUMENTS_OF[QueueType.QUORUM]:
                 kept[key] = value
             else:
-                lost.append(f"{key} = {shown(value)}")
+                lost.append(f"{key} = {show_value(value)}")
         main = replace(main, arguments={**main.arguments, **kept})
         topology = self._topology(main, *others, plans=(self.plan,))
         notes = []
@@ -414,7 +414,7 @@ class _Reader:
         policies = {
             each.name: each
             for queue in topology.queues
-            for each in matching_policies(queue, (*self.others, *topology.policies))
+            for each in find_policies(queue, (*self.others, *topology.policies))
         }
         judged = replace(topology, policies=tuple(policies.values()))
         return AdoptionChoice(way, topology, check(judged, self.version), notes, refused, decorator)
@@ -432,8 +432,8 @@ def _leaving(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -
     if not queue.durable or queue.exclusive or queue.auto_delete or queue.type is QueueType.STREAM:
         return "it is not durable, exclusive, auto-delete or a stream"
     told = effective_arguments(queue, policies, version)
-    found = [f"{key} = {shown(told[key])}" for key in _LEAVING if key in told]
-    policy = applied_policy(queue, policies)
+    found = [f"{key} = {show_value(told[key])}" for key in _LEAVING if key in told]
+    policy = effective_policy(queue, policies)
     by = f", under policy {policy.name}" if policy else ""
     return f"{', '.join(found)}{by}" if found else ""
 

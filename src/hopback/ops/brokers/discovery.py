@@ -34,8 +34,8 @@ from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
 from hopback.topology.roles import (
     QueueRole,
     dead_letter_owners,
+    names_failure,
     queue_roles,
-    speaks_of_failures,
 )
 from hopback.topology.routing import PREDECLARED, RoutingTable
 from hopback.version import BrokerVersion
@@ -419,7 +419,7 @@ def candidates_of(
         if (counts := reading.counts).messages
         and not counts.consumers
         and name not in known
-        and ((is_likely := speaks_of_failures(name)) or name not in origins)
+        and ((is_likely := names_failure(name)) or name not in origins)
         and not name.startswith("amq.")
         and reading.queue.type is not QueueType.STREAM
         and roles.get(name) not in (QueueRole.RETRY, QueueRole.MAIN)

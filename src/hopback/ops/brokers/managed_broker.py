@@ -27,7 +27,7 @@ from hopback.ops.brokers.discovery import DeadLetterQueue, Override, dead_letter
 from hopback.ops.brokers.recent import Recent
 from hopback.ops.brokers.snapshot import BrokerSnapshot
 from hopback.ops.contract.values import Depth, Moment
-from hopback.topology.model import Policy, Topology, joined
+from hopback.topology.model import Policy, Topology, join_topologies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -192,12 +192,12 @@ class ManagedBroker:
     async def _read(self) -> BrokerSnapshot:
         version, at = await self.version(), self.clock.now()
         live, operators, readings = None, tuple[Policy, ...](), None
-        topology = joined(self._declared)
+        topology = join_topologies(self._declared)
         if self.management is not None:
             queues = await self.management.queues(self.vhost)
             readings = {each.queue.name: each for each in queues}
             live = await self.management.live_topology(self.vhost, queues)
-            topology = replace(joined((live, *self._declared)), policies=live.policies)
+            topology = replace(join_topologies((live, *self._declared)), policies=live.policies)
             operators = await self._operator_policies(self.management, queues)
         overrides = (*await self.recorded_overrides(), *self._overrides)
         found = await self._discover(topology, version, overrides)

@@ -293,9 +293,9 @@ _SPOKEN = {"as-it-is": "as it is", "beside": "by a path beside it", "migrated": 
 
 
 def _definition(table: Headers) -> str:
-    from hopback.topology.wording import shown
+    from hopback.topology.wording import show_value
 
-    return ", ".join(f"{key}: {shown(value)}" for key, value in table.items())
+    return ", ".join(f"{key}: {show_value(value)}" for key, value in table.items())
 
 
 def _choice_data(choice: AdoptionChoice) -> dict[str, object]:

@@ -20,7 +20,7 @@ from hopback.topology.delays import (
     DUE,
     is_delay_level,
     longest_delay_ms,
-    scheduled_queue,
+    queue_of_schedule,
     without_delay_levels,
 )
 from hopback.topology.durations import LONGEST_MS, format_duration
@@ -319,7 +319,7 @@ def _publishes(topology: Topology) -> Iterator[tuple[str, str]]:
             if leave is not Leave.REJECT:
                 yield f"q:{plan.queue}", f"x:{exchange}" if exchange else f"q:{queue}"
     for each in topology.queues:
-        if (periodic := scheduled_queue(each.name)) is not None:
+        if (periodic := queue_of_schedule(each.name)) is not None:
             yield f"q:{each.name}", f"q:{periodic}"
 
 

@@ -183,7 +183,7 @@ def text(queue: Queue, argument: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def limited(queue: Queue) -> bool:
+def has_limit(queue: Queue) -> bool:
     """Whether the queue can be full."""
     return any(number(queue, name) is not None for name in ("x-max-length", "x-max-length-bytes"))
 
@@ -193,7 +193,7 @@ def drops_head(queue: Queue) -> bool:
     overflow = queue.arguments.get("x-overflow", "drop-head")
     # A quorum queue does not know reject-publish-dlx and drops the head instead.
     kept = ("reject-publish",) if queue.type is QueueType.QUORUM else _CLASSIC_KEEPS
-    return limited(queue) and queue.type is not QueueType.STREAM and overflow not in kept
+    return has_limit(queue) and queue.type is not QueueType.STREAM and overflow not in kept
 
 
 _CLASSIC_KEEPS = ("reject-publish", "reject-publish-dlx")
@@ -310,35 +310,37 @@ class Analysis:
         return waiting, resting - self.plans.keys() - waiting
 
     @cached_property
-    def waiting(self) -> frozenset[str]:
+    def retry_queues(self) -> frozenset[str]:
         by_plan, resting = self._roles_by_plan
         known = by_plan | resting | self.plans.keys()
         return by_plan | {
             name
             for name in self.legs.keys() - known
             if number(self.queues[name], "x-message-ttl") is not None
-            and not seems_resting(name)
-            and not all(map(seems_resting, self.targets(name)))
+            and not looks_like_dead_letter_queue(name)
+            and not all(map(looks_like_dead_letter_queue, self.targets(name)))
         }
 
     @cached_property
-    def resting(self) -> frozenset[str]:
+    def dead_letter_queues(self) -> frozenset[str]:
         _, by_plan = self._roles_by_plan
-        known = by_plan | self.waiting | self.plans.keys()
+        known = by_plan | self.retry_queues | self.plans.keys()
         dead = {
             target
-            for name in self.legs.keys() - self.waiting
-            if not seems_waiting(name)
+            for name in self.legs.keys() - self.retry_queues
+            if not looks_like_retry_queue(name)
             for target in self.targets(name)
             if target not in self.legs
         }
-        seeming = {name for name in self.queues if name in dead or seems_resting(name)}
+        seeming = {
+            name for name in self.queues if name in dead or looks_like_dead_letter_queue(name)
+        }
         return by_plan | (seeming - known)
 
     @cached_property
     def mains(self) -> dict[str, Queue]:
         """The queues that are consumed, as far as is known: those that neither wait nor rest."""
-        known = self.waiting | self.resting
+        known = self.retry_queues | self.dead_letter_queues
         return {name: queue for name, queue in self.queues.items() if name not in known}
 
     @cached_property
@@ -350,10 +352,10 @@ class Analysis:
         return users
 
     @cached_property
-    def involved(self) -> tuple[str, ...]:
+    def failure_queues(self) -> tuple[str, ...]:
         """The queues that have to do with failure: in a plan, or an end of a leg."""
         ends = {target for name in self.legs for target in self.targets(name)} | self.legs.keys()
-        roles = ends | self.waiting | self.resting | self.plans.keys()
+        roles = ends | self.retry_queues | self.dead_letter_queues | self.plans.keys()
         return tuple(name for name in self.queues if name in roles)
 
     @cached_property
@@ -361,13 +363,15 @@ class Analysis:
         """The loops that the broker turns by itself: out by a dead letter, back by expiry."""
         found = []
         for main in self.mains:
-            ahead = self.reached(main, self.waiting) & self.waiting if main in self.legs else ()
-            back = frozenset(name for name in ahead if main in self.reached(name, self.waiting))
+            ahead = (
+                self.reach(main, self.retry_queues) & self.retry_queues if main in self.legs else ()
+            )
+            back = frozenset(name for name in ahead if main in self.reach(name, self.retry_queues))
             if back:
                 found.append(Loop(main, back))
         return tuple(found)
 
-    def reached(self, start: str, via: Collection[str]) -> set[str]:
+    def reach(self, start: str, via: Collection[str]) -> set[str]:
         """Return the queues that dead letters of `start` reach if only the queues `via` pass them
         on.
         """
@@ -390,11 +394,11 @@ class Analysis:
         return Limit(value) if value >= 0 else None
 
 
-def seems_resting(name: str) -> bool:
+def looks_like_dead_letter_queue(name: str) -> bool:
     """Whether the name is usual for a dead-letter queue."""
-    return bool(_RESTING_NAME.search(name)) and not seems_waiting(name)
+    return bool(_RESTING_NAME.search(name)) and not looks_like_retry_queue(name)
 
 
-def seems_waiting(name: str) -> bool:
+def looks_like_retry_queue(name: str) -> bool:
     """Whether the name is usual for a retry queue."""
     return bool(_WAITING_NAME.search(name))

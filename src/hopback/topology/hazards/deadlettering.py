@@ -11,9 +11,9 @@ from hopback.topology.hazards.analysis import (
     Analysis,
     Leg,
     drops_head,
-    limited,
+    has_limit,
+    looks_like_dead_letter_queue,
     number,
-    seems_resting,
     text,
 )
 from hopback.topology.hazards.rule import (
@@ -22,9 +22,9 @@ from hopback.topology.hazards.rule import (
     Hit,
     errors,
     if_limits_can_be_lifted,
-    listed,
-    named,
+    list_names,
     queue_place,
+    quote_name,
     warnings,
 )
 from hopback.topology.model import QueueType
@@ -47,10 +47,10 @@ def _exchange_missing(analysis: Analysis) -> Iterator[Hit]:
             hint = did_you_mean(leg.exchange, analysis.exchanges)
             yield Hit(
                 queue_place(leg.source),
-                f"Its dead letters go to exchange {named(leg.exchange)}, which does not exist. The"
+                f"Its dead letters go to exchange {quote_name(leg.exchange)}, which does not exist. The"
                 " broker silently drops every message that is rejected, expires or exceeds a limit"
                 " here.",
-                f"Declare {named(leg.exchange)} and bind a queue to it, or correct the name{hint}.",
+                f"Declare {quote_name(leg.exchange)} and bind a queue to it, or correct the name{hint}.",
             )
 
 
@@ -59,7 +59,7 @@ def _unroutable(analysis: Analysis) -> Iterator[Hit]:
         if leg.declared and not leg.targets:
             yield Hit(
                 queue_place(leg.source),
-                f"Its dead letters reach no queue: {_nothing_takes(leg)}. The broker silently drops"
+                f"Its dead letters reach no queue: {_explain_no_route(leg)}. The broker silently drops"
                 " every message that is rejected, expires or exceeds a limit here.",
                 "Bind a queue for that key, or correct `x-dead-letter-routing-key`.",
             )
@@ -71,17 +71,17 @@ def _partly_unroutable(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(leg.source),
                 "Its dead letters keep the routing key they came with, and"
-                f" {_nothing_takes(leg)}. The broker silently drops those of them that are"
+                f" {_explain_no_route(leg)}. The broker silently drops those of them that are"
                 " rejected, expire or exceed a limit.",
                 "Set `x-dead-letter-routing-key`, or bind the dead-letter exchange for every key"
                 " that reaches the queue.",
             )
 
 
-def _nothing_takes(leg: Leg) -> str:
+def _explain_no_route(leg: Leg) -> str:
     if not leg.exchange:
-        return f"there is no queue named {listed(leg.lost_keys)}"
-    return f"no binding of exchange {named(leg.exchange)} takes the key {listed(leg.lost_keys)}"
+        return f"there is no queue named {list_names(leg.lost_keys)}"
+    return f"no binding of exchange {quote_name(leg.exchange)} takes the key {list_names(leg.lost_keys)}"
 
 
 def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
@@ -90,12 +90,12 @@ def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
     for leg in analysis.legs.values():
         if not leg.targets or leg.safe:
             continue
-        if leg.source in analysis.waiting:
+        if leg.source in analysis.retry_queues:
             # The consumed queues to which its messages return.
             for owner in analysis.users.get(leg.source) or leg.targets:
                 ways[owner].add(_BACK)
         else:
-            out = analysis.waiting.intersection(leg.targets)
+            out = analysis.retry_queues.intersection(leg.targets)
             ways[leg.source].add(_OUT if out else _INTO)
     alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for owner, unsafe in ways.items():
@@ -135,14 +135,14 @@ def _into_stream(analysis: Analysis) -> Iterator[Hit]:
         if streams and not leg.safe:
             yield Hit(
                 queue_place(leg.source),
-                f"Its dead letters go to the stream {listed(streams)} at most once. Before 3.12 the"
+                f"Its dead letters go to the stream {list_names(streams)} at most once. Before 3.12 the"
                 " broker silently loses all of them.",
                 "Dead-letter into a quorum queue, use at-least-once dead-lettering, or run"
                 " RabbitMQ 3.12 or later (3.13.3 to have `x-death` in the stream).",
             )
 
 
-def _reaching_others(analysis: Analysis) -> Iterator[Hit]:
+def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
     """Dead letters of a consumed queue that reach more than the one queue they are meant for."""
     parked = {plan.parking.queue for plan in analysis.plans.values()}
     for leg in analysis.legs.values():
@@ -153,9 +153,9 @@ def _reaching_others(analysis: Analysis) -> Iterator[Hit]:
             meant = [
                 name
                 for name in reached
-                if name in analysis.waiting
+                if name in analysis.retry_queues
                 or name in parked
-                or (name in analysis.resting and seems_resting(name))
+                or (name in analysis.dead_letter_queues and looks_like_dead_letter_queue(name))
             ]
             strangers = [name for name in reached if name not in meant and name != leg.source]
             if meant and strangers:
@@ -172,7 +172,7 @@ def _reaching_others(analysis: Analysis) -> Iterator[Hit]:
                 continue
             yield Hit(
                 queue_place(leg.source),
-                f"Through exchange {named(leg.exchange)} its dead letters reach {what}.",
+                f"Through exchange {quote_name(leg.exchange)} its dead letters reach {what}.",
                 "Give the queue a separate dead-letter exchange or routing key that leads to one"
                 " queue only.",
             )
@@ -193,7 +193,7 @@ def _without_rejection(analysis: Analysis) -> Iterator[Hit]:
     expiring = {
         name for name in analysis.legs if number(analysis.queues[name], "x-message-ttl") is not None
     }
-    reached = {name: analysis.reached(name, expiring) & expiring for name in expiring}
+    reached = {name: analysis.reach(name, expiring) & expiring for name in expiring}
     rings = {
         frozenset(each for each in reached[name] if name in reached[each])
         for name in expiring
@@ -202,14 +202,14 @@ def _without_rejection(analysis: Analysis) -> Iterator[Hit]:
     for ring in sorted(rings, key=sorted):
         yield Hit(
             queue_place(*ring),
-            f"A message that is not rejected expires round {listed(ring)} and {_DROPPED}. Every"
+            f"A message that is not rejected expires round {list_names(ring)} and {_DROPPED}. Every"
             " message that is not consumed within the time to live is lost.",
             "Take `x-message-ttl` from the consumed queue, or let it expire into a dead-letter"
             " queue.",
         )
 
 
-def _chained(analysis: Analysis) -> Iterator[Hit]:
+def _retry_chain(analysis: Analysis) -> Iterator[Hit]:
     for loop in analysis.loops:
         chain = {
             name
@@ -221,7 +221,7 @@ def _chained(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(loop.main),
                 f"A rejected message waits in several queues one after another"
-                f" ({listed(loop.through)}). These brokers lose track of the rejection and drop"
+                f" ({list_names(loop.through)}). These brokers lose track of the rejection and drop"
                 " the message as a cycle on its second lap.",
                 "Use one retry queue per delay and let each return straight to the main queue.",
             )
@@ -252,7 +252,7 @@ def _max_length(analysis: Analysis) -> Iterator[Hit]:
         # A full queue dead-letters its oldest messages, or with reject-publish-dlx the new ones.
         queue = analysis.queues[loop.main]
         dead_letters = text(queue, "x-overflow") == "reject-publish-dlx"
-        if drops_head(queue) or (limited(queue) and dead_letters):
+        if drops_head(queue) or (has_limit(queue) and dead_letters):
             yield Hit(
                 queue_place(loop.main),
                 f"When the queue is full, its overflow goes to the retry queue and {_DROPPED}.",
@@ -305,12 +305,12 @@ RULES = (
     HazardRule("dead-letter-exchange-missing", errors(), _exchange_missing),
     HazardRule("dead-letter-unroutable", errors(), _unroutable),
     HazardRule("dead-letter-partly-unroutable", warnings(), _partly_unroutable),
-    HazardRule("dead-letters-reach-others", warnings(), _reaching_others),
+    HazardRule("dead-letters-reach-others", warnings(), _reaches_others),
     HazardRule("at-most-once", warnings(), _at_most_once),
     HazardRule("at-least-once-falls-back", errors(), _falls_back),
     HazardRule("dead-letter-into-stream", errors(before="3.12"), _into_stream),
     HazardRule("cycle-without-rejection", errors(), _without_rejection),
-    HazardRule("chained-retry-queues", errors(before="3.13"), _chained),
+    HazardRule("chained-retry-queues", errors(before="3.13"), _retry_chain),
     HazardRule("delivery-limit-feeds-retry", errors(since="4.0"), _delivery_limit),
     HazardRule("max-length-feeds-retry", errors(), _max_length),
     HazardRule("expiration-feeds-retry", warnings(), _expiration),

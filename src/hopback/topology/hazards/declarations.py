@@ -15,16 +15,16 @@ from hopback.topology.hazards.rule import (
     errors,
     exchange_place,
     infos,
-    listed,
-    named,
+    list_names,
     plan_place,
     queue_place,
+    quote_name,
     warnings,
 )
 from hopback.topology.model import Queue, QueueType
 from hopback.topology.rabbitmq_arguments import QUEUE_ARGUMENTS
 from hopback.topology.routing import PREDECLARED
-from hopback.topology.wording import did_you_mean, shown
+from hopback.topology.wording import did_you_mean, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ def _similar(analysis: Analysis) -> Iterator[Hit]:
         if len(names) > 1:
             yield Hit(
                 queue_place(*names),
-                f"{listed(names)} are different queues to the broker and easily taken for one"
+                f"{list_names(names)} are different queues to the broker and easily taken for one"
                 " another.",
                 "Spell them alike if one queue is meant.",
             )
@@ -108,7 +108,7 @@ _HARMLESS = frozenset({"x-queue-master-locator"})
 _EXCHANGE_ARGUMENTS = ("alternate-exchange", "x-delayed-type")
 
 
-def _ignored(analysis: Analysis) -> Iterator[Hit]:
+def _no_effect(analysis: Analysis) -> Iterator[Hit]:
     for queue in analysis.declared.queues:
         for name in queue.arguments:
             known = QUEUE_ARGUMENTS.get(name)
@@ -134,14 +134,14 @@ def _ignored(analysis: Analysis) -> Iterator[Hit]:
 def _without_effect(place: str, name: str, hint: str, severities: _Severities) -> Hit:
     return Hit(
         place,
-        f"The argument {named(name)} is accepted and has no effect{hint}. The broker does not"
+        f"The argument {quote_name(name)} is accepted and has no effect{hint}. The broker does not"
         " report this.",
         "Correct or remove it, or use a broker that knows it.",
         severities,
     )
 
 
-def _refused(analysis: Analysis) -> Iterator[Hit]:
+def _refusals(analysis: Analysis) -> Iterator[Hit]:
     for queue in analysis.declared.queues:
         for problem, severities in _problems(queue):
             yield Hit(
@@ -159,9 +159,9 @@ def _problems(queue: Queue) -> Iterator[tuple[str, _Severities]]:
         if known is None:
             continue
         if queue.type not in known.types:
-            yield f"A {queue.type} queue has no argument {named(name)}", errors()
+            yield f"A {queue.type} queue has no argument {quote_name(name)}", errors()
         elif not known.value.allows(value):
-            yield f"{named(name)} is {shown(value)}, expected {known.value}", errors()
+            yield f"{quote_name(name)} is {show_value(value)}, expected {known.value}", errors()
     keyed = "x-dead-letter-routing-key" in queue.arguments
     if keyed and "x-dead-letter-exchange" not in queue.arguments:
         yield "`x-dead-letter-routing-key` is set without `x-dead-letter-exchange`", errors()
@@ -202,7 +202,7 @@ def _alternate(analysis: Analysis) -> Iterator[Hit]:
         if isinstance(alternate, str) and alternate not in analysis.exchanges:
             yield Hit(
                 exchange_place(exchange.name),
-                f"Its alternate exchange {named(alternate)} does not exist. Messages without a"
+                f"Its alternate exchange {quote_name(alternate)} does not exist. Messages without a"
                 " matching binding are returned if they are mandatory and dropped otherwise.",
                 "Declare the alternate exchange, or correct the name"
                 f"{did_you_mean(alternate, analysis.exchanges)}.",
@@ -226,10 +226,10 @@ def _catches_nothing(analysis: Analysis) -> Iterator[Hit]:
             )
             yield Hit(
                 exchange_place(exchange.name),
-                f"Its alternate exchange {named(chain[1])} leads to no queue{circle}. Messages"
+                f"Its alternate exchange {quote_name(chain[1])} leads to no queue{circle}. Messages"
                 " without a matching binding are returned if they are mandatory and dropped"
                 " otherwise.",
-                f"Bind a queue to {named(chain[1])}, or take the alternate exchange away.",
+                f"Bind a queue to {quote_name(chain[1])}, or take the alternate exchange away.",
             )
 
 
@@ -247,7 +247,7 @@ def _leads_to_a_queue(analysis: Analysis, name: str) -> bool:
     return False
 
 
-def _delayed(analysis: Analysis) -> Iterator[Hit]:
+def _delay_exchange(analysis: Analysis) -> Iterator[Hit]:
     for exchange in analysis.topology.exchanges:
         if exchange.type == "x-delayed-message":
             yield Hit(
@@ -265,11 +265,11 @@ RULES = (
     HazardRule("name-clash", errors(), _clashes),
     HazardRule("name-refused", errors(), _unusable),
     HazardRule("names-alike", infos(), _similar),
-    HazardRule("argument-ignored", warnings(), _ignored),
-    HazardRule("argument-refused", errors(), _refused),
+    HazardRule("argument-ignored", warnings(), _no_effect),
+    HazardRule("argument-refused", errors(), _refusals),
     HazardRule("overflow-unsupported", warnings(), _overflow),
     HazardRule("alternate-exchange-missing", warnings(), _alternate),
     HazardRule("alternate-exchange-catches-nothing", warnings(), _catches_nothing),
-    HazardRule("delayed-exchange", warnings(), _delayed),
+    HazardRule("delayed-exchange", warnings(), _delay_exchange),
 )
 """Hazards of names and arguments."""

@@ -11,7 +11,7 @@ from hopback.topology.hazards.rule import (
     HazardRule,
     Hit,
     errors,
-    listed,
+    list_names,
     queue_place,
     warnings,
 )
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _KEEP_THEM = "Set a dead-letter exchange that leads to a dead-letter queue"
 
 
-def _ending(analysis: Analysis) -> list[Queue]:
+def _queues_without_exchange(analysis: Analysis) -> list[Queue]:
     """The consumed queues without a dead-letter exchange."""
     return [queue for queue in analysis.mains.values() if queue.name not in analysis.legs]
 
 
 def _overflow(analysis: Analysis) -> Iterator[Hit]:
-    found = [queue.name for queue in _ending(analysis) if drops_head(queue)]
+    found = [queue.name for queue in _queues_without_exchange(analysis) if drops_head(queue)]
     if found:
         yield Hit(
             queue_place(*found),
@@ -43,7 +43,7 @@ def _overflow(analysis: Analysis) -> Iterator[Hit]:
 def _expiry(analysis: Analysis) -> Iterator[Hit]:
     found = [
         queue.name
-        for queue in _ending(analysis)
+        for queue in _queues_without_exchange(analysis)
         if number(queue, "x-message-ttl") is not None and queue.type is not QueueType.STREAM
     ]
     if found:
@@ -55,7 +55,7 @@ def _expiry(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
-    limits = {queue.name: analysis.limit(queue) for queue in _ending(analysis)}
+    limits = {queue.name: analysis.limit(queue) for queue in _queues_without_exchange(analysis)}
     for by_default, severities in ((True, warnings(since="4.0")), (False, warnings())):
         found = [
             name
@@ -74,7 +74,7 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
             )
 
 
-def _removed_at_once(analysis: Analysis) -> Iterator[Hit]:
+def _limit_below_one(analysis: Analysis) -> Iterator[Hit]:
     """Limits below 1: a negative one means none to the brokers of today, and 0 to older ones."""
     for queue in analysis.declared.queues:
         value = number(analysis.queues[queue.name], "x-delivery-limit")
@@ -92,7 +92,7 @@ def _removed_at_once(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _queue_vanishes(analysis: Analysis) -> Iterator[Hit]:
-    unconsumed = analysis.waiting | analysis.resting
+    unconsumed = analysis.retry_queues | analysis.dead_letter_queues
     for queue in analysis.queues.values():
         lease_ms = number(queue, "x-expires")
         if lease_ms is None or queue.type is QueueType.STREAM:
@@ -109,7 +109,7 @@ def _queue_vanishes(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _short_lived(analysis: Analysis) -> Iterator[Hit]:
-    found = [name for name in analysis.involved if _is_short_lived(analysis.queues[name])]
+    found = [name for name in analysis.failure_queues if _is_short_lived(analysis.queues[name])]
     used = {leg.exchange for leg in analysis.legs.values()}
     used |= {route.exchange for _, _, route in analysis.routes}
     used |= {plan.parking.exchange for plan in analysis.plans.values()}
@@ -127,7 +127,7 @@ def _short_lived(analysis: Analysis) -> Iterator[Hit]:
         )
     if exchanges:
         yield Hit(
-            f"exchange {listed(exchanges)}",
+            f"exchange {list_names(exchanges)}",
             "Not durable, or auto-delete: once the exchange is gone, failed messages that should"
             " go through it are dropped or refused.",
             "Declare it durable and not auto-delete.",
@@ -140,7 +140,7 @@ def _is_short_lived(queue: Queue) -> bool:
 
 def _transient(analysis: Analysis) -> Iterator[Hit]:
     """Queues that are not durable. Retry and dead-letter queues are also reported as short-lived."""
-    involved = set(analysis.involved)
+    involved = set(analysis.failure_queues)
     for queue in analysis.queues.values():
         if queue.durable or queue.exclusive or queue.type is not QueueType.CLASSIC:
             continue
@@ -163,7 +163,7 @@ _LOST_AT_RESTART = (
 def _classic(analysis: Analysis) -> Iterator[Hit]:
     found = [
         name
-        for name in analysis.involved
+        for name in analysis.failure_queues
         if analysis.queues[name].type is QueueType.CLASSIC
         and not _is_short_lived(analysis.queues[name])
     ]
@@ -184,7 +184,7 @@ RULES = (
     HazardRule("overflow-deletes", warnings(), _overflow),
     HazardRule("expiry-deletes", warnings(), _expiry),
     HazardRule("delivery-limit-deletes", warnings(since="4.0"), _delivery_limit),
-    HazardRule("first-return-deletes", errors(), _removed_at_once),
+    HazardRule("first-return-deletes", errors(), _limit_below_one),
     HazardRule("queue-expires", errors(), _queue_vanishes),
     HazardRule("short-lived", warnings(), _short_lived),
     HazardRule("transient-queue", warnings(), _transient),

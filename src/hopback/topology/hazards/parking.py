@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hopback.topology.hazards.analysis import Analysis, limited, number, text
+from hopback.topology.hazards.analysis import Analysis, has_limit, number, text
 from hopback.topology.hazards.rule import (
     HARDENED,
     HazardRule,
@@ -15,7 +15,7 @@ from hopback.topology.hazards.rule import (
     errors,
     if_limits_can_be_lifted,
     infos,
-    listed,
+    list_names,
     queue_place,
     warnings,
 )
@@ -37,12 +37,14 @@ _LOOKING_WITH_OWN_LIMIT = (
 _MANY_LOOKS = 1000  # each look at a dead-letter queue costs one delivery
 
 
-def _resting(analysis: Analysis) -> Iterator[Queue]:
-    return (queue for queue in analysis.queues.values() if queue.name in analysis.resting)
+def _dead_letter_queues(analysis: Analysis) -> Iterator[Queue]:
+    return (
+        queue for queue in analysis.queues.values() if queue.name in analysis.dead_letter_queues
+    )
 
 
-def _expiring(analysis: Analysis) -> Iterator[Hit]:
-    for queue in _resting(analysis):
+def _expiry(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _dead_letter_queues(analysis):
         ttl_ms = number(queue, "x-message-ttl")
         if ttl_ms is not None:
             yield Hit(
@@ -53,9 +55,9 @@ def _expiring(analysis: Analysis) -> Iterator[Hit]:
             )
 
 
-def _limited(analysis: Analysis) -> Iterator[Hit]:
-    for queue in _resting(analysis):
-        if not limited(queue) or queue.type is QueueType.STREAM:
+def _length_limit(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _dead_letter_queues(analysis):
+        if not has_limit(queue) or queue.type is QueueType.STREAM:
             continue
         refusing = text(queue, "x-overflow") == "reject-publish"
         if refusing and queue.type is QueueType.QUORUM:
@@ -75,17 +77,17 @@ def _limited(analysis: Analysis) -> Iterator[Hit]:
             )
 
 
-def _leaving(analysis: Analysis) -> Iterator[Hit]:
-    for queue in _resting(analysis):
+def _move_on(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _dead_letter_queues(analysis):
         if queue.name not in analysis.legs:
             continue
-        reached = analysis.reached(queue.name, analysis.waiting | analysis.resting)
+        reached = analysis.reach(queue.name, analysis.retry_queues | analysis.dead_letter_queues)
         back = sorted(reached.intersection(analysis.mains))
         if back:
             yield Hit(
                 queue_place(queue.name),
                 f"This dead-letter queue has a dead-letter exchange that leads back to"
-                f" {listed(back)}. The broker drops a message that returns this way without a"
+                f" {list_names(back)}. The broker drops a message that returns this way without a"
                 " rejection, because it detects a cycle.",
                 "Take its dead-letter exchange away and re-drive by hand.",
                 errors(),
@@ -99,8 +101,8 @@ def _leaving(analysis: Analysis) -> Iterator[Hit]:
             )
 
 
-def _looking(analysis: Analysis) -> Iterator[Hit]:
-    for queue in _resting(analysis):
+def _reads_delete(analysis: Analysis) -> Iterator[Hit]:
+    for queue in _dead_letter_queues(analysis):
         limit = analysis.limit(queue)
         if limit is None or limit.value > _MANY_LOOKS:
             continue
@@ -120,7 +122,7 @@ def _looking(analysis: Analysis) -> Iterator[Hit]:
         )
 
 
-def _shared(analysis: Analysis) -> Iterator[Hit]:
+def _common_queue(analysis: Analysis) -> Iterator[Hit]:
     users: defaultdict[str, set[str]] = defaultdict(set)
     unplanned = set(analysis.mains) - analysis.plans.keys()
     for plan in analysis.plans.values():
@@ -128,21 +130,23 @@ def _shared(analysis: Analysis) -> Iterator[Hit]:
         if plan.parking.by is Leave.REJECT:
             users[plan.parking.queue].add(plan.queue)
     for leg in analysis.legs.values():
-        for target in analysis.resting.intersection(leg.targets) if leg.source in unplanned else ():
+        for target in (
+            analysis.dead_letter_queues.intersection(leg.targets) if leg.source in unplanned else ()
+        ):
             users[target].add(leg.source)
     for name, sources in users.items():
         if len(sources) > 1:
             yield Hit(
                 queue_place(name),
-                f"One dead-letter queue is shared by {listed(sources)}. Operators must select the"
-                " failed messages of one queue from all of them.",
+                f"One dead-letter queue is shared by {list_names(sources)}. To see or re-drive"
+                " the failures of one queue, operators must filter its messages.",
                 "Give each consumed queue its own dead-letter queue, or select by the header with"
                 " the name of the failed queue.",
             )
 
 
 def _stream(analysis: Analysis) -> Iterator[Hit]:
-    for queue in _resting(analysis):
+    for queue in _dead_letter_queues(analysis):
         if queue.type is QueueType.STREAM:
             yield Hit(
                 queue_place(queue.name),
@@ -154,11 +158,11 @@ def _stream(analysis: Analysis) -> Iterator[Hit]:
 
 
 RULES = (
-    HazardRule("dead-letters-expire", errors(), _expiring),
-    HazardRule("dead-letter-queue-limited", errors(), _limited),
-    HazardRule("dead-letters-move-on", warnings(), _leaving),
-    HazardRule("looking-deletes", _LOOKING, _looking),
-    HazardRule("dead-letter-queue-shared", infos(), _shared),
+    HazardRule("dead-letters-expire", errors(), _expiry),
+    HazardRule("dead-letter-queue-limited", errors(), _length_limit),
+    HazardRule("dead-letters-move-on", warnings(), _move_on),
+    HazardRule("looking-deletes", _LOOKING, _reads_delete),
+    HazardRule("dead-letter-queue-shared", infos(), _common_queue),
     HazardRule("dead-letter-queue-is-stream", warnings(), _stream),
 )
 """Hazards of dead-letter queues."""

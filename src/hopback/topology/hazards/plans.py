@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.topology.delays import scheduled_queue
+from hopback.topology.delays import queue_of_schedule
 from hopback.topology.hazards.rule import (
     THE_TOPOLOGY,
     HazardRule,
@@ -12,9 +12,9 @@ from hopback.topology.hazards.rule import (
     errors,
     exchange_place,
     infos,
-    named,
     plan_place,
     queue_place,
+    quote_name,
     warnings,
 )
 from hopback.topology.model import QueueType
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hopback.topology.hazards.analysis import Analysis
 
 
-def _missing(analysis: Analysis) -> Iterator[Hit]:
+def _no_plan(analysis: Analysis) -> Iterator[Hit]:
     known = analysis.plans.keys() | analysis.topology.unconsumed
     bare = [
         queue.name
@@ -67,7 +67,7 @@ def _broken_ways(analysis: Analysis) -> Iterator[Hit]:
 
 def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
     if plan.queue not in analysis.queues:
-        yield f"The queue {named(plan.queue)} is not declared"
+        yield f"The queue {quote_name(plan.queue)} is not declared"
         return
     routes = [route for tier in plan.tiers for route in tier.routes]
     waiting = {route.queue for route in routes}
@@ -80,7 +80,7 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
     ):
         if not meant.intersection(analysis.route(exchange, key)):
             yield (
-                f"The way for {purpose}, {exchange_place(exchange)} with key {named(key)}, does"
+                f"The way for {purpose}, {exchange_place(exchange)} with key {quote_name(key)}, does"
                 f" not reach {queue_place(*meant)}"
             )
     # Rejected messages that end elsewhere than planned. Without a leg they are deleted.
@@ -122,7 +122,7 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
     }
     alone = [name for name in analysis.mains if name not in reached]
     # The process that sends periodic messages writes their progress queue by name.
-    alone = [name for name in alone if scheduled_queue(name) not in analysis.plans]
+    alone = [name for name in alone if queue_of_schedule(name) not in analysis.plans]
     unplanned = [name for name in alone if name not in analysis.plans] if analysis.plans else []
     by_name = (
         [name for name in alone if name not in unplanned] if analysis.topology.exchanges else []
@@ -143,16 +143,18 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
         )
 
 
-def _dangling(analysis: Analysis) -> Iterator[Hit]:
+def _unknown_ends(analysis: Analysis) -> Iterator[Hit]:
     for binding in analysis.topology.bindings:
         ends = analysis.exchanges if binding.to_exchange else analysis.queues
-        missing = [f"source {named(binding.source)}"] if not analysis.exists(binding.source) else []
+        missing = (
+            [f"source {quote_name(binding.source)}"] if not analysis.exists(binding.source) else []
+        )
         if binding.destination not in ends:
-            missing.append(f"destination {named(binding.destination)}")
+            missing.append(f"destination {quote_name(binding.destination)}")
         if missing:
             yield Hit(
-                f"binding {named(binding.source)} → {named(binding.destination)}"
-                f" ({named(binding.routing_key)})",
+                f"binding {quote_name(binding.source)} → {quote_name(binding.destination)}"
+                f" ({quote_name(binding.routing_key)})",
                 f"Not declared: {' and '.join(missing)}. A broker refuses this binding or ignores"
                 " it, and messages meant for it are lost.",
                 "Declare the missing objects, or remove the binding.",
@@ -175,11 +177,11 @@ def _order(analysis: Analysis) -> Iterator[Hit]:
 
 
 RULES = (
-    HazardRule("queue-without-plan", errors(), _missing),
+    HazardRule("queue-without-plan", errors(), _no_plan),
     HazardRule("plan-leads-nowhere", errors(), _broken_ways),
     HazardRule("reject-deletes", errors(), _reject_deletes),
     HazardRule("unreachable-queue", warnings(), _unreachable),
-    HazardRule("dangling-binding", errors(), _dangling),
+    HazardRule("dangling-binding", errors(), _unknown_ends),
     HazardRule("order-lost-by-retry", infos(), _order),
 )
 """The rules about plans and about connections of queues."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hopback.topology.effective import applied_policy, matching_policies
+from hopback.topology.effective import effective_policy, find_policies
 from hopback.topology.hazards.analysis import Analysis, Parameter, operator_policies, parameters
 from hopback.topology.hazards.rule import (
     HazardRule,
@@ -19,16 +19,16 @@ from hopback.topology.hazards.rule import (
     exchange_place,
     if_limits_can_be_lifted,
     infos,
-    listed,
-    named,
+    list_names,
     policy_place,
     queue_place,
+    quote_name,
     warnings,
 )
 from hopback.topology.model import Exchange, Policy, Queue, QueueType
 from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 from hopback.topology.rabbitmq_arguments import APPLY_TO, POLICY_KEYS, QUEUE_ARGUMENTS
-from hopback.topology.wording import did_you_mean, shown
+from hopback.topology.wording import did_you_mean, show_value
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 _ALWAYS = BrokerVersion(0)
 
 
-def _shadowed(analysis: Analysis) -> Iterator[Hit]:
+def _lower_priority(analysis: Analysis) -> Iterator[Hit]:
     lost: defaultdict[tuple[str, str, frozenset[str]], set[str]] = defaultdict(set)
     for queue in analysis.declared.queues:
-        first, *others = matching_policies(queue, analysis.declared.policies) or (None,)
+        first, *others = find_policies(queue, analysis.declared.policies) or (None,)
         for other in others:
             keys = frozenset(other.definition) - frozenset(first.definition if first else ())
             if first and keys:
@@ -49,17 +49,17 @@ def _shadowed(analysis: Analysis) -> Iterator[Hit]:
     for (winner, loser, keys), queues in lost.items():
         yield Hit(
             policy_place(loser),
-            f"Both this policy and {named(winner)} match {queue_place(*queues)}. Only"
-            f" {named(winner)} applies, because policies do not merge. {listed(keys)} of"
-            f" {named(loser)} has no effect there.",
-            f"Add {listed(keys)} to {named(winner)}, or make the patterns exclude each other.",
+            f"Both this policy and {quote_name(winner)} match {queue_place(*queues)}. Only"
+            f" {quote_name(winner)} applies, because policies do not merge. {list_names(keys)} of"
+            f" {quote_name(loser)} has no effect there.",
+            f"Add {list_names(keys)} to {quote_name(winner)}, or make the patterns exclude each other.",
         )
 
 
-def _unmatched(analysis: Analysis) -> Iterator[Hit]:
+def _no_match(analysis: Analysis) -> Iterator[Hit]:
     targets: tuple[Queue | Exchange, ...]
     targets = (*analysis.declared.queues, *analysis.declared.exchanges)
-    used = {id(each) for target in targets for each in matching_policies(target, _all(analysis))}
+    used = {id(each) for target in targets for each in find_policies(target, _all(analysis))}
     for policy in _all(analysis):
         if (
             id(policy) not in used
@@ -68,7 +68,7 @@ def _unmatched(analysis: Analysis) -> Iterator[Hit]:
         ):
             yield Hit(
                 policy_place(policy.name),
-                f"Its pattern {named(policy.pattern)} matches no queue or exchange declared here.",
+                f"Its pattern {quote_name(policy.pattern)} matches no queue or exchange declared here.",
                 "Correct the pattern, or remove the policy if it has no other purpose.",
             )
 
@@ -88,16 +88,16 @@ def _not_evaluated(analysis: Analysis) -> Iterator[Hit]:
         unknown = [name for name in names if pattern_matches(policy.pattern, name) is None]
         if flaw is None and not unknown:
             continue
-        why = flaw or f"it has too many ways through {listed(unknown)}"
+        why = flaw or f"it has too many ways through {list_names(unknown)}"
         yield Hit(
             policy_place(policy.name),
-            f"The pattern {named(policy.pattern)} is not evaluated here: {why}. All other checks"
+            f"The pattern {quote_name(policy.pattern)} is not evaluated here: {why}. All other checks"
             " ignore this policy.",
             "Write a plainer pattern: text, classes, groups, alternatives, and repetition without nesting.",
         )
 
 
-def _refused(analysis: Analysis) -> Iterator[Hit]:
+def _refusals(analysis: Analysis) -> Iterator[Hit]:
     for policy in _all(analysis):
         for problem, severities in _problems(policy):
             yield Hit(
@@ -111,17 +111,20 @@ def _refused(analysis: Analysis) -> Iterator[Hit]:
 def _problems(policy: Policy) -> Iterator[tuple[str, tuple[VersionedSeverity, ...]]]:
     flaw = pattern_flaw(policy.pattern)
     if flaw is not None and flaw.refused:
-        yield f"The pattern {named(policy.pattern)} is not a regular expression: {flaw}", errors()
+        yield (
+            f"The pattern {quote_name(policy.pattern)} is not a regular expression: {flaw}",
+            errors(),
+        )
     if policy.apply_to not in APPLY_TO:
         hint = did_you_mean(policy.apply_to, APPLY_TO)
-        yield f"It applies to {named(policy.apply_to)}, which no broker knows{hint}", errors()
+        yield f"It applies to {quote_name(policy.apply_to)}, which no broker knows{hint}", errors()
     elif APPLY_TO[policy.apply_to] > _ALWAYS:
         older = VersionedSeverity(Severity.ERROR, before=APPLY_TO[policy.apply_to])
-        yield f"This broker does not know policies for {named(policy.apply_to)}", (older,)
+        yield f"This broker does not know policies for {quote_name(policy.apply_to)}", (older,)
     for key, value in policy.definition.items():
         span = POLICY_KEYS.get(key)
         if span is None:
-            yield f"The key {named(key)} is unknown{did_you_mean(key, POLICY_KEYS)}", errors()
+            yield f"The key {quote_name(key)} is unknown{did_you_mean(key, POLICY_KEYS)}", errors()
             continue
         unknown = []
         if span.since > _ALWAYS:
@@ -129,19 +132,19 @@ def _problems(policy: Policy) -> Iterator[tuple[str, tuple[VersionedSeverity, ..
         if span.until is not None:
             unknown.append(VersionedSeverity(Severity.ERROR, since=span.until))
         if unknown:
-            yield f"This broker does not know the key {named(key)}", tuple(unknown)
+            yield f"This broker does not know the key {quote_name(key)}", tuple(unknown)
         known = QUEUE_ARGUMENTS.get(f"x-{key}")
         if known is not None and not known.value.allows(value):
-            yield f"{named(key)} is {shown(value)}, expected {known.value}", errors()
+            yield f"{quote_name(key)} is {show_value(value)}, expected {known.value}", errors()
         elif key == "delivery-limit" and isinstance(value, int) and value < 0:
             before = errors(before="4.0")
-            yield f"{named(key)} is {value}, which brokers before 4.0 do not take", before
+            yield f"{quote_name(key)} is {value}, which brokers before 4.0 do not take", before
 
 
 _FEDERATION = ("federation-upstream", "federation-upstream-set", "federation-upstream-pattern")
 
 
-def _unconfirmed(analysis: Analysis) -> Iterator[Hit]:
+def _no_confirm(analysis: Analysis) -> Iterator[Hit]:
     links = [("shovel", each) for each in parameters(analysis.declared, "shovel")]
     links += [
         ("federation upstream", each)
@@ -157,7 +160,7 @@ def _unconfirmed(analysis: Analysis) -> Iterator[Hit]:
             else "before the destination has confirmed them"
         )
         yield Hit(
-            f"{kind} {named(link.name)}",
+            f"{kind} {quote_name(link.name)}",
             f"With `ack-mode: {mode}` messages leave the source {when}: messages in transit are"
             " lost when either side or the connection ends.",
             "Use `ack-mode: on-confirm`, the default.",
@@ -165,13 +168,13 @@ def _unconfirmed(analysis: Analysis) -> Iterator[Hit]:
         )
 
 
-def _drained(analysis: Analysis) -> Iterator[Hit]:
+def _shovel_drains(analysis: Analysis) -> Iterator[Hit]:
     """Shovels whose source is a dead-letter or a retry queue."""
     for shovel in parameters(analysis.declared, "shovel"):
         source = shovel.text("src-queue")
-        if source is None or source not in analysis.resting | analysis.waiting:
+        if source is None or source not in analysis.dead_letter_queues | analysis.retry_queues:
             continue
-        what = "dead-letter" if source in analysis.resting else "retry"
+        what = "dead-letter" if source in analysis.dead_letter_queues else "retry"
         target = _destination(shovel)
         # The consumed queues of this topology that it publishes to, according to its parameters.
         queue, exchange = shovel.text("dest-queue"), shovel.text("dest-exchange")
@@ -188,14 +191,14 @@ def _drained(analysis: Analysis) -> Iterator[Hit]:
         )
         early = " before their wait is over" if what == "retry" else " whatever they died of"
         yield Hit(
-            f"shovel {named(shovel.name)}",
-            f"It takes everything out of the {what} queue {named(source)}{early} and moves it to"
+            f"shovel {quote_name(shovel.name)}",
+            f"It takes everything out of the {what} queue {quote_name(source)}{early} and moves it to"
             f" {target}.{round_trip}",
             "Remove it, and re-drive messages by a job, which counts them and can be stopped.",
         )
 
 
-def _emptied(analysis: Analysis) -> Iterator[Hit]:
+def _shovel_empties(analysis: Analysis) -> Iterator[Hit]:
     for shovel in parameters(analysis.declared, "shovel"):
         source = analysis.queues.get(shovel.text("src-queue") or "")
         if source is None or source.type is not QueueType.QUORUM:
@@ -206,9 +209,9 @@ def _emptied(analysis: Analysis) -> Iterator[Hit]:
         since = "4.0" if limit.by_default else ""
         removed = "dead-letters" if source.name in analysis.legs else "deletes"
         yield Hit(
-            f"shovel {named(shovel.name)}",
+            f"shovel {quote_name(shovel.name)}",
             f"While {_destination(shovel)} refuses messages, the shovel gives them back to the"
-            f" quorum queue {named(source.name)} again and again, and after {limit.value} returns"
+            f" quorum queue {quote_name(source.name)} again and again, and after {limit.value} returns"
             f" the broker {removed} them: the queue is empty within seconds.",
             "Give the source no delivery limit"
             + if_limits_can_be_lifted(" (-1, by policy from 4.0 on)", analysis.version)
@@ -224,26 +227,26 @@ def _destination(shovel: Parameter) -> str:
     return exchange_place(exchange) if exchange is not None else "its destination"
 
 
-def _federated(analysis: Analysis) -> Iterator[Hit]:
+def _federation(analysis: Analysis) -> Iterator[Hit]:
     """Federation policies that also match retry queues, dead-letter queues or their exchanges."""
     caught: defaultdict[str, set[str]] = defaultdict(set)
     exchanges: defaultdict[str, set[str]] = defaultdict(set)
     failing = {leg.exchange for leg in analysis.legs.values()}
     for queue in analysis.declared.queues:
-        policy = applied_policy(queue, analysis.declared.policies)
+        policy = effective_policy(queue, analysis.declared.policies)
         if (
             policy
-            and queue.name in analysis.waiting | analysis.resting
+            and queue.name in analysis.retry_queues | analysis.dead_letter_queues
             and _federates(policy.definition)
         ):
             caught[policy.name].add(queue.name)
     for exchange in analysis.declared.exchanges:
-        policy = applied_policy(exchange, analysis.declared.policies)
+        policy = effective_policy(exchange, analysis.declared.policies)
         if policy and exchange.name in failing and _federates(policy.definition):
             exchanges[policy.name].add(exchange.name)
     for name in caught.keys() | exchanges.keys():
         places = [queue_place(*caught[name])] if caught[name] else []
-        places += [f"exchange {listed(exchanges[name])}"] if exchanges[name] else []
+        places += [f"exchange {list_names(exchanges[name])}"] if exchanges[name] else []
         yield Hit(
             policy_place(name),
             f"It federates {' and '.join(places)}: failed messages move between brokers, return"
@@ -256,18 +259,18 @@ def _federates(definition: Mapping[str, object]) -> bool:
     return any(key in definition for key in _FEDERATION)
 
 
-def _overruled(analysis: Analysis) -> Iterator[Hit]:
+def _operator_policy(analysis: Analysis) -> Iterator[Hit]:
     policies = operator_policies(analysis.declared)
     ruled: defaultdict[str, set[str]] = defaultdict(set)
-    for name in analysis.involved:
-        policy = applied_policy(analysis.queues[name], policies)
+    for name in analysis.failure_queues:
+        policy = effective_policy(analysis.queues[name], policies)
         if policy is not None:
             ruled[policy.name].add(name)
     for policy in policies:
         if ruled[policy.name]:
             yield Hit(
-                f"operator policy {named(policy.name)}",
-                f"It sets {listed(policy.definition)} for {queue_place(*ruled[policy.name])}, over"
+                f"operator policy {quote_name(policy.name)}",
+                f"It sets {list_names(policy.definition)} for {queue_place(*ruled[policy.name])}, over"
                 " their own arguments and policies, where the smaller value wins. The application"
                 " that declares the queues does not see it. The other findings include its effect.",
                 "Make sure that the operators of the broker mean these queues, too.",
@@ -275,14 +278,14 @@ def _overruled(analysis: Analysis) -> Iterator[Hit]:
 
 
 RULES = (
-    HazardRule("policy-shadowed", warnings(), _shadowed),
-    HazardRule("policy-unmatched", infos(), _unmatched),
-    HazardRule("policy-refused", errors(), _refused),
+    HazardRule("policy-shadowed", warnings(), _lower_priority),
+    HazardRule("policy-unmatched", infos(), _no_match),
+    HazardRule("policy-refused", errors(), _refusals),
     HazardRule("policy-pattern-not-evaluated", warnings(), _not_evaluated),
-    HazardRule("link-unconfirmed", errors(), _unconfirmed),
-    HazardRule("shovel-drains-failures", warnings(), _drained),
-    HazardRule("shovel-empties-quorum-queue", errors(since="4.0", before="4.3"), _emptied),
-    HazardRule("failures-federated", warnings(), _federated),
-    HazardRule("operator-policy", infos(), _overruled),
+    HazardRule("link-unconfirmed", errors(), _no_confirm),
+    HazardRule("shovel-drains-failures", warnings(), _shovel_drains),
+    HazardRule("shovel-empties-quorum-queue", errors(since="4.0", before="4.3"), _shovel_empties),
+    HazardRule("failures-federated", warnings(), _federation),
+    HazardRule("operator-policy", infos(), _operator_policy),
 )
 """Hazards of policies, shovels and federation."""

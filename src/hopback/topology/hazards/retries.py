@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hopback.topology.delays import DUE, delay_level_names, delay_topology, is_delay_level
 from hopback.topology.durations import LONGEST_MS, format_duration
-from hopback.topology.hazards.analysis import Analysis, drops_head, limited, number, seems_waiting
+from hopback.topology.hazards.analysis import (
+    Analysis,
+    drops_head,
+    has_limit,
+    looks_like_retry_queue,
+    number,
+)
 from hopback.topology.hazards.rule import (
     HARDENED,
     HazardRule,
@@ -17,9 +23,9 @@ from hopback.topology.hazards.rule import (
     errors,
     exchange_place,
     infos,
-    listed,
-    named,
+    list_names,
     queue_place,
+    quote_name,
     warnings,
 )
 from hopback.topology.model import Queue, QueueType
@@ -41,10 +47,12 @@ def _without_ttl(analysis: Analysis) -> Iterator[Hit]:
             yield _never_expires(queue, "It is a retry queue without a time to live")
         elif (
             queue.name in analysis.mains.keys() - analysis.plans.keys()
-            and seems_waiting(queue.name)
+            and looks_like_retry_queue(queue.name)
             and queue.name != DUE  # "delay" is in its name, but every application consumes it
             # Its dead letters go to a consumed queue.
-            and set(analysis.targets(queue.name)) - analysis.resting - analysis.waiting
+            and set(analysis.targets(queue.name))
+            - analysis.dead_letter_queues
+            - analysis.retry_queues
         ):
             seeming = _never_expires(queue, "By its name this is a retry queue, without one TTL")
             yield Hit(seeming.place, seeming.explanation, seeming.fix, warnings())
@@ -69,10 +77,10 @@ def _without_return(analysis: Analysis) -> Iterator[Hit]:
             ends = "are deleted" if route.queue not in analysis.legs else "go elsewhere or nowhere"
             yield Hit(
                 queue_place(route.queue),
-                f"Messages of {named(plan.queue)} wait here and then {ends}: they never return for"
+                f"Messages of {quote_name(plan.queue)} wait here and then {ends}: they never return for"
                 " another attempt.",
                 'Set `x-dead-letter-exchange: ""` and `x-dead-letter-routing-key` to'
-                f" {named(plan.queue)} on the retry queue.",
+                f" {quote_name(plan.queue)} on the retry queue.",
             )
 
 
@@ -91,26 +99,26 @@ def _other_delay(analysis: Analysis) -> Iterator[Hit]:
         if ttl_ms is not None and len(delays) == 1 and ttl_ms not in delays:
             yield Hit(
                 queue_place(name),
-                f"The plan specifies a wait of {_spelled(*delays)}, but messages expire after"
+                f"The plan specifies a wait of {_format_delays(*delays)}, but messages expire after"
                 f" {ttl_ms} ms in this queue.",
                 "Make both the same. The time to live of a queue that exists cannot be changed in"
                 " place: use a new name, or a policy.",
             )
 
 
-def _mixed(analysis: Analysis) -> Iterator[Hit]:
+def _several_delays(analysis: Analysis) -> Iterator[Hit]:
     for name, delays in _delays(analysis).items():
         if len(delays) > 1:
             yield Hit(
                 queue_place(name),
-                f"One queue serves several delays ({_spelled(*sorted(delays))}). A queue lets"
+                f"One queue serves several delays ({_format_delays(*sorted(delays))}). A queue lets"
                 " messages go at its head only, so a short wait lasts as long as the longest one"
                 " before it.",
                 "Use one retry queue for each delay, each with its own `x-message-ttl`.",
             )
 
 
-def _spelled(*delays_ms: int) -> str:
+def _format_delays(*delays_ms: int) -> str:
     """The delays as text. They may be invalid, since plans are not validated here."""
     return ", ".join(
         format_duration(delay) if 0 <= delay <= LONGEST_MS else f"{delay} ms" for delay in delays_ms
@@ -129,8 +137,8 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
     for (exchange, others), mains in back.items():
         yield Hit(
             exchange_place(exchange),
-            f"Retries of {listed(mains)} return through this exchange and also reach"
-            f" {listed(others)}, which did not fail: each retry is handled there once more.",
+            f"Retries of {list_names(mains)} return through this exchange and also reach"
+            f" {list_names(others)}, which did not fail: each retry is handled there once more.",
             "Return straight to the queue that failed, through the default exchange with its name"
             f" as the key: {HARDENED}.",
         )
@@ -142,21 +150,21 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
     for (exchange, others), mains in out.items():
         yield Hit(
             exchange_place(exchange),
-            f"Failed messages of {listed(mains)} that leave for retry also reach {listed(others)}:"
+            f"Failed messages of {list_names(mains)} that leave for retry also reach {list_names(others)}:"
             " each failure makes further copies.",
             "Use a separate routing key for each retry queue.",
         )
     # Retry queues that no plan and no loop explains, and that reach several queues.
     explained = set(analysis.users) | {name for loop in analysis.loops for name in loop.through}
     strays: _Strays = defaultdict(set)
-    for name in analysis.waiting - explained:
+    for name in analysis.retry_queues - explained:
         if len(analysis.targets(name)) > 1:
             strays[analysis.legs[name].exchange, frozenset(analysis.targets(name))].add(name)
     for (exchange, others), names in strays.items():
         yield Hit(
             exchange_place(exchange),
-            f"Messages that expire in {listed(names)} reach several queues through this exchange:"
-            f" {listed(others)}. If these messages are retries, queues that did not fail receive"
+            f"Messages that expire in {list_names(names)} reach several queues through this exchange:"
+            f" {list_names(others)}. If these messages are retries, queues that did not fail receive"
             " them too.",
             "Let a retry return straight to its own queue, through the default exchange.",
             infos(),
@@ -177,8 +185,8 @@ def _ways_out(
         yield route.exchange, reached, frozenset({route.queue})
 
 
-def _limited(analysis: Analysis) -> Iterator[Hit]:
-    for name in analysis.waiting & analysis.queues.keys():
+def _length_limit(analysis: Analysis) -> Iterator[Hit]:
+    for name in analysis.retry_queues & analysis.queues.keys():
         queue = analysis.queues[name]
         fed = any(name in leg.targets for leg in analysis.legs.values())
         if drops_head(queue):
@@ -188,7 +196,7 @@ def _limited(analysis: Analysis) -> Iterator[Hit]:
                 " their wait is over, or deletes them if it has no dead-letter exchange.",
                 "Take the length limit away.",
             )
-        elif limited(queue) and fed and queue.type is QueueType.CLASSIC:
+        elif has_limit(queue) and fed and queue.type is QueueType.CLASSIC:
             yield Hit(
                 queue_place(name),
                 "When this classic retry queue is full, it discards the dead letters that the"
@@ -200,7 +208,7 @@ def _limited(analysis: Analysis) -> Iterator[Hit]:
 
 def _with_priorities(analysis: Analysis) -> Iterator[Hit]:
     for queue in analysis.queues.values():
-        if queue.name in analysis.waiting and number(queue, "x-max-priority") is not None:
+        if queue.name in analysis.retry_queues and number(queue, "x-max-priority") is not None:
             yield Hit(
                 queue_place(queue.name),
                 "A retry queue with priorities (`x-max-priority`): messages expire at the head"
@@ -244,9 +252,9 @@ RULES = (
     HazardRule("retry-without-ttl", errors(), _without_ttl),
     HazardRule("retry-without-return", errors(), _without_return),
     HazardRule("retry-delay-differs", warnings(), _other_delay),
-    HazardRule("mixed-delays", warnings(), _mixed),
+    HazardRule("mixed-delays", warnings(), _several_delays),
     HazardRule("retry-reaches-others", warnings(), _reaches_others),
-    HazardRule("retry-queue-limited", warnings(), _limited),
+    HazardRule("retry-queue-limited", warnings(), _length_limit),
     HazardRule("retry-queue-with-priorities", warnings(), _with_priorities),
     HazardRule("delay-cut-short", errors(), _cut_short),
 )

@@ -84,15 +84,15 @@ def infos() -> tuple[VersionedSeverity, ...]:
     return (VersionedSeverity(Severity.INFO),)
 
 
-def spelled(severities: Iterable[VersionedSeverity]) -> str:
-    """How grave on which versions: `error from 4.0 and before 4.3, warning from 4.3`."""
+def format_severities(severities: Iterable[VersionedSeverity]) -> str:
+    """Severities and their versions: `error from 4.0 and before 4.3, warning from 4.3`."""
     return ", ".join(map(str, severities))
 
 
-def judged(
+def severity_on(
     severities: tuple[VersionedSeverity, ...], version: BrokerVersion | None
 ) -> Severity | None:
-    """The severity on this version, or the gravest of all when no version is meant."""
+    """The severity on this version, or the highest of all versions if it is None."""
     holding = [each for each in severities if version is None or each.holds(version)]
     return min((each.severity for each in holding), key=lambda each: each.rank, default=None)
 
@@ -116,16 +116,16 @@ class HazardRule:
     look: Callable[[Analysis], Iterable[Hit]]
 
 
-def reported(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
+def report(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
     """The findings of this rule for the analysed version, or for all versions."""
     for hit in rule.look(analysis):
         severities = hit.severities or rule.severities
-        severity = judged(severities, analysis.version)
+        severity = severity_on(severities, analysis.version)
         if severity is None:
             continue
         explanation = hit.explanation
         if analysis.version is None and not all(each.everywhere for each in severities):
-            explanation += f" (RabbitMQ: {spelled(severities)}.)"
+            explanation += f" (RabbitMQ: {format_severities(severities)}.)"
         yield Finding(rule.name, severity, hit.place, explanation, hit.fix)
 
 
@@ -146,14 +146,14 @@ THE_TOPOLOGY = "topology"
 _MOST_NAMES = 12  # a list of more is no longer read
 
 
-def named(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name within a sentence, without control characters."""
     return f"`{printable(name)}`"
 
 
-def listed(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """`a`, `b` and `c`, each once. A long list is shortened and ends with the number of omitted names."""
-    every = [named(name) for name in sorted(set(names))]
+    every = [quote_name(name) for name in sorted(set(names))]
     shown = every[:_MOST_NAMES] if len(every) > _MOST_NAMES + 1 else every
     if len(shown) < len(every):
         return f"{', '.join(shown)} and {len(every) - len(shown)} more"
@@ -162,17 +162,17 @@ def listed(names: Iterable[str]) -> str:
 
 def queue_place(*names: str) -> str:
     """The place of a queue, or of several."""
-    return f"queue{'s' if len(set(names)) > 1 else ''} {listed(names)}"
+    return f"queue{'s' if len(set(names)) > 1 else ''} {list_names(names)}"
 
 
 def exchange_place(name: str) -> str:
-    return f"exchange {named(name)}"
+    return f"exchange {quote_name(name)}"
 
 
 def plan_place(queue: str) -> str:
     """The place of a queue's failure plan."""
-    return f"plan of queue {named(queue)}"
+    return f"plan of queue {quote_name(queue)}"
 
 
 def policy_place(name: str) -> str:
-    return f"policy {named(name)}"
+    return f"policy {quote_name(name)}"

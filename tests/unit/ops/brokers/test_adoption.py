@@ -19,8 +19,8 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.testing import in_virtual_time
 from hopback.topology import read_toml, write_toml
 from hopback.topology.diff import diff
-from hopback.topology.effective import applied_policy
-from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.effective import effective_policy
+from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion
 
@@ -43,7 +43,7 @@ _FORMS = {
     "limited": Queue("orders", arguments={"x-max-length": 10, "x-max-priority": 5}),
     "passing": Queue("orders", durable=False),
     "quorum": Queue("orders", QueueType.QUORUM, arguments={"x-delivery-limit": 5}),
-    "recommended": hardened_queues(recommended_plan("orders", tiers_ms=[1000]))[0],
+    "recommended": harden_queues(recommend_plan("orders", tiers_ms=[1000]))[0],
 }
 
 
@@ -78,8 +78,8 @@ def test_the_migrated_form_is_the_recommended_one(form: str) -> None:
 
 def test_a_line_fits_where_the_form_is_the_recommended_one() -> None:
     """And only there; the waits are those of the retry queues that exist."""
-    plan = recommended_plan("orders", tiers_ms=[1000, 300_000])
-    found = adoption(_live(*hardened_queues(plan)), "orders", _V3_10)
+    plan = recommend_plan("orders", tiers_ms=[1000, 300_000])
+    found = adoption(_live(*harden_queues(plan)), "orders", _V3_10)
     assert found.choice(_AS).decorator == '@app.handler("orders", retry=["1s", "5m"])'
     assert adoption(_live(Queue("orders")), "orders", _V3_10).choice(_AS).decorator == ""
 
@@ -196,7 +196,7 @@ async def test_rejected_messages_are_kept_until_the_path_is_taken_back() -> None
     assert (await set_beside(managed, "orders")).created == "orders.dlq"
     assert (await set_beside(managed, "orders")).created is None
     queue = Queue("orders")
-    ours = applied_policy(queue, await view.policies("/"))
+    ours = effective_policy(queue, await view.policies("/"))
     assert ours is not None
     assert (ours.name, ours.definition["max-length"]) == (policy_name("orders"), 100)
     for _ in range(4):
@@ -210,7 +210,7 @@ async def test_rejected_messages_are_kept_until_the_path_is_taken_back() -> None
     assert (left.messages, dead.messages) == (6, 4)
     assert await revert_beside(managed, "orders") == ours
     assert await revert_beside(managed, "orders") is None
-    assert applied_policy(queue, await view.policies("/")) == former
+    assert effective_policy(queue, await view.policies("/")) == former
     await connection.close()
 
 

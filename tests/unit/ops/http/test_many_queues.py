@@ -17,7 +17,7 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.http import create_app
 from hopback.ops.operations import Operations
 from hopback.systems.demo.web import lifespan
-from hopback.topology.expand import hardened_queues, recommended_plan
+from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Topology
 from hopback.version import BrokerVersion
 from tests.harness.loop_watch import watch_requests
@@ -52,10 +52,10 @@ async def _service(
     *, is_started: bool = False
 ) -> AsyncIterator[tuple[httpx.AsyncClient, _CountingManagement, ManualClock]]:
     broker, clock = EmbeddedBroker(version=BrokerVersion.parse("3.10")), ManualClock(NOW)
-    plans = [recommended_plan(f"q{n:03}", tiers_ms=[30_000], attempts=2) for n in range(_QUEUES)]
+    plans = [recommend_plan(f"q{n:03}", tiers_ms=[30_000], attempts=2) for n in range(_QUEUES)]
     connection = await broker.connect("declaring")
     await declare(
-        connection, Topology("many", queues=tuple(q for p in plans for q in hardened_queues(p)))
+        connection, Topology("many", queues=tuple(q for p in plans for q in harden_queues(p)))
     )
     await connection.close()
     properties = Properties(delivery_mode=2)
