@@ -12,7 +12,7 @@ import click
 from hopback.cli.broker_options import EMBEDDED, rabbitmq
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import header_pairs
-from hopback.errors import ConnectionLost, PublishFailed
+from hopback.errors import ConnectionLost, PublishFailed, PublishInterrupted
 from hopback.text import count_of
 from hopback.text import one_line as safe
 
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE = 128 * 1024 * 1024
 """Bytes. RabbitMQ's default limit of a body up to 3.12. Bounds the memory for an endless line."""
+
+
+def _check_delay(_ctx: object, _param: object, value: str | None) -> str | None:
+    from hopback.topology.durations import parse_wait_ms
+
+    try:
+        parse_wait_ms(value or "0s")
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
+    return value
 
 
 @click.command(short_help="Publish a message and wait for the broker's confirm.")
@@ -36,6 +46,13 @@ _LONGEST_LINE = 128 * 1024 * 1024
     help="amqp(s):// address. HOPBACK_BROKER keeps it out of process lists. Default: the broker of"
     " `hopback run --broker embedded` in this directory.",
 )
+@click.option(
+    "--delay",
+    callback=_check_delay,
+    metavar="TIME",
+    help="Deliver the message after this time, as in 5m. Needs an application with `app.delays()`.",
+)
+@click.option("--priority", type=click.IntRange(0, 255), metavar="N", help="Message priority.")
 @click.option("--message-id", metavar="ID", help="Message id. Default: a new one per message.")
 @click.option("--type", "message_type", metavar="NAME", help="Message type.")
 @click.option("--correlation-id", metavar="ID", help="Correlation id.")
@@ -51,6 +68,8 @@ def publish(
     target: tuple[str, ...],
     payload: str,
     broker: str,
+    delay: str | None,
+    priority: int | None,
     message_id: str | None,
     message_type: str | None,
     correlation_id: str | None,
@@ -85,6 +104,8 @@ def publish(
             message_type=message_type,
             correlation_id=correlation_id,
             headers=given or None,
+            delay=delay,
+            priority=priority,
         )
         for number, line in enumerate(lines, 1)
     )
@@ -93,7 +114,7 @@ def publish(
 
         broker = find_embedded()
     place = key if not exchange else f"{exchange} with key {key}"
-    asyncio.run(_publish(broker, messages, place))
+    asyncio.run(_publish(broker, messages, place, delay))
     return Exit.OK
 
 
@@ -115,18 +136,28 @@ def _document(text: str, number: int) -> object:
         ) from error
 
 
-async def _publish(url: str, messages: Iterable[Message], place: str) -> None:
+async def _publish(url: str, messages: Iterable[Message], place: str, delay: str | None) -> None:
     """Publish one by one. Each message is confirmed before the next is read."""
+    from hopback.clock import SystemClock
+    from hopback.runtime.delays import DelayQueues
+    from hopback.topology.delays import delay_topology
+
     connection = await rabbitmq(url).connect("hopback publish")
+    delays = DelayQueues(delay_topology(delay or "0s"), SystemClock())
+    delays.connection = connection
     confirmed = 0
     try:
         channel = await connection.open_channel()
         for message in messages:
+            delayed = message if message.delay is None else await delays.wrap(message)
             await channel.room()
-            await channel.publish(message, mandatory=True)
+            await channel.publish(delayed, mandatory=True)
             confirmed += 1
     except (PublishFailed, ConnectionLost) as error:
-        raise CommandFailed(str(error), do=error.remedy) from error
+        remedy = error.remedy
+        if delay is not None and isinstance(error, PublishInterrupted):
+            remedy = f"Run an application that declares app.delays(longest={delay!r}) first."
+        raise CommandFailed(str(error), do=remedy) from error
     finally:
         await connection.close()
         if confirmed:

@@ -113,7 +113,7 @@ async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> Rab
         return rabbitmq(settings.broker)
     from hopback.cli.embedded import embedded_broker
 
-    queue = next(iter(app.handlers), "QUEUE")
+    queue = next((name for name in app.handlers if not name.startswith("hopback.")), "QUEUE")
     return rabbitmq(await stack.enter_async_context(embedded_broker(queue)))
 
 

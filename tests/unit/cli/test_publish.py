@@ -17,6 +17,8 @@ import pytest
 from hopback.broker.server import ServerSettings
 from hopback.cli.app import run
 from hopback.testing.threads import BrokerThread
+from hopback.topology.definitions import write_definitions
+from hopback.topology.delays import delay_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,6 +102,7 @@ def test_what_no_queue_wants_is_an_error(
         (["orders", "{id: 7}"], "expected JSON as message 1, got '{id: 7}'"),
         (["orders", "a", "b", "{}"], "is the JSON in quotes?"),
         (["orders", "{}", "--header", "a"], "expected NAME=TEXT, got 'a'"),
+        (["orders", "{}", "--delay", "4"], "add a unit, as in 4s"),
     ],
 )
 def test_what_cannot_be_published_is_a_usage_error(
@@ -109,6 +112,22 @@ def test_what_cannot_be_published_is_a_usage_error(
     assert run(["publish", *arguments]) == 2
     assert told in capsys.readouterr().err
     assert _stored(broker) == []
+
+
+def test_delay_and_priority_are_sent_with_the_message(
+    broker: BrokerThread, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["publish", "orders", '{"id": 7}', "--priority", "5"]
+    assert run([*command, "--delay", "5m"]) == 1
+    assert "declares app.delays(longest='5m')" in capsys.readouterr().err
+    broker.server.load(write_definitions(delay_topology("1h"), vhost="/")[0])
+    assert run(command) == 0
+    assert run([*command, "--delay", "5m"]) == 0
+    assert [message.properties.priority for message in _stored(broker)] == [5]
+    (waiting,) = broker.snapshot().queue("hopback.delay.level-08").messages
+    assert waiting.properties.priority == 5
+    assert run([*command[:1], "nowhere", *command[2:], "--delay", "5m"]) == 1
+    assert "'nowhere'" in capsys.readouterr().err
 
 
 _APP = """
