@@ -150,7 +150,7 @@ async def test_policy_that_changes_waits_is_reported_while_running(
     body = {"pattern": ".*", "definition": definition, "apply-to": "queues"}
     rabbitmq.management.call("PUT", f"/policies/{vhost}/all", body)
     async with Management(address) as management:
-        watch = PolicyWatch(management, vhost, app.topology, bus, counts.append, every=0.5)
+        watch = PolicyWatch(management, vhost, lambda: app.topology, bus, counts.append, every=0.5)
         watching = asyncio.create_task(watch.attend(connection))
         await until(lambda: bool(counts) and counts[-1] == 3, seconds=60)
         watching.cancel()

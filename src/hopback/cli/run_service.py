@@ -25,6 +25,7 @@ from hopback.runtime.depths import (
     Depths,
     HeldBackReader,
     PolicyWatch,
+    Watched,
     watched_queues,
 )
 from hopback.runtime.health import ControlEndpoint, Health
@@ -36,7 +37,7 @@ from hopback.runtime.watchdog import ThreadEndpoint, Watchdog
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 
     from hopback.broker.port import Connection
     from hopback.broker.rabbitmq import RabbitMQ
@@ -87,14 +88,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
                 concurrency=settings.concurrency,
             ),
             world=Environment(bus=bus, survivor=survivor, **tracing),
-            attendants=await _watchers(
-                app,
-                settings,
-                metrics,
-                bus,
-                lambda queue, timeout: service.consumer(queue).slow_runs.know_timeout(timeout),
-                stack,
-            ),
+            attendants=await _watchers(lambda: service, settings, metrics, bus, stack),
         )
         stopper = Stopper(service.stop)
         listen_to_signals(stopper)
@@ -129,16 +123,23 @@ def _metrics(settings: RunSettings) -> Metrics | None:
 
 
 async def _watchers(
-    app: App,
+    service: Callable[[], Service],
     settings: RunSettings,
     metrics: Metrics | None,
     bus: Bus,
-    know_timeout: Callable[[str, float], object],
     stack: AsyncExitStack,
 ) -> list[Callable[[Connection], Awaitable[None]]]:
-    """Return the watchers of queues and policies."""
-    topology = app.topology
-    watched = watched_queues(topology, settings.queues or app.handlers)
+    """Return the watchers of queues and policies. They see queues that are added later."""
+
+    def consumed() -> list[str]:
+        return [consumer.queue for consumer in service().consumers]
+
+    def watched() -> Iterable[Watched]:
+        return watched_queues(service().topology, consumed())
+
+    def know_timeout(queue: str, timeout: float) -> None:
+        service().consumer(queue).slow_runs.know_timeout(timeout)
+
     found: list[Callable[[Connection], Awaitable[None]]] = []
     if metrics is not None:
         found.append(Depths(watched, metrics.set_depth).attend)
@@ -151,10 +152,9 @@ async def _watchers(
         vhost = virtual_host(settings.broker)
         if metrics is not None:
             found.append(HeldBackReader(management, vhost, watched, metrics.set_held_back).attend)
-        consumed = settings.queues or tuple(app.handlers)
         found.append(ConsumerTimeoutReader(management, vhost, consumed, know_timeout).attend)
         tell = (lambda _: None) if metrics is None else metrics.set_changed_waits
-        found.append(PolicyWatch(management, vhost, topology, bus, tell).attend)
+        found.append(PolicyWatch(management, vhost, lambda: service().topology, bus, tell).attend)
     return found
 
 

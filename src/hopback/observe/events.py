@@ -39,7 +39,7 @@ class EventDescription:
     fields: tuple[str, ...]
 
 
-_DELIVERY = (
+_MESSAGE = (
     "queue",
     "routing_key",
     "message_id",
@@ -47,8 +47,8 @@ _DELIVERY = (
     "correlation_id",
     "attempt",
     "max_attempts",
-    "duration",
 )
+_DELIVERY = (*_MESSAGE, "duration")
 _FAILED = (*_DELIVERY, "reason", "error", "fingerprint")
 
 _ROWS = (
@@ -89,7 +89,7 @@ _ROWS = (
     EventDescription(
         "handler.failed",
         "A handler raised: the 1st, 10th, 100th … error of a fingerprint in a queue.",
-        ("queue", "message_id", "attempt", "error", "fingerprint", "runs", "traceback"),
+        (*_MESSAGE, "error", "fingerprint", "runs", "traceback"),
     ),
     EventDescription(
         "handler.overdue",
@@ -148,6 +148,11 @@ _ROWS = (
     ),
     EventDescription(
         "consumer.resumed", "Consumption of a paused queue was resumed.", ("queue", "reason")
+    ),
+    EventDescription(
+        "consumer.removed",
+        "An application was removed from a running service. Its queue is no longer consumed.",
+        ("queue",),
     ),
     EventDescription(
         "quarantine.begun",

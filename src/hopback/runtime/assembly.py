@@ -55,9 +55,10 @@ class Assembly:
     codecs: Codecs | None = None
     reply_queues: Sequence[str] = ()
     """Queues that may be named as reply addresses, in addition to direct reply-to."""
+    solitude: Solitude = field(default_factory=Solitude)
     _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
-    _solitude: Solitude = field(default_factory=Solitude)
+    _works: list[Work] = field(default_factory=list)
 
     def consumer(self, handler: AnyHandler) -> Consumer:
         plan = self.topology.plan(handler.queue)
@@ -77,6 +78,8 @@ class Assembly:
 
     async def close(self) -> None:
         """Close the runners with their connections and threads."""
+        for work in self._works:
+            self.solitude.leave(work)
         for runner in self._runners:
             await runner.close()
 
@@ -137,12 +140,13 @@ class Assembly:
         quarantine = None
         if can_suspect(plan):
             limit = arguments.get("x-delivery-limit")
-            quarantine = Quarantine(plan, self._solitude, self.world, limit)
+            quarantine = Quarantine(plan, self.solitude, self.world, limit)
 
         # All other work is paused while a suspected message of any queue runs alone.
         def make(observe: Callable[[Answer], object]) -> Work:
             made = work(observe)
-            self._solitude.join(made)
+            self._works.append(made)
+            self.solitude.join(made)
             return made
 
         def watch(work: Work) -> SlowRuns:

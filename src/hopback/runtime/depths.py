@@ -42,11 +42,11 @@ def watched_queues(topology: Topology, queues: Iterable[str]) -> tuple[Watched, 
 
 
 class Depths:
-    """Counts queues periodically on a separate channel."""
+    """Counts the queues that `queues` returns, periodically on a separate channel."""
 
     def __init__(
         self,
-        queues: Sequence[Watched],
+        queues: Callable[[], Iterable[Watched]],
         tell: Callable[[str, str, int | None], object],
         *,
         every: float = 5.0,
@@ -60,15 +60,20 @@ class Depths:
 
     async def attend(self, connection: Connection) -> None:
         """Count until the connection ends. Then all depths are unknown."""
+        counted: set[Watched] = set()
         try:
             while True:
-                for one in self._queues:
-                    self._tell(one.queue, one.role, await self._count(connection, one.queue))
+                queues = tuple(self._queues())
+                for gone in counted.difference(queues):
+                    self._tell(*gone, None)
+                counted = set(queues)
+                for one in queues:
+                    self._tell(*one, await self._count(connection, one.queue))
                 await self._sleep(self._every)
         finally:
             self._channel = None
-            for one in self._queues:
-                self._tell(one.queue, one.role, None)
+            for one in counted:
+                self._tell(*one, None)
 
     async def _count(self, connection: Connection, queue: str) -> int | None:
         """Count a queue. Returns None on errors. A missing queue closes the channel."""
@@ -91,7 +96,7 @@ class HeldBackReader:
         self,
         management: Management,
         vhost: str,
-        queues: Sequence[Watched],
+        queues: Callable[[], Iterable[Watched]],
         tell: Callable[[str, int | None], object],
         *,
         every: float = 15.0,
@@ -108,8 +113,8 @@ class HeldBackReader:
         """Read as long as the consumers run. A dead-letter queue does not dead-letter messages
         itself.
         """
-        sources = [one.queue for one in self._queues if one.role != "dead-letter"]
         while True:
+            sources = [one.queue for one in self._queues() if one.role != "dead-letter"]
             held: dict[str, int | None] = {}
             with suppress(BrokerError):
                 readings = await self._management.queues(self._vhost)
@@ -130,7 +135,7 @@ class PolicyWatch:
         self,
         management: Management,
         vhost: str,
-        topology: Topology,
+        topology: Callable[[], Topology],
         bus: Bus,
         tell: Callable[[int | None], object],
         *,
@@ -139,7 +144,7 @@ class PolicyWatch:
     ) -> None:
         self._management = management
         self._vhost = vhost
-        self._declared = {queue.name: queue for queue in topology.queues}
+        self._topology = topology
         self._bus = bus
         self._tell = tell
         self._every = every
@@ -149,8 +154,9 @@ class PolicyWatch:
     async def attend(self, _connection: Connection) -> None:
         """Read at the start and then regularly, for as long as the consumers run."""
         while True:
+            declared = {queue.name: queue for queue in self._topology().queues}
             try:
-                found = changed_waits(self._declared, await self._management.queues(self._vhost))
+                found = changed_waits(declared, await self._management.queues(self._vhost))
             except BrokerError:
                 self._tell(None)
             else:
@@ -199,7 +205,7 @@ class ConsumerTimeoutReader:
         self,
         management: Management,
         vhost: str,
-        queues: Collection[str],
+        queues: Callable[[], Collection[str]],
         tell: Callable[[str, float], object],
         *,
         every: float = 60.0,
@@ -222,6 +228,6 @@ class ConsumerTimeoutReader:
                         (one.effective_policy or {}).get("consumer-timeout"),
                     )
                     known = [value for value in found if isinstance(value, int) and value > 0]
-                    if known and one.queue.name in self._queues:
+                    if known and one.queue.name in self._queues():
                         self._tell(one.queue.name, min(known) / 1000)
             await self._sleep(self._every)

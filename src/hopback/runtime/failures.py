@@ -57,12 +57,17 @@ class FailedRuns:
         self._counts[kind] += 1
         runs = self._counts[kind]
         if runs == 10 ** (len(str(runs)) - 1):
+            properties = context.delivery.properties
             self._bus.emit(
                 "handler.failed",
                 {
                     "queue": context.plan.queue,
-                    "message_id": context.delivery.properties.message_id,
+                    "routing_key": context.routing_key,
+                    "message_id": properties.message_id,
+                    "message_type": properties.type,
+                    "correlation_id": properties.correlation_id,
                     "attempt": context.attempt,
+                    "max_attempts": context.plan.attempts,
                     "error": failure.type if failure else type(error).__name__,
                     "fingerprint": kind[1],
                     "runs": runs,

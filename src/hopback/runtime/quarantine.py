@@ -74,6 +74,9 @@ class Solitude:
         """This work is held while something else runs alone."""
         self._works.append(work)
 
+    def leave(self, work: Work) -> None:
+        self._works.remove(work)
+
     @asynccontextmanager
     async def alone(self, mine: Work, returns: int) -> AsyncIterator[bool]:
         """Let only `mine` start runs inside this context. Yields False if others did not finish in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,13 +26,14 @@ from hopback.errors import (
     TopologyError,
     UnsafeOperation,
 )
-from hopback.observe.events import reporter
+from hopback.observe.events import Bus, reporter
 from hopback.runtime.assembly import Assembly
 from hopback.runtime.context import Outlet, current_context
 from hopback.runtime.delays import DelayQueues
 from hopback.runtime.failures import FailedRuns
 from hopback.runtime.handler import require
 from hopback.runtime.periodic import PeriodicSender
+from hopback.runtime.quarantine import Solitude
 from hopback.runtime.requests import RequestClient
 from hopback.runtime.settling import Environment
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
@@ -40,7 +42,7 @@ from hopback.topology.model import ExchangeType, Queue, Topology
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
     from hopback.message import Message
     from hopback.runtime.app import App
@@ -98,6 +100,49 @@ class _ReadyEvent(asyncio.Event):
         return True
 
 
+class _Member:
+    """One application of a service: its consumers and periodic senders."""
+
+    def __init__(
+        self, app: App, topology: Topology, queues: Sequence[str], service: Service
+    ) -> None:
+        self.app = app
+        self._service = service
+        self.assembly = Assembly(
+            topology,
+            service.outlet.send,
+            service.world,
+            service.options.concurrency,
+            app.middleware_of,
+            app.overrides,
+            FailedRuns(service.world.bus, app.error_reports),
+            app.codecs,
+            app.reply_queues,
+            service.solitude,
+        )
+        # Workers inherit the context in which their pool is created.
+        context = copy_context()
+        context.run(reporter.set, service.report)
+        self.consumers = tuple(
+            context.run(self.assembly.consumer, app.handlers[queue]) for queue in queues
+        )
+        self.periodic = tuple(
+            PeriodicSender(app.periodic[queue], service.outlet.send, service.world)
+            for queue in queues
+            if queue in app.periodic
+        )
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Open the lifespan and the dependencies of the application."""
+        self.app.connected(self._service.outlet.send, self._service)
+        try:
+            async with self.app.lifespan(), self.assembly.open_dependencies():
+                yield
+        finally:
+            self.app.connected(None)
+
+
 class Service:
     """Runs an application on a broker. Create and run it on the same event loop.
 
@@ -121,14 +166,14 @@ class Service:
         self._attendants = tuple(attendants)
         self.options: ServiceOptions = options or ServiceOptions()
         self.world: Environment = world or Environment()
-        self.topology: Topology = app.topology
+        topology = app.topology
         self._publisher = Publisher(
             broker,
             name=f"{app.name} publisher",
             backoff=self.world.reconnect,
             on_state=self._emit_state("publishing"),
             on_failure=partial(self._log_failure, "publishing"),
-            keyless=self._exchanges_without_topics(),
+            keyless=self._exchanges_without_topics(topology),
         )
         self._line = Supervised(
             broker,
@@ -139,53 +184,35 @@ class Service:
             on_failure=partial(self._log_failure, "consuming"),
         )
         self.upkeep: Upkeep = Upkeep(
-            self.topology,
+            topology,
             self.options.ownership,
             self.world,
             accept=self.options.accept,
             theirs=theirs,
         )
-        self.delays: DelayQueues = DelayQueues(self.topology, self.world.clock)
+        self.delays: DelayQueues = DelayQueues(topology, self.world.clock)
         self.requests: RequestClient = RequestClient(
             broker, name=f"{app.name} requests", codecs=app.codecs, backoff=self.world.reconnect
         )
         """Sends requests and waits for replies. It connects with the first request."""
-        self._outlet = Outlet(self.publish)
-        self._assembly = Assembly(
-            self.topology,
-            self._outlet.send,
-            self.world,
-            self.options.concurrency,
-            app.middleware_of,
-            app.overrides,
-            FailedRuns(self.world.bus, app.error_reports),
-            app.codecs,
-            app.reply_queues,
-        )
-        # Workers inherit the context in which their pool is created.
-        context = copy_context()
-        context.run(reporter.set, self._report)
-        self.consumers: tuple[Consumer, ...] = tuple(
-            context.run(self._assembly.consumer, app.handlers[queue])
-            for queue in self._wanted_queues()
-        )
-        self._periodic = tuple(
-            PeriodicSender(app.periodic[queue], self._outlet.send, self.world)
-            for queue in self._wanted_queues()
-            if queue in app.periodic
-        )
+        self.outlet: Outlet = Outlet(self.publish)
+        self.solitude: Solitude = Solitude()
+        self._member = _Member(app, topology, self._wanted_queues(), self)
+        self._added: dict[App, tuple[_Member, AsyncExitStack]] = {}
+        self._session_group: tuple[Connection, asyncio.TaskGroup] | None = None
+        self._handled_by_removed = 0
         self._loop = asyncio.get_running_loop()
         self._stopping = Stopping()
         self.ready: _ReadyEvent = _ReadyEvent()
-        """Set when every consumer has started for the first time. `wait` raises the exception of `run`."""
+        """Set when every consumer of `app` has started. `wait` raises the exception of `run`."""
         self._failures: dict[str, str] = {}
 
-    def _exchanges_without_topics(self) -> list[str]:
+    def _exchanges_without_topics(self, topology: Topology) -> list[str]:
         """Return the declared exchanges that are known not to be topic exchanges."""
         if self.options.ownership is Ownership.EXTERNAL:
             return []
         known = (ExchangeType.DIRECT, ExchangeType.FANOUT, ExchangeType.HEADERS)
-        return [one.name for one in self.topology.exchanges if one.type in known]
+        return [one.name for one in topology.exchanges if one.type in known]
 
     def _wanted_queues(self) -> tuple[str, ...]:
         wanted = self.options.queues
@@ -227,10 +254,76 @@ class Service:
             raise KeyError(f"expected a queue that is consumed here ({known}), got {queue!r}")
         return found
 
-    def service_for(self, app: App) -> Service:
-        """Return a service of another application on the same broker, with the same event bus."""
-        options = replace(self.options, queues=None)
-        return Service(app, self.broker, options=options, world=self.world)
+    @property
+    def topology(self) -> Topology:
+        """The topology of all applications of this service."""
+        return self.upkeep.topology
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        return tuple(consumer for member in self._members for consumer in member.consumers)
+
+    @property
+    def _members(self) -> list[_Member]:
+        return [self._member, *(member for member, _ in self._added.values())]
+
+    async def add(self, app: App) -> None:
+        """Run another application in this service, with the same connections, events and health.
+
+        Its queues are declared and consumed at once, or with the next connection. A queue that
+        cannot be used does not end the service: `Health.ready` and `topology.unusable` name it.
+        Raise InvalidTopology if one of the queues is consumed here already, and UnsafeOperation for
+        hazards that are errors.
+        """
+        consumed = {consumer.queue for consumer in self.consumers}
+        if twice := [queue for queue in app.handlers if queue in consumed]:
+            problems = (
+                Problem(f"handlers.{queue}", "one handler", "a second one") for queue in twice
+            )
+            raise InvalidTopology(tuple(problems), where=f"app {self.app.name!r}")
+        topology = app.topology
+        self.upkeep.add(topology)
+        stack = AsyncExitStack()
+        try:
+            member = _Member(app, topology, tuple(app.handlers), self)
+            await stack.enter_async_context(member.open())
+            stack.push_async_callback(member.assembly.close)
+            if self._stopping.asked.is_set():
+                raise RuntimeError(f"{self.app.name} is stopping: {app.name} was not added")
+        except BaseException:
+            self.upkeep.forget(topology)
+            await stack.aclose()
+            raise
+        self._added[app] = member, stack
+        if self._session_group is not None:
+            self._serve(member, *self._session_group)
+
+    async def remove(self, app: App, *, unbind: bool = True) -> None:
+        """Stop consuming the queues of an application that was added.
+
+        Its queues are unbound first, so that no further messages arrive. Running handlers finish
+        within the grace time. The queues and their messages remain. Raise BrokerError if a queue
+        cannot be unbound, and UnsafeOperation if its retries need the binding. The application
+        then still runs. Without the ownership `declare`, bindings are not changed.
+        """
+        member, stack = self._added[app]
+        queues = [consumer.queue for consumer in member.consumers] if unbind else []
+        await self.upkeep.remove(app.topology, queues)
+        ending = Shutdown(member.consumers, self._stopping, Bus(), self.options.grace)
+        self._handled_by_removed += (await ending.run()).handled
+        if self._added.pop(app, None) is not None:  # otherwise the service has ended meanwhile
+            await stack.aclose()
+        for consumer in member.consumers:
+            self.world.bus.emit("consumer.removed", {"queue": consumer.queue})
+
+    def _serve(self, member: _Member, connection: Connection, group: asyncio.TaskGroup) -> None:
+        several: tuple[Consumer | PeriodicSender, ...] = (*member.consumers, *member.periodic)
+        for one in several:
+            serving = one.serve(connection, self.upkeep.usable)
+            try:
+                group.create_task(serving)
+            except RuntimeError:  # the connection has just ended, the next one serves it
+                serving.close()
 
     async def publish(self, message: Message, ended: asyncio.Event | None = None) -> None:
         """Publish on the publishing connection and wait for the confirm.
@@ -272,7 +365,7 @@ class Service:
         except ConnectionFailed:
             raise error from error.__cause__  # it may have been stored, so "nothing was sent" is wrong
 
-    def _report(self, name: str, fields: Mapping[str, Any]) -> None:
+    def report(self, name: str, fields: Mapping[str, Any]) -> None:
         """Emit an event with the message that is being handled. Handlers in threads call this, too."""
         context = current_context.get(None)
         properties = None if context is None else context.delivery.properties
@@ -292,7 +385,7 @@ class Service:
 
     async def run(self) -> Report:
         """Run until `stop`. Raise errors that a new connection cannot repair."""
-        token = reporter.set(self._report)
+        token = reporter.set(self.report)
         try:
             return await self._run()
         finally:
@@ -300,34 +393,37 @@ class Service:
 
     async def _run(self) -> Report:
         self._publisher.start()
-        self.app.connected(self._outlet.send, self)
         try:
-            async with self.app.lifespan(), self._assembly.open_dependencies():
+            async with self._member.open():
                 line = asyncio.create_task(self._line.run(), name="hopback-consuming")
                 looking = asyncio.create_task(self._look(), name="hopback-slow-runs")
-                shutdown = Shutdown(
-                    self.consumers, self._stopping, self.world.bus, self.options.grace
-                )
                 try:
                     await first_of(line, self._stopping.asked.wait())
-                    return await shutdown.run()
+                    return await self._shut_down()
                 except asyncio.CancelledError:
                     self._stopping.force()
-                    await shutdown.run()
+                    await self._shut_down()
                     raise
                 finally:
                     looking.cancel()
                     self._line.stop()
-                    await self._assembly.close()
+                    while self._added:
+                        _, (_, stack) = self._added.popitem()
+                        await stack.aclose()
+                    await self._member.assembly.close()
                     await line  # raises the error that ended it
         except BaseException as error:
             self.ready.end(error)
             raise
         finally:
             self.ready.end(RuntimeError(f"{self.app.name} was stopped before it was ready"))
-            self.app.connected(None)
             await self.requests.close()
             await self._publisher.close()
+
+    async def _shut_down(self) -> Report:
+        shutdown = Shutdown(self.consumers, self._stopping, self.world.bus, self.options.grace)
+        report = await shutdown.run()
+        return replace(report, handled=report.handled + self._handled_by_removed)
 
     def stop(self) -> None:
         """Stop in order. A second call stops at once."""
@@ -345,20 +441,20 @@ class Service:
                 group.create_task(self._announce())
                 for attend in self._attendants:
                     group.create_task(_attended(attend, connection))
-                for consumer in self.consumers:
-                    group.create_task(consumer.serve(connection, self.upkeep.usable))
-                for sender in self._periodic:
-                    group.create_task(sender.serve(connection, self.upkeep.usable))
+                self._session_group = connection, group
+                for member in self._members:
+                    self._serve(member, connection, group)
         except BaseExceptionGroup as failures:
             # Errors that a new connection cannot repair come first, then our own errors.
             kinds = ((TopologyError, UnsafeOperation), HopbackError, BaseException)
             found = (one for kind in kinds for one in failures.exceptions if isinstance(one, kind))
             raise next(found) from failures
         finally:
+            self._session_group = None
             self.delays.connection = None
 
     async def _announce(self) -> None:
-        for consumer in self.consumers:
+        for consumer in self._member.consumers:
             await consumer.started.wait()
         self.ready.set()
 

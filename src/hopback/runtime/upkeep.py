@@ -22,12 +22,15 @@ from hopback.broker.declare import (
 )
 from hopback.errors import (
     BrokerError,
+    ConnectionFailed,
     NotFound,
     Returned,
     UnsafeOperation,
 )
 from hopback.topology.check import check
 from hopback.topology.hazards.rule import Severity
+from hopback.topology.model import join_topologies
+from hopback.topology.plan import Return
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -58,21 +61,24 @@ class Upkeep:
         accept: Collection[str] = (),
         theirs: Sequence[Queue] = (),
     ) -> None:
-        self._topology = topology
+        self.topology: Topology = topology
+        """The topology of the application and of the added ones."""
+        self._own = topology
+        self._added: list[Topology] = []
         self._ownership = ownership
         self._world = world
         self._accept = accept
         self._theirs = tuple(theirs)
-        self._queues = {queue.name for queue in topology.queues}
-        self._exchanges = {exchange.name for exchange in topology.exchanges}
         self._requested = asyncio.Event()
         self._unrouted: set[str] = set()
+        self._new: set[str] = set()
+        """Objects of added topologies that are declared for the first time."""
         self._reported: set[str] = set()
         self._lock = asyncio.Lock()
         self._checked_on: Connection | None = None
         self._checked_at = float("-inf")
         self._time = asyncio.get_running_loop().time
-        self._is_checked = False
+        self._version: BrokerVersion | None = None
         self._is_begun = False
         self._connection: Connection | None = None
         self.troubles: dict[str, str] = {}
@@ -88,23 +94,75 @@ class Upkeep:
         if self._is_begun:
             await self._restore(connection, since=self._time())
             return
-        if not self._is_checked:
-            self._report_hazards(connection.version)
-            self._is_checked = True
+        if self._version is None:
+            self._report_hazards(self.topology, connection.version)
+            self._version = connection.version
         if self._ownership is Ownership.DECLARE:
-            migrating = await queues_in_migration(connection, self._topology)
+            migrating = await queues_in_migration(connection, self._own)
             if migrating:
                 raise BrokerError(
                     f"nothing is consumed while {', '.join(migrating)} is being migrated; if the migration"
                     " was interrupted, `hopback topology migrate` ends it"
                 )
-        await prepare(connection, self._topology, self._ownership)
+        await prepare(connection, self._own, self._ownership)
         self._is_begun = True
-        self._checked_on, self._checked_at = connection, self._time()
+        if not self._added:
+            self._checked_on, self._checked_at = connection, self._time()
 
-    def _report_hazards(self, version: BrokerVersion) -> None:
+    def add(self, topology: Topology) -> None:
+        """Keep up another topology as well. The next check declares it.
+
+        Raise UnsafeOperation for hazards that are errors.
+        """
+        if self._version is not None:
+            self._report_hazards(topology, self._version)
+        self._added.append(topology)
+        self._join()
+        self._new.update(exchange.name for exchange in topology.exchanges)
+        self._new.update(queue.name for queue in topology.queues)
+        # A queue that exists may be unbound.
+        self._unrouted.update(binding.source for binding in topology.bindings)
+        self._checked_on = None
+
+    def forget(self, topology: Topology) -> None:
+        """Keep up an added topology no longer. Its objects remain as they are."""
+        self._added.remove(topology)
+        self._join()
+
+    async def remove(self, topology: Topology, queues: Collection[str]) -> None:
+        """Forget an added topology and unbind these queues, unless another topology has the binding.
+
+        Raise BrokerError if that fails, and UnsafeOperation if retries return by a binding.
+        """
+        if self._ownership is not Ownership.DECLARE or not queues:
+            self.forget(topology)
+            return
+        for plan in topology.plans:
+            if plan.queue in queues and plan.returns is not Return.QUEUE:
+                raise UnsafeOperation(
+                    f"{plan.queue} is not unbound: its retries return through an exchange"
+                )
+        async with self._lock:
+            self.forget(topology)
+            try:
+                if self._connection is None:
+                    raise ConnectionFailed("there is no connection to unbind queues")
+                channel = await self._connection.open_channel()
+                for binding in topology.bindings:
+                    if binding.destination in queues and binding not in self.topology.bindings:
+                        await channel.unbind(binding)
+                await channel.close()
+            except BrokerError:
+                self.add(topology)
+                raise
+
+    def _join(self) -> None:
+        whole = join_topologies((self._own, *self._added))
+        self.topology = replace(whole, name=self._own.name, foreign=self._own.foreign)
+
+    def _report_hazards(self, topology: Topology, version: BrokerVersion) -> None:
         """Emit each warning. Raise UnsafeOperation for errors that are not in `accept`."""
-        topology = replace(self._topology, queues=(*self._topology.queues, *self._theirs))
+        topology = replace(topology, queues=(*topology.queues, *self._theirs))
         findings = check(topology, version)
         errors = [
             one
@@ -136,8 +194,9 @@ class Upkeep:
 
     def report(self, message: Message, error: BrokerError) -> None:
         """Request a check if a failed publish indicates that one of our objects is missing."""
-        ours = message.exchange in self._exchanges or (
-            not message.exchange and message.routing_key in self._queues
+        ours = any(message.exchange == one.name for one in self.topology.exchanges) or (
+            not message.exchange
+            and any(message.routing_key == one.name for one in self.topology.queues)
         )
         if not ours or not (isinstance(error, Returned) or isinstance(error.__cause__, NotFound)):
             return
@@ -176,10 +235,11 @@ class Upkeep:
         while self._ownership is not Ownership.EXTERNAL:
             await asyncio.sleep(every * (0.75 + self._world.chance() / 2))
             with suppress(BrokerError):  # the session ends when the connection is lost
-                if self.troubles or not await is_complete(connection, self._topology):
+                if self.troubles or not await is_complete(connection, self.topology):
                     await self._restore(connection, since=self._time())
                 elif self._ownership is Ownership.DECLARE:
-                    await rebind(connection, self._topology)
+                    async with self._lock:
+                        await rebind(connection, self.topology)
 
     async def _restore(self, connection: Connection, *, since: float) -> bool:
         """Create missing objects, unless that was done on this connection after `since`.
@@ -192,11 +252,13 @@ class Upkeep:
                 return False
             began = self._time()
             unrouted, self._unrouted = self._unrouted, set()
-            found = await restore(connection, self._topology, self._ownership, unrouted=unrouted)
+            found = await restore(connection, self.topology, self._ownership, unrouted=unrouted)
             self._checked_on, self._checked_at = connection, began
             troubles = dict(found.troubles)
+            new, self._new = self._new, set()
             for name in found.created:
-                self._world.bus.emit("topology.restored", {"object": name})
+                if name not in new:
+                    self._world.bus.emit("topology.restored", {"object": name})
             for name, reason in troubles.items():
                 if self.troubles.get(name) != reason:
                     self._world.bus.emit("topology.unusable", {"object": name, "reason": reason})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from hopback import Publisher
+from hopback import Publisher, RabbitMQ
 from hopback.broker import EmbeddedBroker
 from hopback.observe.metrics import Metrics
 from hopback.ops.brokers.managed_broker import ManagedBroker
@@ -18,13 +18,15 @@ from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
 from hopback.ops.operations import Operations
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.events import EventBus
-from hopback.systems.event_bus.pushing import pushing
+from hopback.systems.event_bus.push import push_app
 from hopback.systems.event_bus.receiver import receiver
 from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.event_bus.settings import EventBusSettings, endpoints_at
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
+from hopback.topology import Queue, QueueType
+from tests.systems.processes import started
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,7 +78,7 @@ async def _running(hardened: bool = False) -> AsyncIterator[_RunningSystem]:
         # The network between push and the services is not ours: it is a function call here.
         patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: network)
         async with (
-            AppTest(pushing(settings)) as test,
+            AppTest(push_app(settings)) as test,
             opened(api(settings, test.broker, clock)) as web,
             httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://bus") as client,
             httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample,
@@ -290,49 +292,102 @@ def test_services_are_registered_by_the_environment() -> None:
 
 def test_the_prefix_of_a_service_names_its_bus() -> None:
     """`noprefix` belongs to the bus `default`."""
-    app = pushing(EventBusSettings(endpoints_at("http://r", ("wms-orders", "noprefix"))))
+    app = push_app(EventBusSettings(endpoints_at("http://r", ("wms-orders", "noprefix"))))
     assert set(app.handlers) == {"wms.queue.wms-orders", "default.queue.noprefix"}
 
 
+def _entry(service: str, path: str = "") -> str:
+    return f'[{service}]\nurl = "http://receiver.test/{path or service}/events"\n'
+
+
 @in_virtual_time
-async def test_services_come_and_go_with_their_file(tmp_path: Path) -> None:
-    """Registered, moved, removed and spoiled, while it runs; each change is at work within seconds."""
+async def test_services_are_added_moved_and_removed_with_their_file(tmp_path: Path) -> None:
     file = tmp_path / "services.toml"
-    file.write_text('[wms-orders]\nurl = "http://receiver.test/wms-orders/events"\n')
+    file.write_text(_entry(_ORDERS))
     settings = EventBusSettings(services_file=file)
     clock = _LoopTime()
     network = httpx.ASGITransport(receiver(clock))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: network)
         async with (
-            AppTest(pushing(settings, {})) as test,
+            AppTest(push_app(settings, {})) as test,
             opened(api(settings, test.broker, clock)) as web,
             httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://b") as client,
             httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample,
         ):
             system = _RunningSystem(test, client, sample)
-            await test.advance(5)
             await system.publish()
             await test.advance(5)
             assert await system.answered(_ORDERS) == [(1, 200)]
-            with file.open("a") as more:
-                more.write('[wms-stock]\nurl = "http://receiver.test/wms-stock/events"\n')
+            file.write_text(_entry(_ORDERS) + _entry("wms-stock"))
             await test.advance(5)
             await system.publish()
             await test.advance(5)
             assert await system.answered(_ORDERS) == [(1, 200), (1, 200)]
             assert await system.answered("wms-stock") == [(1, 200)]
-            file.write_text('[wms-stock]\nurl = "http://receiver.test/wms-stock/events"\n')
+            # A new endpoint: events that are published meanwhile stay in the queue.
+            file.write_text(_entry(_ORDERS, "orders-2") + _entry("wms-stock"))
+            for _ in range(10):
+                await system.publish()
+                await test.advance(0.3)
+            await test.advance(5)
+            told = len(await system.answered(_ORDERS)) + len(await system.answered("orders-2"))
+            assert told == 12
+            assert await system.answered("orders-2")
+            # A removed service: its queue gets no more events and keeps those that it has.
+            await system.behave("orders-2", status=503)
+            await system.publish()
+            await test.advance(1)
+            file.write_text(_entry("wms-stock"))
+            await test.advance(10)
+            await system.publish()
             await test.advance(5)
             listed = (await client.get("/services")).json()["services"]
             assert [one["service"] for one in listed] == ["wms-stock"]
-            file.write_text("this is no [TOML")
+            assert [one.queue for one in test.service.consumers] == ["wms.queue.wms-stock"]
+            assert len(test.broker.snapshot().queue(_QUEUE).messages) == 1
+            file.write_text("this is not [TOML")
             await test.advance(5)
             await system.publish()
             await test.advance(5)
-            assert len(await system.answered("wms-stock")) == 2
-            assert len(await system.answered(_ORDERS)) == 2
-            assert test.broker.snapshot().queue(_QUEUE).messages == ()
+            assert len(await system.answered("wms-stock")) == 14
+
+
+@pytest.mark.broker
+def test_service_that_cannot_be_consumed_is_named_and_depths_are_shown(
+    amqp_url: str, tmp_path: Path
+) -> None:
+    """On RabbitMQ: `wms.queue.wms-orders` exists in another form, `wms-stock` can be consumed."""
+    asyncio.run(_declare(amqp_url, Queue(_QUEUE, QueueType.CLASSIC)))
+    file = tmp_path / "services.toml"
+    file.write_text('[wms-orders]\nurl = "http://127.0.0.1:9/"\n')
+    command = ("hopback", "run", "hopback.systems.event_bus.parts:push", "--broker", amqp_url)
+    settings = {"SERVICES_FILE": str(file)}
+    with started(tmp_path / "push", *command, "--http", "127.0.0.1:0", **settings) as process:
+        url = process.said(r"listening on (http://[\d.:]+)")
+
+        def ready() -> Any:
+            return httpx.get(f"{url}/readyz", trust_env=False).json()
+
+        def shown() -> str:
+            return httpx.get(f"{url}/metrics", trust_env=False).text
+
+        def is_named() -> bool:
+            return f"{_QUEUE} is starting: queue" in str(ready()["reasons"])
+
+        process.until(is_named)
+        file.write_text(file.read_text().replace("wms-orders", "wms-stock"))
+        process.until(lambda: ready()["ok"])
+        assert ready()["consumers"] == {"wms.queue.wms-stock": "consuming"}
+        depth = 'queue="wms.dlq.wms-stock",role="dead-letter"} 0.0'
+        process.until(lambda: depth in shown())
+        assert process.end() == 0
+
+
+async def _declare(url: str, queue: Queue) -> None:
+    connection = await RabbitMQ(url).connect("test")
+    await (await connection.open_channel()).declare_queue(queue)
+    await connection.close()
 
 
 @pytest.mark.parametrize(
@@ -351,7 +406,7 @@ def test_a_file_of_services_that_cannot_be_is_refused(tmp_path: Path, text: str,
     file = tmp_path / "services.toml"
     file.write_text(text)
     with pytest.raises(SettingsError, match=says):
-        pushing(EventBusSettings(services_file=file), {})
+        push_app(EventBusSettings(services_file=file), {})
 
 
 def test_secrets_of_a_service_come_from_variables_and_are_not_shown(tmp_path: Path) -> None:

@@ -220,8 +220,10 @@ async def test_failures_retries_and_parking_say_who_what_and_how_often(tmp_path:
         await system.upload(broken_png(), "broken.png", "image/png")
         await system.settle()
         lines = system.log()
-        told = [one for one in lines if one["event"] in ("delivery.retried", "delivery.parked")]
-        assert [(one["attempt"], one["maxAttempts"]) for one in told] == [(1, 3), (2, 3), (3, 3)]
+        names = ("handler.failed", "delivery.retried", "delivery.parked")
+        told = [one for one in lines if one["event"] in names]
+        attempts = [(one["attempt"], one["maxAttempts"]) for one in told]
+        assert attempts == [(1, 3), (1, 3), (2, 3), (3, 3)]
         assert {one["queue"] for one in told} == {"q.thumbnail"}
         assert {one["routingKey"] for one in told} == {"files.validated.v1"}
         assert {one["messageType"] for one in told} == {"FileValidated.v1"}

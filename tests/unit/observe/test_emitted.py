@@ -66,6 +66,15 @@ def _app() -> App:
     return app
 
 
+def _added_app() -> App:
+    app = App("added")
+
+    @app.handler("added", retry=["1s"])
+    async def handle() -> None: ...
+
+    return app
+
+
 @in_virtual_time
 async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
     """Every event of the table happens here, and each one carries its fields, no more and no less."""
@@ -101,6 +110,9 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
         await test.drain()
         await test.publish("", "stuck", {})
         await test.advance(3600)
+        added = _added_app()
+        await test.service.add(added)
+        await test.service.remove(added)
     wrong = {
         one.name: sorted(set(one.fields) ^ set(EVENTS[one.name].fields))
         for one in test.events

@@ -250,7 +250,7 @@ async def test_depths_are_counted_and_forgotten_with_the_connection() -> None:
         await test.publish("", "orders", "ok")
         told: dict[str, list[int | None]] = {}
         queues = [Watched("gone", "retry"), *watched_queues(test.app.topology, ["orders"])]
-        depths = Depths(queues, _into(told), every=5)
+        depths = Depths(lambda: queues, _into(told), every=5)
         connection = await test.broker.connect("depths")
         counting = asyncio.create_task(depths.attend(connection))
         await test.advance(1)
@@ -294,7 +294,7 @@ async def test_consumer_timeouts_are_read_from_arguments_and_policies() -> None:
         reader = ConsumerTimeoutReader(
             management,
             "/",
-            ("a", "b", "c"),
+            lambda: ("a", "b", "c"),
             lambda queue, seconds: told.append((queue, seconds)),
             sleep=once,
         )
@@ -324,7 +324,11 @@ async def test_what_is_held_back_is_read_from_the_management_api() -> None:
     queues = [Watched("orders", "main"), Watched("orders.dlq", "dead-letter")]
     async with Management(address, transport=transport) as management:
         held = HeldBackReader(
-            management, "/", queues, lambda queue, count: told.append((queue, count)), sleep=twice
+            management,
+            "/",
+            lambda: queues,
+            lambda queue, count: told.append((queue, count)),
+            sleep=twice,
         )
         with pytest.raises(asyncio.CancelledError):
             await held.attend(None)  # type: ignore[arg-type]

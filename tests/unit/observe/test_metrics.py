@@ -165,7 +165,8 @@ def test_only_events_that_there_are_are_counted() -> None:
     metrics = Metrics()
     wanted = {name for name in EVENTS if metrics.wants(name)}
     of_topology = {"topology.warning", "topology.unusable"}
-    others = {"consumer.started", "handler.failed", "quarantine.begun", "shutdown.step"}
+    others = {"handler.failed", "quarantine.begun", "shutdown.step"}
+    others |= {"consumer.started", "consumer.removed"}
     assert wanted == set(EVENTS) - others - of_topology
     metrics("shutdown.step", {"step": 1})
 

@@ -29,7 +29,7 @@ from hopback.ops import ManagedBroker, Operations
 from hopback.ops.http import create_app, refuse_public
 from hopback.private_files import private_folder
 from hopback.runtime import Health
-from hopback.runtime.depths import Depths, watched_queues
+from hopback.runtime.depths import Depths, Watched, watched_queues
 from hopback.systems import load_system
 from hopback.systems.demo.web import DemoWeb, ShownSystem, lifespan, open_socket, serve_on
 from hopback.systems.host import Host
@@ -195,12 +195,17 @@ class Demo:
         web.open_page(page)
 
     async def _count_depths(self) -> None:
-        """Count every queue of the systems, on a connection of its own."""
-        watched = [
-            one
-            for service in self._services
-            for one in watched_queues(service.topology, service.app.handlers)
-        ]
+        """Count every queue of the systems on a separate connection."""
+
+        def watched() -> list[Watched]:
+            return [
+                one
+                for service in self._services
+                for one in watched_queues(
+                    service.topology, (consumer.queue for consumer in service.consumers)
+                )
+            ]
+
         depths = Depths(watched, self._metrics.set_depth, every=_LOOK_S)
         while True:
             with suppress(BrokerError):

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from hopback import SystemClock
 from hopback.designs.event_bus import prefix_of
 from hopback.systems.event_bus.events import event_message
-from hopback.systems.event_bus.pushing import queue_of
+from hopback.systems.event_bus.push import queue_of
 from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.web import (
     RequestRefused,

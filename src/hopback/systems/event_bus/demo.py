@@ -12,7 +12,7 @@ import httpx
 from starlette.routing import Mount
 
 from hopback.systems.event_bus.api import api
-from hopback.systems.event_bus.pushing import pushing
+from hopback.systems.event_bus.push import push_app
 from hopback.systems.event_bus.receiver import receiver
 from hopback.systems.event_bus.settings import EventBusSettings, endpoints_at
 from hopback.systems.host import Part, Running, System, Try, running
@@ -35,7 +35,7 @@ async def _start(host: Host) -> AsyncIterator[Running]:
     settings = replace(read, endpoints=endpoints, hardened=host.hardened)
     sample = Mount("/receiver", receiver(host.world.clock))
     web = api(settings, host.broker, host.world.clock, (sample,))
-    async with running(host, pushing(settings)) as service, opened(web):
+    async with running(host, push_app(settings)) as service, opened(web):
         yield Running((service,), web)
 
 

@@ -1,0 +1,93 @@
+"""The push consumers: each posts the events of a service to its endpoint. The status is the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from hopback import App, HopbackError
+from hopback.designs import DESIGNS, event_bus
+from hopback.designs.event_bus import prefix_of
+from hopback.systems.event_bus.registry import ServiceRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from hopback import Service
+    from hopback.runtime import PushTarget
+    from hopback.systems.event_bus.settings import EventBusSettings
+
+_LOG = logging.getLogger("hopback.systems.event_bus")
+_READ_EVERY_S = 1.0
+"""Seconds between two checks of the services file. A change takes effect within about two seconds."""
+
+
+def queue_of(service: str) -> str:
+    """Return the queue of a service, for example `wms.queue.wms-orders`."""
+    return f"{prefix_of(service)}.queue.{service}"
+
+
+def push_app(settings: EventBusSettings, variables: Mapping[str, str] | None = None) -> App:
+    """Return the application that pushes events to the services.
+
+    With `SERVICES_FILE` services are added and removed while it runs.
+    """
+    registry = ServiceRegistry(settings, os.environ if variables is None else variables)
+    if settings.services_file is None:
+        return _push_app("event-bus", registry.targets(), settings)
+
+    @asynccontextmanager
+    async def follow_file(app: App) -> AsyncIterator[None]:
+        running: dict[str, tuple[PushTarget, App]] = {}
+        await _update(app.running_service, registry.targets(), running, settings)
+
+        async def follow() -> None:
+            while True:
+                await asyncio.sleep(_READ_EVERY_S)
+                await _update(app.running_service, registry.targets(), running, settings)
+
+        task = asyncio.create_task(follow(), name="event-bus services")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    return App("event-bus", codes=DESIGNS["event-bus"].codes, lifespan=follow_file)
+
+
+def _push_app(name: str, targets: Mapping[str, PushTarget], settings: EventBusSettings) -> App:
+    topology = event_bus(tuple(targets), hardened=settings.hardened)
+    app = App(name, topology=topology, codes=DESIGNS["event-bus"].codes)
+    for service, target in targets.items():
+        app.push_to(queue_of(service), target)
+    return app
+
+
+async def _update(
+    runner: Service,
+    targets: Mapping[str, PushTarget],
+    running: dict[str, tuple[PushTarget, App]],
+    settings: EventBusSettings,
+) -> None:
+    """Remove and add services until those of `targets` run. Failed changes are tried again later."""
+    try:
+        for service, (target, app) in list(running.items()):
+            if targets.get(service) != target:
+                # A queue whose service only has a new endpoint stays bound.
+                await runner.remove(app, unbind=service not in targets)
+                del running[service]
+                _LOG.info("%s is removed from %s", service, target.url)
+        for service, target in targets.items():
+            if service not in running:
+                app = _push_app(f"event-bus {service}", {service: target}, settings)
+                await runner.add(app)
+                running[service] = target, app
+                _LOG.info("%s is added: its events go to %s", service, target.url)
+    except HopbackError as error:
+        _LOG.error(
+            "the services are not up to date, next attempt in %.0f s: %s", _READ_EVERY_S, error
+        )

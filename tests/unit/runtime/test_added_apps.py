@@ -1,0 +1,238 @@
+"""Applications that are added to a running service and removed from it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import App, BrokerError, Context, ServiceOptions
+from hopback.broker import EmbeddedBroker
+from hopback.broker.declare import Ownership
+from hopback.designs import DESIGNS
+from hopback.errors import InvalidTopology, UnsafeOperation
+from hopback.runtime.depths import Depths, watched_queues
+from hopback.runtime.health import Health
+from hopback.testing import AppTest, in_virtual_time
+from hopback.topology.model import Queue, QueueType
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def _tenant(name: str, diary: list[Any], pause: float = 0.0) -> App:
+    """A queue `name` bound to the exchange `news`. Its handler writes into the diary."""
+
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[None]:
+        diary.append(f"open {name}")
+        yield
+        diary.append(f"close {name}")
+
+    app = App(name, lifespan=lifespan)
+    app.queue(name, retry=["1s"], bind={"news": "#"})
+
+    @app.handler(name)
+    async def handle(text: str, context: Context) -> None:
+        await asyncio.sleep(pause)
+        diary.append(f"{name} {text}")
+        if text == "forward":
+            await app.publish("", "orders", f"from {context.queue}")
+
+    return app
+
+
+def _shop(diary: list[Any]) -> App:
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(order: str) -> None:
+        diary.append(order)
+
+    return app
+
+
+def _reasons(test: AppTest) -> str:
+    health = Health(test.service, time=asyncio.get_running_loop().time)
+    return "\n".join(health.ready().reasons)
+
+
+def _texts(test: AppTest, queue: str) -> list[bytes]:
+    return [one.body for one in test.broker.snapshot().queue(queue).messages]
+
+
+@in_virtual_time
+async def test_added_app_is_declared_and_consumed_and_removed_app_is_unbound() -> None:
+    diary: list[Any] = []
+    tenant = _tenant("north", diary)
+    options = ServiceOptions(upkeep=1.0)
+    async with AppTest(_shop(diary), options=options) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        assert _reasons(test) == ""
+        await test.publish("news", "today", "forward")
+        await test.drain()
+        assert diary == ["open north", "north forward", "from north"]
+
+        await test.service.remove(tenant)
+        assert [one.queue for one in test.service.consumers] == ["orders"]
+        assert test.happened("consumer.removed", queue="north")
+        await test.advance(10)  # the periodic check does not bind it again
+        await test.publish("", "north", "kept")
+        with pytest.raises(BrokerError, match="news"):
+            await test.publish("news", "today", "missed")
+        assert _texts(test, "north") == [b"kept"]
+
+        await test.service.add(tenant)
+        await test.drain()
+        await test.publish("news", "today", "again")
+        await test.drain()
+    assert diary[3:] == ["close north", "open north", "north kept", "north again", "close north"]
+    assert test.report is not None
+    assert test.report.handled == 4
+
+
+@in_virtual_time
+async def test_running_handler_finishes_while_its_app_is_removed() -> None:
+    diary: list[Any] = []
+    tenant = _tenant("north", diary, pause=5)
+    async with AppTest(_shop(diary)) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        await test.publish("news", "today", "last")
+        await test.advance(1)
+        await test.service.remove(tenant)
+        assert diary == ["open north", "north last", "close north"]
+        assert _texts(test, "north") == []
+
+
+@in_virtual_time
+async def test_readiness_names_an_added_queue_that_cannot_be_consumed() -> None:
+    """The other queues are consumed. The queue is consumed when it can be."""
+    diary: list[Any] = []
+    broker = EmbeddedBroker()
+    connection = await broker.connect("operator")
+    operator = await connection.open_channel()
+    await operator.declare_queue(Queue("north", QueueType.CLASSIC))
+    async with AppTest(_shop(diary), broker=broker) as test:
+        await test.service.add(_tenant("north", diary))
+        await test.service.add(_tenant("south", diary))
+        await test.advance(5)
+        assert "north is starting: queue 'north' cannot be used" in _reasons(test)
+        assert "south" not in _reasons(test)
+        assert test.happened("topology.unusable", object="north")
+        await test.publish("news", "today", "hello")
+        await test.advance(1)
+        assert diary[-1] == "south hello"
+        await operator.delete_queue("north")
+        await test.advance(60)
+        assert _reasons(test) == ""
+        await test.publish("news", "today", "again")
+        await test.drain()
+        assert sorted(diary[-2:]) == ["north again", "south again"]
+    await connection.close()
+
+
+@in_virtual_time
+async def test_app_added_before_the_connection_is_consumed_with_it() -> None:
+    diary: list[Any] = []
+    tenant = _tenant("north", diary)
+
+    @asynccontextmanager
+    async def lifespan(app: App) -> AsyncIterator[None]:
+        await app.running_service.add(tenant)
+        yield
+
+    async with AppTest(App("host", lifespan=lifespan)) as test:
+        await test.advance(1)
+        await test.publish("news", "today", "hello")
+        await test.drain()
+        test.broker.cut()
+        await test.advance(30)
+        await test.publish("news", "today", "after the reconnect")
+        await test.drain()
+    assert diary == ["open north", "north hello", "north after the reconnect", "close north"]
+
+
+@in_virtual_time
+async def test_app_that_cannot_be_unbound_still_runs() -> None:
+    diary: list[Any] = []
+    tenant = _tenant("north", diary)
+    async with AppTest(_shop(diary)) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        test.broker.cut()
+        await asyncio.sleep(0)
+        with pytest.raises(BrokerError):
+            await test.service.remove(tenant)
+        await test.advance(30)
+        await test.publish("news", "today", "hello")
+        await test.drain()
+        assert diary == ["open north", "north hello"]
+        await test.service.remove(tenant, unbind=False)
+        await test.publish("news", "today", "kept")
+        assert _texts(test, "north") == [b"kept"]
+
+
+@in_virtual_time
+async def test_app_that_cannot_be_added_or_removed_is_refused() -> None:
+    diary: list[Any] = []
+    raffle = App("raffle", topology=DESIGNS["raffle"].build())
+
+    @raffle.handler("raffle_queue")
+    async def handle(order: str) -> None:
+        diary.append(order)
+
+    async with AppTest(_shop(diary)) as test:
+        with pytest.raises(InvalidTopology, match="orders"):
+            await test.service.add(_shop(diary))
+        await test.service.add(raffle)
+        with pytest.raises(UnsafeOperation, match="raffle_queue is not unbound"):
+            await test.service.remove(raffle)
+        with pytest.raises(KeyError):
+            await test.service.remove(_shop(diary))
+        assert test.service.consumer("raffle_queue").queue == "raffle_queue"
+
+
+@in_virtual_time
+async def test_without_ownership_a_removed_queue_stays_bound() -> None:
+    diary: list[Any] = []
+    broker = EmbeddedBroker()
+    async with AppTest(_tenant("north", diary), broker=broker):
+        pass
+    options = ServiceOptions(ownership=Ownership.CHECK)
+    async with AppTest(App("host"), broker=broker, options=options) as test:
+        tenant = _tenant("north", diary)
+        await test.service.add(tenant)
+        await test.advance(1)
+        await test.service.remove(tenant)
+        await test.publish("news", "today", "kept")
+        assert _texts(test, "north") == [b"kept"]
+
+
+@in_virtual_time
+async def test_depths_follow_added_and_removed_apps() -> None:
+    told: list[tuple[str, str, int | None]] = []
+    tenant = _tenant("north", [])
+    async with AppTest(_shop([])) as test:
+        service = test.service
+        depths = Depths(
+            lambda: watched_queues(service.topology, [one.queue for one in service.consumers]),
+            lambda *row: told.append(row),
+            every=5,
+        )
+        connection = await test.broker.connect("depths")
+        counting = asyncio.create_task(depths.attend(connection))
+        await test.advance(1)
+        assert {queue for queue, _, _ in told} == {"orders", "orders.retry.1s", "orders.dlq"}
+        await service.add(tenant)
+        await test.advance(6)
+        assert ("north.dlq", "dead-letter", 0) in told
+        await service.remove(tenant)
+        await test.advance(6)
+        assert ("north", "main", None) in told
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        await connection.close()
