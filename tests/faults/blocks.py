@@ -6,7 +6,7 @@ import asyncio
 import random
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.faults import commands, parts, traffic
@@ -23,6 +23,7 @@ from tests.faults.tally import Part
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
 __all__ = ["ON_BROKERS", "Block", "blocks_of", "run_blocks"]
 
@@ -31,7 +32,8 @@ _STANDING = 9
 
 
 _LONGEST_S = 1200.0
-"""Of a block with its waits; one that takes longer has come to a standstill."""
+"""Longest time of a block between two of its turns, in seconds. The wait for a turn does not count.
+A block that exceeds it has stalled and fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,28 @@ async def run_blocks(
             group.create_task(run(block))
 
 
+class _TimedTurns:
+    """The turns of one block. Its time limit stops while it waits for a turn."""
+
+    def __init__(self, turns: AbstractAsyncContextManager[None], limit: asyncio.Timeout) -> None:
+        self._turns = turns
+        self._limit = limit
+
+    async def __aenter__(self) -> None:
+        self._limit.reschedule(None)
+        await self._turns.__aenter__()
+        self._limit.reschedule(asyncio.get_running_loop().time() + _LONGEST_S)
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._turns.__aexit__(None, None, None)
+
+
 async def _result(block: Block, site: Site) -> Result:
     """What a block came to; one that fails does not end the others."""
     try:
-        async with asyncio.timeout(_LONGEST_S):
-            found = await ON_BROKERS[block.part][1](site)
+        async with asyncio.timeout(_LONGEST_S) as limit:
+            turns = _TimedTurns(site.turns, limit)
+            found = await ON_BROKERS[block.part][1](replace(site, turns=turns))
     except Exception as error:
         sys.stderr.write(f"{block.name}: {traceback.format_exc()}\n")
         text = " ".join(f"{type(error).__name__}: {error}".split())

@@ -15,6 +15,7 @@ from tests.harness.versions import SUITES, installations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
 __all__ = ["BROKERS", "PRODUCTION", "Site", "installation_of", "version_of"]
 
@@ -51,7 +52,7 @@ class Site:
 
     broker: str
     number: int
-    turns: asyncio.Semaphore
+    turns: AbstractAsyncContextManager[None]
     scale: float = 1.0
     """Of the messages that a block has by itself."""
     chance: random.Random = field(default_factory=random.Random)
