@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from hopback.front_door import front_door
 
 if TYPE_CHECKING:
-    from hopback.broker.publisher import Publisher as Publisher
     from hopback.broker.rabbitmq import RabbitMQ as RabbitMQ
     from hopback.clock import Clock as Clock, SystemClock as SystemClock
     from hopback.errors import (
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     )
     from hopback.runtime.middleware import Middleware as Middleware, NextRun as NextRun
     from hopback.runtime.periodic import PeriodicMessage as PeriodicMessage
+    from hopback.runtime.publisher import Publisher as Publisher
     from hopback.runtime.relay import Relay as Relay
     from hopback.runtime.requests import RequestClient as RequestClient
     from hopback.runtime.service import Service as Service, ServiceOptions as ServiceOptions
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 _HOMES = {
-    "hopback.broker.publisher": "Publisher",
     "hopback.broker.rabbitmq": "RabbitMQ",
     "hopback.clock": "Clock SystemClock",
     "hopback.errors": "BrokerError HopbackError NoReply",
@@ -75,6 +74,7 @@ _HOMES = {
     "hopback.runtime.message_types": "by_cloudevents by_header by_property",
     "hopback.runtime.middleware": "Middleware NextRun",
     "hopback.runtime.periodic": "PeriodicMessage",
+    "hopback.runtime.publisher": "Publisher",
     "hopback.runtime.relay": "Relay",
     "hopback.runtime.requests": "RequestClient",
     "hopback.runtime.service": "Service ServiceOptions",

@@ -94,6 +94,16 @@ class Message:
     delay: int | datetime | None = None
 
 
+def require_message(message: Message) -> Message:
+    """Return the message. Raise TypeError if it is another object, such as a payload."""
+    if isinstance(message, Message):
+        return message
+    raise TypeError(
+        f"expected a Message, got {type(message).__name__}: `publish(queue, payload)` publishes a "
+        "payload, `compose(queue, payload)` makes a Message of it"
+    )
+
+
 class Delivery(Protocol):
     """An unsettled message from a broker.
 

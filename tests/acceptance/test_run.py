@@ -68,7 +68,7 @@ def _publish(url: str, *does: str) -> None:
         connection = await RabbitMQ(url).connect("test")
         channel = await connection.open_channel()
         for do in does:
-            await channel.publish(compose("", "orders", {"do": do, "card": "4711-secret"}))
+            await channel.publish(compose("orders", {"do": do, "card": "4711-secret"}))
         await connection.close()
 
     asyncio.run(send())

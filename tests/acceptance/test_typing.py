@@ -27,7 +27,7 @@ app = App("shop")
 
 @app.handler("orders", retry="30s")
 async def handle(order: dict[str, int], context: Context) -> None:
-    context.publish("", "invoices", order)
+    context.publish("invoices", order)
 
 @app.handler("invoices")
 async def invoice(order: dict[str, int]) -> int:

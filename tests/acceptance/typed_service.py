@@ -22,7 +22,6 @@ from hopback import (
     Snooze,
     SyncPublisher,
     Verdict,
-    compose,
 )
 from hopback.broker import EmbeddedBroker
 from hopback.ops import ManagedBroker, Operations, RedriveRequest, Selection
@@ -75,7 +74,7 @@ async def handle(
         return Retry("not yet", after=timedelta(seconds=5))
     if context.attempt > 2:
         return Snooze(60)
-    await context.publish("", "invoices", {"order": order.number}, priority=3)
+    await context.publish("invoices", {"order": order.number}, priority=3)
     return None
 
 
@@ -90,13 +89,13 @@ app.include(router)
 async def publish(url: str) -> None:
     """From anywhere."""
     async with Publisher(RabbitMQ(url)) as publisher:
-        await publisher.publish(compose("", "orders", Order(1)))
+        await publisher.publish("orders", Order(1))
 
 
 def publish_from_a_view(url: str) -> None:
     """From code that does not wait."""
     with SyncPublisher(url) as publisher:
-        publisher.publish("", "orders", {"number": 1})
+        publisher.publish("orders", {"number": 1})
 
 
 async def operate(broker: EmbeddedBroker) -> int:
@@ -123,6 +122,6 @@ async def run() -> None:
 async def test_an_order_is_done() -> None:
     """As users test it."""
     async with AppTest(app) as shop:
-        await shop.publish("", "orders", {"number": 1})
+        await shop.publish("orders", {"number": 1})
         await shop.drain()
         shop.assert_done("orders", times=1)

@@ -117,7 +117,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.runtime.sync_publisher": (
         *_PURE,
         *_PORT,
-        "hopback.broker.publisher",
+        "hopback.broker.message_sender",
         "hopback.broker.rabbitmq",
         "hopback.runtime",
     ),

@@ -63,6 +63,6 @@ async def _send(url: str) -> None:
     for number, (item, paid) in enumerate(_ORDERS, 1):
         order = {"item": item, "paid": paid}
         await channel.publish(
-            compose("", "orders", order, message_id=f"order-{number}", message_type="OrderPlaced")
+            compose("orders", order, message_id=f"order-{number}", message_type="OrderPlaced")
         )
     await connection.close()

@@ -68,8 +68,8 @@ class Shop:
             async with transaction(self._engine, CLOCK) as tx:
                 if await tx.first_time("orders", context.message_id):
                     await tx.execute(text(f"INSERT INTO effects VALUES ({number}, '{'x' * 900}')"))
-                    done = compose("", "events", number, message_id=f"event-{number}")
-                    await tx.publish(done, key=str(number % 7))
+                    done = compose("events", number, message_id=f"event-{number}")
+                    await tx.send(done, key=str(number % 7))
         except Exception as error:
             self.failures.append(str(error))
             raise
@@ -115,7 +115,7 @@ class Shop:
         """Until it is confirmed."""
         while True:
             try:
-                return await self.app.publish("", "orders", number, message_id=str(number))
+                return await self.app.publish("orders", number, message_id=str(number))
             except (BrokerError, OSError):
                 await asyncio.sleep(0.3)
 

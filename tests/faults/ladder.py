@@ -88,7 +88,7 @@ class _Delaying:
                     wait = {"at": datetime.fromtimestamp(due, UTC)}
                 while True:
                     try:
-                        await self.app.publish("", "ladder.work", {}, message_id=name, **wait)
+                        await self.app.publish("ladder.work", {}, message_id=name, **wait)
                     except BrokerError:
                         await asyncio.sleep(0.2)
                     else:

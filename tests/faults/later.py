@@ -141,7 +141,7 @@ class _Questions:
             number = self.asked
             self.asked += 1
             try:
-                found = await client.request("", "later.ask", number, timeout=2)
+                found = await client.request("later.ask", number, timeout=2)
             except (NoReply, BrokerError):
                 self.unanswered += 1
             else:
@@ -263,7 +263,7 @@ async def _publish(
                 last = time.time() + delay
                 first = first or last
                 try:
-                    await app.publish("", "later.work", {"id": name}, delay=delay, message_id=name)
+                    await app.publish("later.work", {"id": name}, delay=delay, message_id=name)
                 except BrokerError:
                     await asyncio.sleep(0.2)
                 else:
@@ -330,7 +330,7 @@ async def _virtually(
             last = time_now() + delay
             first = first or last
             try:
-                await app.publish("", "work", number, delay=delay, message_id=str(number))
+                await app.publish("work", number, delay=delay, message_id=str(number))
             except BrokerError:
                 await asyncio.sleep(1)
             else:

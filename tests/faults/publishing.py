@@ -127,21 +127,21 @@ async def run_beside(
         runs[number] += 1
         if number not in offenders:
             if number % 2:
-                await context.publish(_TOPIC, f"ok.{number % 5}", b"%d" % number)
+                await context.publish(f"ok.{number % 5}", b"%d" % number, exchange=_TOPIC)
             else:
-                await context.publish("", "out", b"%d" % number)
+                await context.publish("out", b"%d" % number)
         elif offend:
             exchange, key, body = offend[number // step % len(offend)](number)
-            await context.publish(exchange, key, body)
+            await context.publish(key, body, exchange=exchange)
         else:
-            await context.publish(_USED, "k", b"x")
+            await context.publish("k", b"x", exchange=_USED)
             if sum(runs.values()) > messages // 2 and withdraw is not None:
                 if not withdrawn.is_set():
                     withdrawn.set()
                     await withdraw()
                 for spare in _SPARE:
-                    await context.publish(spare, "k", b"x", mandatory=False)
-                await context.publish(_USED, "k", b"x")
+                    await context.publish("k", b"x", exchange=spare, mandatory=False)
+                await context.publish("k", b"x", exchange=_USED)
 
     world = Environment(backoff=Backoff(first=0.05, most=0.2), reconnect=Backoff(first=0.05))
     connection = await operator.connect("operator")
@@ -188,7 +188,7 @@ async def run_beside_forged(
     async def answer(number: int, context: Context) -> int:
         handled[number] += 1
         if number >= 0:
-            await context.publish("", "out", b"%d" % number)
+            await context.publish("out", b"%d" % number)
         return number
 
     world = Environment(
@@ -205,7 +205,7 @@ async def run_beside_forged(
         async with RequestClient(broker) as client:
 
             async def ask(number: int) -> None:
-                outputs[await client.request("", "ask", number, timeout="60s")] += 1
+                outputs[await client.request("ask", number, timeout="60s")] += 1
 
             asking = [asyncio.create_task(ask(number)) for number in range(requests // 2)]
             offenders = round(requests * share)

@@ -204,7 +204,7 @@ class _World:
                     note = f"{','.join(order.to)};{order.key}"
                     pen.write(Kind.SENT, order.id, order.fate, note=note)
                     try:
-                        await publisher.publish(order.message(exchange, key))
+                        await publisher.send(order.message(exchange, key))
                     except BrokerError:
                         await asyncio.sleep(0.5)
                     else:

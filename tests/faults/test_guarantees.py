@@ -96,7 +96,7 @@ async def test_a_message_that_waits_is_overtaken() -> None:
 
     async with AppTest(app) as test:
         for number in (1, 2):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         await test.drain()
     assert done == [2, 1]
 
@@ -111,7 +111,7 @@ async def test_a_message_that_no_queue_wants_is_returned_to_its_publisher() -> N
 
     async with AppTest(app):
         with pytest.raises(Returned):
-            await app.publish("", "nowhere", 1)
+            await app.publish("nowhere", 1)
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

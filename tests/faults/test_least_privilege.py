@@ -94,7 +94,7 @@ async def _prepared(amqp_url: str, dead_letters: int = 0) -> None:
     await declare(connection, _app().topology)
     channel = await connection.open_channel()
     for number in range(dead_letters):
-        await channel.publish(compose("", "orders.dlq", number))
+        await channel.publish(compose("orders.dlq", number))
     await connection.close()
 
 
@@ -111,7 +111,7 @@ async def _as_producer(url: str, amqp_url: str) -> None:
     connection = await RabbitMQ(url).connect("producer")
     channel = await connection.open_channel()
     try:
-        await channel.publish(compose("shop.events", "order.new", 1))
+        await channel.publish(compose("order.new", 1, exchange="shop.events"))
     finally:
         await connection.close()
 
@@ -152,7 +152,7 @@ async def _as_consumer(url: str, amqp_url: str) -> None:
 async def _as_guest(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url).connect("test")
     channel = await connection.open_channel()
-    await channel.publish(compose("shop.events", "order.new", 1))
+    await channel.publish(compose("order.new", 1, exchange="shop.events"))
     await connection.close()
 
 

@@ -135,9 +135,7 @@ async def test_no_message_can_forge_a_log_line() -> None:
 
     async with AppTest(app) as test:
         bus = Bus(JsonLog(clock, stream=lines), TextLog(clock, stream=screen))
-        await test.publish(
-            "", "orders", b"{}", message_id=_HOSTILE[:80], message_type=_HOSTILE[:80]
-        )
+        await test.publish("orders", b"{}", message_id=_HOSTILE[:80], message_type=_HOSTILE[:80])
         await test.drain()
         for happened in test.events:
             bus.emit(happened.name, happened.fields)
@@ -252,7 +250,7 @@ async def test_no_message_chooses_where_it_is_pushed() -> None:
     )
     async with AppTest(app) as test:
         await test.publish(
-            "", "events", {"url": elsewhere, "callback": elsewhere}, headers=headers,
+            "events", {"url": elsewhere, "callback": elsewhere}, headers=headers,
             message_id="1", message_type=elsewhere,
         )  # fmt: skip
         await test.drain()

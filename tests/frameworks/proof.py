@@ -55,7 +55,7 @@ class Stand:
         await channel.declare_queue(Queue(self.queue))
         for number in sorted(NUMBERS):
             await channel.publish(
-                compose("", self.queue, {"number": number}, message_id=f"order-{number}")
+                compose(self.queue, {"number": number}, message_id=f"order-{number}")
             )
         await connection.close()
 

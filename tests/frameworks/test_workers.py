@@ -271,7 +271,7 @@ async def test_a_pickle_of_kombu_is_shown_and_never_loaded(place: tuple[str, str
     connection = await RabbitMQ(url).connect("producer")
     channel = await connection.open_channel()
     body = b"cposix\nsystem\n(S'touch /tmp/loaded-a-pickle'\ntR."
-    message = compose("", "kombu.dlq", body, content_type="application/x-python-serialize")
+    message = compose("kombu.dlq", body, content_type="application/x-python-serialize")
     await channel.publish(message)
     await connection.close()
     async with _operations(place) as operations:

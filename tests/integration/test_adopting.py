@@ -40,8 +40,8 @@ async def _found_on_the_broker(channel: Channel) -> None:
     await channel.bind(Binding("shop.events", "orders", "order.*"))
     for number in range(_COUNT):
         order = {"id": number, "fails": number % 20 == 0}
-        await channel.publish(compose("shop.events", "order.placed", order))
-    await channel.publish(compose("", "orders", b"not an order"))
+        await channel.publish(compose("order.placed", order, exchange="shop.events"))
+    await channel.publish(compose("orders", b"not an order"))
 
 
 async def _run(command: str, folder: Path, environment: dict[str, str]) -> tuple[int | None, str]:
@@ -87,7 +87,7 @@ async def test_the_page_takes_a_queue_over(
         )
     try:
         await until(lambda: len(set(out.read_text().split("\n")) - {""}) == _COUNT)
-        await channel.publish(compose("shop.events", "order.placed", {"id": "new"}))
+        await channel.publish(compose("order.placed", {"id": "new"}, exchange="shop.events"))
         await until(lambda: "order new" in out.read_text())
     finally:
         service.send_signal(signal.SIGTERM)

@@ -61,7 +61,7 @@ async def _found_on_the_broker(url: str) -> None:
     for key in ("order.*", "refund.*"):
         await channel.bind(Binding("shop.events", "orders", key))
     for number in range(_COUNT):
-        await channel.publish(compose("shop.events", "order.placed", {"id": number}))
+        await channel.publish(compose("order.placed", {"id": number}, exchange="shop.events"))
     await connection.close()
 
 

@@ -58,7 +58,6 @@ async def _come_when_due(url: str, delays_ms: tuple[int, ...], snoozes: int) -> 
     await asyncio.gather(
         *(
             app.publish(
-                "",
                 "later.work",
                 {"n": n, "delay": delay_ms, "due": time.time() + delay_ms / 1000},
                 delay=delay_ms / 1000,
@@ -67,7 +66,7 @@ async def _come_when_due(url: str, delays_ms: tuple[int, ...], snoozes: int) -> 
             for delay_ms in delays_ms
         )
     )
-    await asyncio.gather(*(app.publish("", "later.snoozes", n) for n in range(_EACH)))
+    await asyncio.gather(*(app.publish("later.snoozes", n) for n in range(_EACH)))
     await until(
         lambda: (
             len(came) == _EACH * len(delays_ms)
@@ -124,8 +123,8 @@ async def test_deleted_level_makes_no_delayed_message_early(amqp_url: str) -> No
     await channel.delete_queue("hopback.delay.level-01")
     for _ in range(_EACH):
         due = time.time() + 3
-        await app.publish("", "later.work", due, delay=3)
-        await app.publish("", "later.work", due, at=datetime.fromtimestamp(due, UTC))
+        await app.publish("later.work", due, delay=3)
+        await app.publish("later.work", due, at=datetime.fromtimestamp(due, UTC))
     await until(lambda: len(early) == 2 * _EACH, seconds=240)
     service.stop()
     await running

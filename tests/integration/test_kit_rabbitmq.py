@@ -29,15 +29,15 @@ async def test_the_same_test_runs_on_rabbitmq(amqp_url: str) -> None:
     """Published, drained, counted and asserted as on the embedded broker."""
     async with AppTest(_shop(), broker=RabbitMQ(amqp_url)) as test:
         for order in (1, 7, 13):
-            await test.publish("", "kit.orders", order)
+            await test.publish("kit.orders", order)
         assert await test.drain() == Tally(done=2, retried=2, parked=1)
         test.assert_done("kit.orders", times=2)
         test.assert_parked("kit.orders", reason="no such customer", attempt=2)
         (dead_letter,) = test.dead_letters("kit.orders")
         assert dead_letter.body == b"13"
         with pytest.raises(Returned):
-            await test.publish("", "nowhere", 1)
-        await test.publish("", "kit.orders", 2)
+            await test.publish("nowhere", 1)
+        await test.publish("kit.orders", 2)
         assert await test.drain() == Tally(done=1)
         with pytest.raises(RuntimeError, match="of the embedded broker"):
             test.faults.clear()

@@ -43,7 +43,7 @@ async def _handle(session: AsyncSession, number: int, *, fails: bool = False) ->
     if not await tx.first_time("orders", f"m-{number}"):
         return False
     session.add(_Order(id=number))
-    await tx.publish(compose("", "invoices", {"id": number}, message_id=f"i-{number}"))
+    await tx.send(compose("invoices", {"id": number}, message_id=f"i-{number}"))
     if fails:
         raise RuntimeError("after all of it")
     return True
@@ -90,7 +90,7 @@ async def test_a_cursor_of_any_driver_takes_part(engine: AsyncEngine, database_u
             tx = CursorTransaction(connection.cursor(), placeholder=placeholder)  # type: ignore[arg-type]
             assert tx.first_time("orders", delivery)
             assert not tx.first_time("orders", "m-1")
-            tx.publish(compose("", "invoices", {"id": 1}, message_id="i-1"), key="customer 5")
+            tx.send(compose("invoices", {"id": 1}, message_id="i-1"), key="customer 5")
             (connection.commit if commits else connection.rollback)()
         outbox = Outbox(engine, "relay")
         assert await outbox.depth() == 1
@@ -98,12 +98,12 @@ async def test_a_cursor_of_any_driver_takes_part(engine: AsyncEngine, database_u
         [row] = await outbox.pending(claimed, 10)
     assert (row.key, row.message) == (
         "customer 5",
-        compose("", "invoices", {"id": 1}, message_id="i-1"),
+        compose("invoices", {"id": 1}, message_id="i-1"),
     )
     with pytest.raises(ValueError, match="expected a mandatory message"):
-        tx.publish(compose("", "invoices", {}, mandatory=False))
+        tx.send(compose("invoices", {}, mandatory=False))
     with pytest.raises(ValueError, match="expected `delay` or `at`, got both"):
-        compose("", "invoices", {}, delay="2h", at=datetime.now(UTC))
+        compose("invoices", {}, delay="2h", at=datetime.now(UTC))
 
 
 class _Shelf:
@@ -136,7 +136,7 @@ class _Shelf:
 
 async def test_a_relay_empties_a_store_of_ones_own() -> None:
     """Five methods are enough."""
-    shelf = _Shelf(*(compose("", "q", number) for number in range(5)))
+    shelf = _Shelf(*(compose("q", number) for number in range(5)))
     sent: list[bytes] = []
 
     async def publish(message: Message) -> None:

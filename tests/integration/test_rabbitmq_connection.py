@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.publisher import Publisher
+from hopback.broker.message_sender import MessageSender
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import (
     ChannelClosed,
@@ -64,7 +64,7 @@ async def test_a_publisher_with_a_wrong_address_fails_on_entry(
     if wrong == "password":
         url = rabbitmq.url.replace("guest:guest", "guest:hunter2")
     with pytest.raises(LoginRefused, match=r"403 ACCESS_REFUSED|vhost nowhere not found"):
-        async with Publisher(RabbitMQ(url), timeout=3600):
+        async with MessageSender(RabbitMQ(url), timeout=3600):
             raise AssertionError("expected no publisher")
     assert caplog.records == []
 

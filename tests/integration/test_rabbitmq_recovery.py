@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.declare import declare
-from hopback.broker.publisher import Publisher
+from hopback.broker.message_sender import MessageSender
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.supervise import Backoff, Supervised, SupervisedState
 from hopback.errors import ChannelClosed, ConnectionFailed, ConnectionLost, PublishFailed
@@ -70,7 +70,7 @@ async def _publish_all(proxy: Proxy, count: int) -> tuple[set[bytes], set[bytes]
     async def send(body: bytes) -> None:
         while body not in confirmed:
             try:
-                await publisher.publish(Message("", "q", body))
+                await publisher.send(Message("", "q", body))
                 confirmed.add(body)
             except (PublishFailed, ConnectionFailed):
                 repeated.add(body)
@@ -79,7 +79,7 @@ async def _publish_all(proxy: Proxy, count: int) -> tuple[set[bytes], set[bytes]
         for number in numbers:
             await send(b"%d" % number)
 
-    async with Publisher(RabbitMQ(proxy.url), backoff=_QUICK) as publisher:
+    async with MessageSender(RabbitMQ(proxy.url), backoff=_QUICK) as publisher:
         await asyncio.gather(*(lane(range(start, count, 50)) for start in range(50)))
     return confirmed, repeated
 
@@ -141,18 +141,18 @@ async def test_a_publisher_outlives_a_broker_that_refuses_for_a_while(amqp_url: 
         connection = await broker.connect()
         await declare(connection, _TOPOLOGY)
         await connection.close()
-        publisher = Publisher(
+        publisher = MessageSender(
             broker,
             backoff=_QUICK,
             on_state=lambda state, _: states.append(state),
             on_failure=tries.append,
         )
         async with publisher:
-            await publisher.publish(Message("", "q", b"1"))
+            await publisher.send(Message("", "q", b"1"))
             proxy.refusing = True
             proxy.cut()
             await until(lambda: states.count(SupervisedState.CONNECTING) == 2)
-            waiting = asyncio.create_task(publisher.publish(Message("", "q", b"2")))
+            waiting = asyncio.create_task(publisher.send(Message("", "q", b"2")))
             await until(lambda: len(tries) > 4)
             assert not waiting.done()
             proxy.refusing = False
@@ -171,15 +171,15 @@ async def test_a_publisher_outlives_a_broker_that_refuses_for_a_while(amqp_url: 
 async def test_a_publisher_that_finds_no_broker_says_so() -> None:
     """Within its time, with the reason, and nothing was sent."""
     broker = RabbitMQ("amqp://127.0.0.1:1/")
-    publisher = Publisher(broker, timeout=0.3, backoff=_QUICK)
+    publisher = MessageSender(broker, timeout=0.3, backoff=_QUICK)
     publisher.start()
     with pytest.raises(ConnectionFailed, match=r"nothing was sent.*Connection refused"):
-        await publisher.publish(Message("", "q", b"x"))
+        await publisher.send(Message("", "q", b"x"))
     await publisher.close()
     with pytest.raises(
         ConnectionFailed, match=r"^no connection to amqp://127.0.0.1:1/: Connection"
     ):
-        async with Publisher(broker):
+        async with MessageSender(broker):
             raise AssertionError("expected no publisher")
 
 
@@ -188,13 +188,13 @@ async def test_a_missing_exchange_fails_only_its_own_publishes(amqp_url: str) ->
     broker = RabbitMQ(amqp_url)
     connection = await broker.connect()
     await declare(connection, _TOPOLOGY)
-    async with Publisher(broker, backoff=_QUICK) as publisher:
-        await publisher.publish(Message("", "q", b"1"))
+    async with MessageSender(broker, backoff=_QUICK) as publisher:
+        await publisher.send(Message("", "q", b"1"))
         results = await asyncio.gather(
-            publisher.publish(Message("missing", "q", b"2")), return_exceptions=True
+            publisher.send(Message("missing", "q", b"2")), return_exceptions=True
         )
         assert isinstance(results[0], PublishFailed)
-        await publisher.publish(Message("", "q", b"3"))
+        await publisher.send(Message("", "q", b"3"))
     channel = await connection.open_channel()
     assert (await channel.declare_queue(Queue("q"), passive=True)).messages == 2
     await connection.close()

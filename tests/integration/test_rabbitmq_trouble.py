@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.publisher import Publisher
+from hopback.broker.message_sender import MessageSender
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.supervise import Backoff, SupervisedState
 from hopback.errors import ConnectionFailed, PreconditionFailed, PublishFailed
@@ -89,16 +89,16 @@ async def _an_alarm_blocks_publishers_only(node: RabbitNode) -> None:
     consuming = await RabbitMQ(node.url).connect()
     channel = await consuming.open_channel()
     broker = RabbitMQ(node.url, confirm_timeout=60)
-    async with Publisher(broker, on_state=lambda state, _: states.append(state)) as publisher:
-        await publisher.publish(Message("", "q", b"before"))
+    async with MessageSender(broker, on_state=lambda state, _: states.append(state)) as publisher:
+        await publisher.send(Message("", "q", b"before"))
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.00001")
-        waiting = asyncio.create_task(publisher.publish(Message("", "q", b"during")))
+        waiting = asyncio.create_task(publisher.send(Message("", "q", b"during")))
         await until(lambda: SupervisedState.BLOCKED in states)
         found = await channel.get("q")
         assert found is not None
         channel.ack(found.tag)
         assert not waiting.done()
-        behind = asyncio.create_task(publisher.publish(Message("", "q", b"behind")))
+        behind = asyncio.create_task(publisher.send(Message("", "q", b"behind")))
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.6")
         await asyncio.wait_for(asyncio.gather(waiting, behind), 30)
     assert states == [
@@ -113,16 +113,16 @@ async def _an_alarm_blocks_publishers_only(node: RabbitNode) -> None:
 
 
 async def _a_publisher_outlives_the_broker(node: RabbitNode) -> None:
-    async with Publisher(RabbitMQ(node.url), timeout=60, backoff=_QUICK) as publisher:
-        await publisher.publish(Message("", "q", b"1"))
+    async with MessageSender(RabbitMQ(node.url), timeout=60, backoff=_QUICK) as publisher:
+        await publisher.send(Message("", "q", b"1"))
         await asyncio.to_thread(node.kill)
         await until(lambda: publisher.state is SupervisedState.CONNECTING)
-        waiting = asyncio.create_task(publisher.publish(Message("", "q", b"2")))
+        waiting = asyncio.create_task(publisher.send(Message("", "q", b"2")))
         await asyncio.to_thread(node.restart)
         try:
             await asyncio.wait_for(waiting, 60)
         except (PublishFailed, ConnectionFailed):
-            await publisher.publish(Message("", "q", b"2"))
+            await publisher.send(Message("", "q", b"2"))
     connection = await RabbitMQ(node.url).connect()
     channel = await connection.open_channel()
     bodies = [found.body for _ in range(2) if (found := await channel.get("q"))]

@@ -47,7 +47,7 @@ def test_a_reply_is_delivered_and_its_request_done(amqp_url: str) -> None:
     async def square(number: int, context: Context) -> None:
         reply_to = context.delivery.properties.reply_to
         assert reply_to is not None
-        await context.publish("", reply_to, number * number)
+        await context.publish(reply_to, number * number)
 
     with AppThread(app, amqp_url) as running:
         assert _ask(amqp_url, 7) == 49
@@ -69,15 +69,15 @@ async def _questions(url: str) -> None:
     running = asyncio.create_task(service.run())
     await asyncio.wait_for(service.ready.wait(), 60)
     async with RequestClient(RabbitMQ(url)) as client:
-        asked = (client.request("", "squares.asked", n, timeout="60s") for n in range(100))
+        asked = (client.request("squares.asked", n, timeout="60s") for n in range(100))
         assert await asyncio.gather(*asked) == [n * n for n in range(100)]
         with pytest.raises(NoReply):
-            await client.request("", "squares.asked", -1, timeout=0.2)
+            await client.request("squares.asked", -1, timeout=0.2)
         with pytest.raises(Returned):
-            await client.request("", "squares.nowhere", 1)
+            await client.request("squares.nowhere", 1)
         await until(lambda: client.late == 1)
-        assert await client.request("", "squares.asked", 7, timeout="60s") == 49
-    assert await app.request("", "squares.asked", 8, timeout="60s") == 64
+        assert await client.request("squares.asked", 7, timeout="60s") == 49
+    assert await app.request("squares.asked", 8, timeout="60s") == 64
     service.stop()
     await running
 

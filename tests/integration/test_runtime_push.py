@@ -117,7 +117,7 @@ def _pushing(url: str, **options: Any) -> App:
 async def test_the_status_is_the_outcome(status: int, tally: Tally) -> None:
     """The table of the document: 2xx is done, everything else but 425 is retried and then parked."""
     async with _endpoint(_status(status)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
-        await test.publish("", "events", {"id": 1})
+        await test.publish("events", {"id": 1})
         assert await test.drain() == tally
         if tally.parked:
             test.assert_parked("events", reason=f"HTTP {status}")
@@ -128,7 +128,7 @@ async def test_a_request_carries_the_event_and_what_is_known_of_it() -> None:
     """Body as it is; ids, type, routing key and attempt as headers of ours."""
     async with _endpoint(_status(500)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
         await test.publish(
-            "", "events", {"id": 1}, message_id="m1", correlation_id="c1", message_type="t1"
+            "events", {"id": 1}, message_id="m1", correlation_id="c1", message_type="t1"
         )
         await test.drain()
     first, second = (request.decode() for request in endpoint.requests)
@@ -159,7 +159,7 @@ async def test_a_push_writes_no_line_of_its_own_for_each_request(
 
 async def _posted_once() -> None:
     async with _endpoint(_status(200)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
-        await test.publish("", "events", {})
+        await test.publish("events", {})
         assert await test.drain() == Tally(done=1)
     assert len(endpoint.requests) == 1
 
@@ -203,7 +203,7 @@ async def test_redirects_are_not_followed_and_cookies_not_kept() -> None:
     async with _endpoint(_status(200)) as elsewhere:
         reply = _status(302, f"location: {elsewhere.url}", "set-cookie: session=1")
         async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url)) as test:
-            await test.publish("", "events", {})
+            await test.publish("events", {})
             assert await test.drain() == Tally(retried=1, parked=1)
     assert elsewhere.requests == []
     assert len(endpoint.requests) == 2
@@ -226,7 +226,7 @@ async def _drip(_request: bytes, writer: asyncio.StreamWriter) -> None:
 async def test_an_answer_has_to_be_complete_in_time(reply: Reply) -> None:
     """The timeout is for the whole exchange, so a slot is never held forever."""
     async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url, timeout=0.5)) as test:
-        await test.publish("", "events", {})
+        await test.publish("events", {})
         assert await test.drain() == Tally(retried=1, parked=1)
         test.assert_parked("events", reason="no answer within 0.5 s")
 
@@ -244,7 +244,7 @@ async def test_an_endless_answer_is_not_read_to_its_end() -> None:
             await writer.drain()
 
     async with _endpoint(flood) as endpoint, AppTest(_pushing(endpoint.url)) as test:
-        await test.publish("", "events", {})
+        await test.publish("events", {})
         assert await test.drain() == Tally(done=1)
     assert sent < 50_000_000
 
@@ -254,7 +254,7 @@ async def test_a_service_that_is_away_is_retried() -> None:
     async with _endpoint(_status(200)) as endpoint:
         url = endpoint.url
     async with AppTest(_pushing(url)) as test:
-        await test.publish("", "events", {})
+        await test.publish("events", {})
         assert await test.drain() == Tally(retried=1, parked=1)
         test.assert_parked("events", reason="ConnectError")
 
@@ -271,7 +271,7 @@ async def test_no_more_connections_than_asked_for() -> None:
         AppTest(_pushing(endpoint.url, concurrency=3)) as test,
     ):
         for _ in range(15):
-            await test.publish("", "events", {})
+            await test.publish("events", {})
         assert await test.drain() == Tally(done=15)
     assert endpoint.most_at_once == 3
 
@@ -303,7 +303,7 @@ async def test_an_event_that_is_not_due_waits_in_our_hands_and_goes_back() -> No
     async with _endpoint(early) as endpoint:
         app, queue = _event_bus(endpoint.url, hardened=False, concurrency=4)
         async with AppTest(app) as test:
-            await test.publish("", queue, {"processAfterDelayMs": 60_000})
+            await test.publish(queue, {"processAfterDelayMs": 60_000})
             assert await test.drain() == Tally(snoozed=3, done=1)
             snoozed = [one.fields["delay_ms"] for one in test.happened("delivery.snoozed")]
     assert all(10 <= delay <= 30 for delay in snoozed)
@@ -321,9 +321,9 @@ async def test_at_most_half_of_the_slots_wait() -> None:
         broker = EmbeddedBroker()
         async with AppTest(app, broker=broker) as test:
             for _ in range(20):
-                await test.publish("", queue, {"early": True})
+                await test.publish(queue, {"early": True})
             for _ in range(3):
-                await test.publish("", queue, {"id": 1})
+                await test.publish(queue, {"id": 1})
             await until(lambda: len(test.happened("delivery.done")) == 3)
             waiting = test.happened("delivery.snoozed", delay_ms=5000)
             assert waiting, "the rest waits in the retry queue, uncounted"
@@ -336,7 +336,7 @@ async def test_hardened_waits_in_the_retry_queue_without_counting() -> None:
         app, queue = _event_bus(endpoint.url, hardened=True, concurrency=4)
         async with AppTest(app) as test:
             due = json.dumps({"processAfterDelayMs": 1000})
-            await test.publish("", queue, due)
+            await test.publish(queue, due)
             await until(lambda: bool(test.happened("delivery.snoozed")))
             snapshot = test.broker.snapshot()
             waiting = [one for one in snapshot.queues if one.ready and one.name != queue]
@@ -362,7 +362,7 @@ async def test_a_protected_endpoint_is_told_who_asks() -> None:
         options = {"headers": {"x-tenant": "north"}, "bearer": "tick", "secret": "hush"}
         app = _pushing(endpoint.url, **options)
         async with AppTest(app, broker=EmbeddedBroker()) as test:
-            await test.publish("", "events", {"order": 1})
+            await test.publish("events", {"order": 1})
             await until(lambda: bool(endpoint.requests))
     head, _, body = endpoint.requests[0].partition(b"\r\n\r\n")
     fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])

@@ -106,8 +106,8 @@ async def test_done_retried_parked_and_snoozed(amqp_url: str) -> None:
 
     async with _running(app, amqp_url) as running:
         for what in ("work", "fail", "park", "snooze"):
-            await app.publish("", "orders", {"do": what})
-        await app.publish("", "orders", b"{")
+            await app.publish("orders", {"do": what})
+        await app.publish("orders", b"{")
         await until(lambda: running.count("delivery.parked") == 3)
         await until(lambda: running.count("delivery.done") == 2)
     assert runs == {"work": [1], "fail": [1, 2, 3], "park": [1], "snooze": [1, 1]}
@@ -128,7 +128,7 @@ async def test_a_documented_design_runs_as_often_as_it_says(amqp_url: str, harde
         raise ValueError("always")
 
     async with _running(app, amqp_url) as running:
-        await app.publish("", plan.queue, {})
+        await app.publish(plan.queue, {})
         await until(lambda: running.count("delivery.parked") == 1)
     assert runs == [1, 2, 3, 4]
     assert await _messages(amqp_url, plan.parking.queue) == 1
@@ -155,7 +155,7 @@ async def test_batches_isolate_their_bad_rows(amqp_url: str) -> None:
 
 
 async def _published(app: App, number: int) -> None:
-    await app.publish("", "users", number)
+    await app.publish("users", number)
 
 
 async def test_a_cut_line_is_survived_and_nothing_stale_is_settled(amqp_url: str) -> None:
@@ -172,7 +172,7 @@ async def test_a_cut_line_is_survived_and_nothing_stale_is_settled(amqp_url: str
         async with _channel(amqp_url) as channel:
             for number in range(300):
                 await channel.room()
-                channel.publish(compose("", "orders", number))
+                channel.publish(compose("orders", number))
             for _ in range(3):
                 await asyncio.sleep(0.05)
                 proxy.cut()
@@ -195,7 +195,7 @@ async def test_a_deleted_queue_comes_back_with_its_consumer(amqp_url: str) -> No
         async with _channel(amqp_url) as channel:
             await channel.delete_queue("orders")
         await until(lambda: running.count("consumer.started") == 2)
-        await app.publish("", "orders", 1)
+        await app.publish("orders", 1)
         await until(lambda: seen == [1])
 
 
@@ -211,7 +211,7 @@ async def test_a_deleted_dead_letter_or_retry_queue_comes_back(amqp_url: str, qu
     async with _running(app, amqp_url) as running:
         async with _channel(amqp_url) as channel:
             await channel.delete_queue(queue)
-        await asyncio.gather(*(app.publish("", "orders", number) for number in range(50)))
+        await asyncio.gather(*(app.publish("orders", number) for number in range(50)))
         await until(lambda: running.count("delivery.parked") == 50)
         assert ("topology.restored", {"object": queue}) in running.events
     assert await _messages(amqp_url, "orders.dlq") == 50
@@ -229,7 +229,7 @@ async def test_an_exchange_that_is_gone_closes_a_channel_and_comes_back(amqp_url
     async with _running(app, amqp_url) as running:
         async with _channel(amqp_url) as channel:
             await channel.delete_exchange("raffle_retry_exchange")
-        await app.publish("", "raffle_queue", {})
+        await app.publish("raffle_queue", {})
         await until(lambda: running.count("delivery.parked") == 1)
         assert ("topology.restored", {"object": "raffle_retry_exchange"}) in running.events
     assert await _messages(amqp_url, "raffle_dlq") == 1
@@ -266,7 +266,7 @@ async def test_a_queue_in_migration_is_left_to_the_migration(
         shadow = Queue("orders" + SHADOW, QueueType.QUORUM, arguments=limit)
         await channel.declare_queue(shadow)
         await asyncio.gather(
-            *(channel.publish(compose("", shadow.name, number)) for number in range(20))
+            *(channel.publish(compose(shadow.name, number)) for number in range(20))
         )
         await channel.delete_queue("orders")
         await until(lambda: any("being migrated" in str(one) for one in running.events))
@@ -300,7 +300,7 @@ async def test_shutdown_leaves_what_was_not_started_to_the_broker(amqp_url: str)
     task = asyncio.create_task(running.service.run())
     await running.service.ready.wait()
     for number in range(5):
-        await app.publish("", "orders", number)
+        await app.publish("orders", number)
     await until(lambda: len(begun) == 2)
     running.service.stop()
     await until(lambda: running.count("shutdown.step") == 2)
@@ -343,7 +343,7 @@ async def test_a_retry_without_its_queue_is_held_until_it_is_back(amqp_url: str)
     async with _running(app, amqp_url, ownership=Ownership.CHECK) as running:
         async with _channel(amqp_url) as channel:
             await channel.delete_queue("orders.retry.50ms")
-        await app.publish("", "orders", 1)
+        await app.publish("orders", 1)
         await until(lambda: running.count("delivery.held") >= 2)
         assert running.count("delivery.retried") == 0
         await declare(operator, app.topology)
@@ -377,7 +377,7 @@ async def test_consumer_start_neither_requeues_nor_reorders_messages(amqp_url: s
     await declare(connection, app.topology)
     channel = await connection.open_channel()
     expected = list(range(30))
-    await asyncio.gather(*(channel.publish(compose("", "orders", one)) for one in expected))
+    await asyncio.gather(*(channel.publish(compose("orders", one)) for one in expected))
     async with Proxy(amqp_url) as proxy:
         proxy.delay_s = 0.01  # ack and cancel reach the broker together
         proxy.on_bytes = notice_consume_ok

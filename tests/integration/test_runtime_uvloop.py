@@ -42,9 +42,9 @@ def test_the_wire_runs_on_uvloop(amqp_url: str) -> None:
         channel = await connection.open_channel()
         await channel.declare_queue(Queue("q"))
         bodies = [bytes([n]) * (n * 5_000) for n in range(60)]
-        await asyncio.gather(*(channel.publish(compose("", "q", body)) for body in bodies))
+        await asyncio.gather(*(channel.publish(compose("q", body)) for body in bodies))
         with pytest.raises(Returned):
-            await channel.publish(compose("", "nowhere", b""))
+            await channel.publish(compose("nowhere", b""))
         got: list[Delivery] = []
         await channel.qos(7)
 
@@ -70,7 +70,7 @@ def test_an_application_runs_on_uvloop(amqp_url: str) -> None:
         async def handle(number: int, context: Context) -> None:
             if context.attempt == 1 and number % 10 == 0:
                 raise ValueError("once more")
-            await context.publish("", "invoices", number)
+            await context.publish("invoices", number)
 
         @app.handler("invoices", retry=["50ms"])
         def write(number: int) -> None:
@@ -85,7 +85,7 @@ def test_an_application_runs_on_uvloop(amqp_url: str) -> None:
             running = asyncio.create_task(service.run())
             await service.ready.wait()
             for number in range(100):
-                await publisher.publish(compose("", "orders", number))
+                await publisher.publish("orders", number)
                 if number == 50:
                     proxy.cut()
             await until(lambda: len(done) == 100)

@@ -61,7 +61,7 @@ async def put(engine: AsyncEngine, *messages: Message, keyed: bool = True) -> No
     """Leave messages in the outbox, in one transaction."""
     async with transaction(engine, CLOCK) as tx:
         for one in messages:
-            await tx.publish(one, key=one.routing_key if keyed else None)
+            await tx.send(one, key=one.routing_key if keyed else None)
 
 
 class Sink:
@@ -236,7 +236,7 @@ async def test_message_dropped_as_handled_is_an_event_and_counted(
     async with AppTest(app) as test:
         metrics = Metrics()
         for _ in range(2):
-            await test.publish("", "orders", {"n": 1}, message_id="m-1", message_type="order")
+            await test.publish("orders", {"n": 1}, message_id="m-1", message_type="order")
         assert (await test.drain()).done == 2
         (told,) = test.happened("inbox.duplicate", consumer="billing", key="m-1")
         metrics(told.name, told.fields)
@@ -289,7 +289,7 @@ async def test_a_crash_before_the_commit_leaves_no_mark(engine: AsyncEngine) -> 
         async with transaction(engine, CLOCK) as tx:
             await tx.execute(text("CREATE TABLE work (x INTEGER)"))
             assert await tx.first_time("a", "m1")
-            await tx.publish(message(1))
+            await tx.send(message(1))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -363,7 +363,7 @@ async def test_a_message_without_id_is_refused(engine: AsyncEngine) -> None:
     """What a relay may publish twice must be recognisable."""
     with pytest.raises(ValueError, match="message id"):
         async with transaction(engine, CLOCK) as tx:
-            await tx.publish(Message("e", "k", b""))
+            await tx.send(Message("e", "k", b""))
 
 
 async def test_the_outbox_keeps_odd_headers_and_publishes_nothing_unread(
@@ -622,7 +622,7 @@ async def test_relay_looks_rarely_in_virtual_time_but_finds_new_messages_at_once
     await asyncio.sleep(7200)
     assert len(looks) < 300
     async with transaction(engine, CLOCK) as tx:
-        await tx.publish(message(1))
+        await tx.send(message(1))
     await asyncio.sleep(1)
     assert sink.got == ["k-1"]
     running.cancel()

@@ -54,11 +54,11 @@ async def _relay(database: str, broker: str) -> AsyncIterator[Process]:
 async def _leave_messages(engine: AsyncEngine) -> None:
     """Ten keys, numbered within each, and one message that no broker can take."""
     async with transaction(engine, _CLOCK) as tx:
-        lost = compose("no.such.exchange", "x", b"", message_id="hopeless")
-        await tx.publish(lost, key="hopeless")
+        lost = compose("x", b"", exchange="no.such.exchange", message_id="hopeless")
+        await tx.send(lost, key="hopeless")
         for number in range(_MESSAGES):
             key = f"k{number % 10}"
-            await tx.publish(compose("", "events", number, message_type=key), key=key)
+            await tx.send(compose("events", number, message_type=key), key=key)
 
 
 async def test_a_killed_relay_is_replaced_without_loss(

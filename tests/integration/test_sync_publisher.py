@@ -46,7 +46,7 @@ def test_many_threads_publish_at_once_each_confirmed(
         SyncPublisher(hopback_broker.url, connections=connections) as publisher,
         ThreadPoolExecutor(8) as pool,
     ):
-        list(pool.map(lambda n: publisher.publish("", queue, n, priority=1), range(200)))
+        list(pool.map(lambda n: publisher.publish(queue, n, priority=1), range(200)))
         assert len(_bodies(hopback_broker)) == 200
     assert _bodies(hopback_broker) == sorted(str(number) for number in range(200))
 
@@ -55,20 +55,20 @@ def test_many_messages_go_side_by_side_and_every_failure_is_told(
     hopback_broker: BrokerThread, queue: str
 ) -> None:
     """What no queue wants is an exception, also among a thousand others."""
-    messages = [compose("", queue, number) for number in range(1000)]
+    messages = [compose(queue, number) for number in range(1000)]
     with SyncPublisher(hopback_broker.url) as publisher:
         assert publisher.send_all(messages) == 1000
-        wrong = [compose("", "nowhere", 1), compose("", queue, 2), compose("", "nowhere", 3)]
+        wrong = [compose("nowhere", 1), compose(queue, 2), compose("nowhere", 3)]
         with pytest.raises(ExceptionGroup, match="2 of 3 messages were not published") as caught:
             publisher.send_all(wrong)
         assert [type(one) for one in caught.value.exceptions] == [Returned, Returned]
         with pytest.raises(Returned):
-            publisher.publish("", "nowhere", {})
-        publisher.publish("", "nowhere", {}, mandatory=False)
+            publisher.publish("nowhere", {})
+        publisher.publish("nowhere", {}, mandatory=False)
         with pytest.raises(ValueError, match=r"app.delays\(\)"):
-            publisher.publish("", queue, {}, delay="2h")
+            publisher.publish(queue, {}, delay="2h")
         with pytest.raises(ValueError, match=r"app.delays\(\)"):
-            publisher.send_all([compose("", queue, {}, delay="2h")])
+            publisher.send_all([compose(queue, {}, delay="2h")])
     assert len(_bodies(hopback_broker)) == 1001
 
 
@@ -77,9 +77,9 @@ def test_after_the_end_nothing_is_sent(hopback_broker: BrokerThread, queue: str)
     publisher = SyncPublisher(hopback_broker.url)
     publisher.close()
     with pytest.raises(ConnectionFailed, match="the publisher is closed"):
-        publisher.publish("", queue, {})
+        publisher.publish(queue, {})
     with SyncPublisher(hopback_broker.url, name="a thread of its own") as publisher:
-        publisher.publish("", queue, {})
+        publisher.publish(queue, {})
     publisher.close()
     assert "a thread of its own" not in [one.name for one in threading.enumerate()]
 
@@ -88,7 +88,7 @@ async def test_on_an_event_loop_it_says_what_to_use(hopback_broker: BrokerThread
     """It would stop the loop."""
     assert asyncio.current_task() is not None
     with pytest.raises(RuntimeError, match=r"use `Publisher`"):
-        SyncPublisher(hopback_broker.url).publish("", "orders", {})
+        SyncPublisher(hopback_broker.url).publish("orders", {})
 
 
 def test_there_is_at_least_one_connection() -> None:
@@ -99,7 +99,7 @@ def test_there_is_at_least_one_connection() -> None:
 
 def _in_child(publisher: SyncPublisher, results: Any) -> None:
     try:
-        publisher.publish("", "orders", "child")
+        publisher.publish("orders", "child")
         publisher.close()
         results.put("published")
     except BaseException as error:
@@ -114,12 +114,12 @@ def test_a_process_that_was_forked_has_connections_of_its_own(
     fork = multiprocessing.get_context("fork")
     results = fork.SimpleQueue()
     with SyncPublisher(hopback_broker.url) as publisher:
-        publisher.publish("", queue, "parent")
+        publisher.publish(queue, "parent")
         child = fork.Process(target=_in_child, args=(publisher, results))
         child.start()
         assert results.get() == "published"
         child.join()
-        publisher.publish("", queue, "parent again")
+        publisher.publish(queue, "parent again")
     assert _bodies(hopback_broker) == ["child", "parent", "parent again"]
 
 
@@ -127,7 +127,7 @@ _SCRIPT = """
 import sys
 from hopback import SyncPublisher
 publisher = SyncPublisher(sys.argv[1])
-publisher.publish("", "orders", "from a script")
+publisher.publish("orders", "from a script")
 print("end")
 """
 

@@ -29,7 +29,7 @@ async def test_a_handler_and_a_relay_use_a_database_in_virtual_time(database_url
     @app.handler("orders", retry=["30m"], deadline=1)
     async def handle(order: int) -> None:
         async with transaction(engine, clock) as tx:
-            await tx.publish(compose("", "reminders", order), key="k")
+            await tx.send(compose("reminders", order), key="k")
         if engine.dialect.name == "postgresql":
             async with engine.connect() as connection:
                 await connection.execute(text("select pg_sleep(0.1)"))
@@ -38,7 +38,7 @@ async def test_a_handler_and_a_relay_use_a_database_in_virtual_time(database_url
         relay = Relay(Outbox(engine, "relay", clock), app.send, idle=1.0)
         relaying = asyncio.create_task(relay.run())
         for order in range(3):
-            await test.publish("", "orders", order)
+            await test.publish("orders", order)
         assert await test.drain() == Tally(done=3)
         await test.advance(5)
         reminders = test.broker.snapshot().queue("reminders").ready
@@ -69,8 +69,8 @@ async def test_delayed_messages_go_through_the_outbox_and_can_be_cancelled(
         began = clock.now()
         async with transaction(engine, clock) as tx:
             for name in ("kept", "cancelled", "cancelled with the rest"):
-                message = compose("", "reminders", {}, delay="2h", message_id=name)
-                await tx.publish(message, key="k")
+                message = compose("reminders", {}, delay="2h", message_id=name)
+                await tx.send(message, key="k")
         await asyncio.sleep(600)
         relaying = asyncio.create_task(
             Relay(Outbox(engine, "relay", clock), app.send, idle=1.0).run()

@@ -27,7 +27,7 @@ async def handle(order: dict) -> None: ...
 @in_virtual_time
 async def main():
     async with AppTest(app) as shop:
-        await shop.publish("", "orders", {"id": 7})
+        await shop.publish("orders", {"id": 7})
         assert (await shop.drain()).done == 1
 main()
 """,

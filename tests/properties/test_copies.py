@@ -56,7 +56,7 @@ async def _play(steps: list[tuple[str, float]], failures: int, takes: float) -> 
             while True:
                 what, seconds = left.pop(0) if left else ("end", 0.0)
                 if what == "send" or (what == "end" and not sent):
-                    await test.publish("", "orders", 1, message_id="same")
+                    await test.publish("orders", 1, message_id="same")
                     sent += 1
                 elif what == "cut":
                     broker.cut()

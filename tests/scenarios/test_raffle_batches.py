@@ -57,7 +57,7 @@ def _app(database: _Database, *, hardened: bool, size: int = 1000) -> App:
 async def _enqueue(test: AppTest, *ids: str, email: str = "{}@example.org") -> None:
     for one in ids:
         user = {"id": one, "name": one, "email": email.format(one)}
-        await test.publish("raffle_exchange", "raffle_queue", user)
+        await test.publish("raffle_queue", user, exchange="raffle_exchange")
 
 
 @_FORMS
@@ -134,7 +134,7 @@ async def test_malformed_json_leaves_the_batch_alone(hardened: bool) -> None:
     database = _Database()
     async with AppTest(_app(database, hardened=hardened)) as test:
         await _enqueue(test, "a")
-        await test.publish("raffle_exchange", "raffle_queue", b"{not json")
+        await test.publish("raffle_queue", b"{not json", exchange="raffle_exchange")
         await _enqueue(test, "b")
         tally = await test.drain()
         assert (tally.done, tally.retried, tally.parked) == (2, 0, 1)

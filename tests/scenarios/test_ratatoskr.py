@@ -184,7 +184,7 @@ def test_retry_delay_and_max_retries_are_parameters(max_retries: int, hardened: 
 
     async def scenario() -> None:
         async with AppTest(app, broker=EmbeddedBroker(version=BrokerVersion(3, 10))) as test:
-            await test.publish("ratatoskr.events", "any.key", {})
+            await test.publish("any.key", {}, exchange="ratatoskr.events")
             await test.drain()
             (parked,) = test.dead_letters("orders")
             assert parked.properties.headers["x-retry-count"] == max_retries

@@ -37,7 +37,7 @@ class RunningSystem:
     async def publish(self, message: Message) -> None:
         """Publish as another program might."""
         async with Publisher(self.broker) as publisher:
-            await publisher.publish(message)
+            await publisher.send(message)
 
     async def depth(self, queue: str) -> int:
         """How many messages a queue has ready."""

@@ -27,6 +27,6 @@ async def charge(order: OrderPlaced, context: Context, payments: Payments) -> No
     kind = "refused" if answer.status_code == httpx.codes.PAYMENT_REQUIRED else "paid"
     if kind == "paid":
         answer.raise_for_status()  # 429 and 5xx: wait in a retry queue and come again
-    await context.publish("shop", "mail.wanted", order, message_type=kind)
+    await context.publish("mail.wanted", order, exchange="shop", message_type=kind)
     if kind == "refused":  # and a reminder, if nothing happens
-        await context.publish("shop", "mail.wanted", order, message_type=kind, delay="2d")
+        await context.publish("mail.wanted", order, exchange="shop", message_type=kind, delay="2d")

@@ -12,5 +12,5 @@ publisher = SyncPublisher(os.environ.get("HOPBACK_BROKER", "amqp://localhost"))
 
 def place(request: HttpRequest) -> JsonResponse:
     order = OrderPlaced.model_validate_json(request.body)
-    publisher.publish("shop", "order.placed", order, message_id=f"order-{order.id}")
+    publisher.publish("order.placed", order, exchange="shop", message_id=f"order-{order.id}")
     return JsonResponse(order.model_dump(), status=202)

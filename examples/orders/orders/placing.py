@@ -14,7 +14,7 @@ async def place(order: OrderPlaced, context: Context, session: Session) -> None:
     if not await tx.first_time("orders.placed", context.delivery):
         return
     session.add(Order(id=order.id, customer=order.customer, cents=order.cents))
-    await tx.publish(compose("shop", "charge.wanted", order), key=order.customer)
+    await tx.send(compose("charge.wanted", order, exchange="shop"), key=order.customer)
 
 
 @router.handler("asked", retry=None, replies=True)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 
-from hopback import Publisher, RabbitMQ, RequestClient, compose
+from hopback import Publisher, RabbitMQ, RequestClient
 from orders.payloads import OrderPlaced
 
 
@@ -23,11 +23,11 @@ web = FastAPI(lifespan=lifespan)
 
 @web.post("/orders", status_code=202)
 async def place(order: OrderPlaced, request: Request) -> OrderPlaced:
-    message = compose("shop", "order.placed", order, message_id=f"order-{order.id}")
-    await request.app.state.publisher.publish(message)
+    publisher = request.app.state.publisher
+    await publisher.publish("order.placed", order, exchange="shop", message_id=f"order-{order.id}")
     return order
 
 
 @web.get("/orders/{order}")
 async def find(order: int, request: Request) -> OrderPlaced | None:
-    return await request.app.state.client.request("", "orders.asked", order, timeout="5s")
+    return await request.app.state.client.request("orders.asked", order, timeout="5s")

@@ -42,13 +42,13 @@ async def play(*orders: OrderPlaced, mails: int, reminders: int = 0) -> list[str
     """Let the orders through, ask for one, and return the mails in order of arrival."""
     async with asyncio.timeout(30), AppTest(app, overrides={open_payments: payments}) as test:
         for order in orders:
-            await test.publish("shop", "order.placed", order, message_id=f"order-{order.id}")
+            await test.publish(
+                "order.placed", order, exchange="shop", message_id=f"order-{order.id}"
+            )
         while len(found := test.happened("delivery.done", queue="mails.wanted")) < mails:
             await asyncio.sleep(0.05)  # the outbox is emptied by a relay, in real time
-        assert (
-            await test.request("", "orders.asked", orders[0].id, returns=OrderPlaced) == orders[0]
-        )
-        assert await test.request("", "orders.asked", 404) is None
+        assert await test.request("orders.asked", orders[0].id, returns=OrderPlaced) == orders[0]
+        assert await test.request("orders.asked", 404) is None
         while waiting(test) < reminders:
             await asyncio.sleep(0.05)
         if not reminders:  # nobody waits here for two days
@@ -82,7 +82,9 @@ def test_a_bad_order_is_parked_with_a_reason() -> None:
 
     async def bad() -> str:
         async with AppTest(app, overrides={open_payments: payments}) as test:
-            await test.publish("shop", "order.placed", {"id": 1, "customer": "Bob", "cents": -5})
+            await test.publish(
+                "order.placed", {"id": 1, "customer": "Bob", "cents": -5}, exchange="shop"
+            )
             await test.drain()
             test.assert_parked("orders.placed", times=1)
             return str(test.happened("delivery.parked")[0].fields["reason"])

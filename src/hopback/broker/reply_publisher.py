@@ -69,7 +69,7 @@ def _is_pid(raw: bytes) -> bool:
 
 
 class _ReplyConnection(Protocol):
-    async def publish(
+    async def send(
         self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
     ) -> None: ...
 
@@ -89,7 +89,7 @@ class ReplyPublisher:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def publish(self, message: Message, ended: asyncio.Event | None) -> None:
+    async def send(self, message: Message, ended: asyncio.Event | None) -> None:
         """Send a reply. InvalidMessage if no broker can have made its address."""
         address = message.routing_key
         if not is_reply_address(address):
@@ -115,7 +115,7 @@ class ReplyPublisher:
         self._idle.clear()
         try:
             # RabbitMQ 3.10 and 4.0 deliver a direct reply and yet return it as unroutable.
-            await self._publisher.publish(message, mandatory=False, ended=ended)
+            await self._publisher.send(message, mandatory=False, ended=ended)
         finally:
             self._in_flight -= 1
             if not self._in_flight:

@@ -97,9 +97,9 @@ def publish(
     lines = _lines() if payload == "-" else iter((payload,))
     messages = (
         compose(
-            exchange,
             key,
             line.encode() if raw else _document(line, number),
+            exchange=exchange,
             message_id=message_id,
             message_type=message_type,
             correlation_id=correlation_id,

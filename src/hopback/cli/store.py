@@ -189,7 +189,7 @@ def relay(url: str, broker: str, idle: float, log_format: str) -> None:
 
 
 async def _relay(url: str, broker: RabbitMQ, idle: float) -> int:
-    from hopback.broker.publisher import Publisher
+    from hopback.broker.message_sender import MessageSender
     from hopback.clock import SystemClock
     from hopback.runtime.relay import Relay
     from hopback.store import LATEST, Outbox, current_version
@@ -206,10 +206,10 @@ async def _relay(url: str, broker: RabbitMQ, idle: float) -> int:
         # The owner of leases: a unique name that shows an operator which process has them.
         owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         outbox = Outbox(engine, owner, SystemClock())
-        publisher = Publisher(broker, name="hopback relay", on_state=_log_state)
+        publisher = MessageSender(broker, name="hopback relay", on_state=_log_state)
         publisher.start()  # it retries until the broker is up
         try:
-            found = Relay(outbox, publisher.publish, idle=idle)
+            found = Relay(outbox, publisher.send, idle=idle)
             await _until_stopped(found, idle)
         finally:
             await publisher.close()

@@ -212,7 +212,7 @@ class PlannedQueues:
             failed = FailedRuns(self._world.bus) if self._reports_failures else None
             parks = dead_letters_park(whole, plan)
             settling = Settling(
-                plan, service.publish, self._world, dead_letters_park=parks, failed=failed
+                plan, service.send, self._world, dead_letters_park=parks, failed=failed
             )
             rules = self._plans[plan.queue][1] if plan.queue in self._plans else ()
             self._planned[plan.queue] = PlannedQueue(plan, rules, settling)

@@ -25,6 +25,7 @@ from typing import (
 )
 
 from hopback.errors import InvalidTopology, Problem
+from hopback.message import require_message
 from hopback.policy.outcome import MENU, Outcome, Rule, check_rules, is_outcome
 from hopback.policy.periodic import Missed
 from hopback.runtime.context import (
@@ -51,6 +52,7 @@ from hopback.runtime.handler import (
 from hopback.runtime.message_types import TypedHandlers, TypeOf, by_property
 from hopback.runtime.middleware import Middleware, check_middleware
 from hopback.runtime.periodic import Periodic, read_schedule
+from hopback.runtime.publish_arguments import explain_arguments
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.runtime.requests import REQUEST_TIMEOUT
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology, schedule_queue
@@ -636,37 +638,42 @@ class App(Router):
         """Return the context that is open while the application runs. It can already publish."""
         return nullcontext() if self._lifespan is None else self._lifespan(self)
 
+    @explain_arguments
     def publish(
         self,
-        exchange: str,
         routing_key: str,
         payload: object,
+        *,
+        exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> Coroutine[Any, Any, None]:
-        """Publish a message and wait for the broker's confirm. To be awaited.
+        """Publish to the queue `routing_key`, or to an exchange, and wait for the confirm. To be awaited.
 
         Raises PublishFailed with the reason if the message was not confirmed. A message published
         from a handler inherits its correlation id and trace. In a sync handler use `publish_sync`.
         """
-        message = compose(exchange, routing_key, payload, codecs=self.codecs, **options)
+        message = compose(routing_key, payload, exchange=exchange, codecs=self.codecs, **options)
         return self.send(message)
 
+    @explain_arguments
     def publish_sync(
         self,
-        exchange: str,
-        routing_key: str,
-        payload: object,
-        **options: Unpack[PublishOptions],
-    ) -> None:
-        """The same from a thread of the application: it returns when the broker has confirmed."""
-        publish_from_thread(self.publish(exchange, routing_key, payload, **options))
-
-    def request(
-        self,
-        exchange: str,
         routing_key: str,
         payload: object,
         *,
+        exchange: str = "",
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        """The same from a thread of the application: it returns when the broker has confirmed."""
+        publish_from_thread(self.publish(routing_key, payload, exchange=exchange, **options))
+
+    @explain_arguments
+    def request(
+        self,
+        routing_key: str,
+        payload: object,
+        *,
+        exchange: str = "",
         timeout: Duration = REQUEST_TIMEOUT,
         returns: type[R] | Any = Any,
         **options: Unpack[PublishOptions],
@@ -678,11 +685,12 @@ class App(Router):
         """
         client = self.running_service.requests
         return client.request(
-            exchange, routing_key, payload, timeout=timeout, returns=returns, **options
+            routing_key, payload, exchange=exchange, timeout=timeout, returns=returns, **options
         )
 
     def send(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Publish a message that is composed already, as an outbox relay does."""
+        """Publish a message that is already composed, as an outbox relay does. To be awaited."""
+        require_message(message)
         if self._publish is None:
             raise RuntimeError(
                 f"app {self.name!r} is not running: publish from a handler, inside `Service`, "

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
 from hopback.broker.reply_publisher import DIRECT_REPLY, is_reply_address
 from hopback.errors import ReplyRefused
-from hopback.message import Delivery, Message, Properties
+from hopback.message import Delivery, Message, Properties, require_message
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
+from hopback.runtime.publish_arguments import check_publish, explain_arguments
 from hopback.text import did_you_mean
 from hopback.topology.durations import Duration, parse_wait_ms
 
@@ -143,34 +144,43 @@ class Context:
             self._reading = Reading(self.delivery, self.plan)
         return self._reading
 
+    @explain_arguments
     def publish(
         self,
-        exchange: str,
         routing_key: str,
         payload: object,
+        *,
+        exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> Coroutine[Any, Any, None]:
-        """Publish a message caused by this one, with its correlation id and trace, and wait for the
-        confirm.
+        """Publish to the queue `routing_key`, or to an exchange, and wait for the confirm.
 
+        The message gets the correlation id and the trace of this one.
         The call must be awaited. Otherwise the message is not published, and the message of this
         context is parked with that reason. In a sync handler use `publish_sync`.
         """
-        publishing = self._publish(
-            compose(exchange, routing_key, payload, cause=self, codecs=self._codecs, **options)
+        message = compose(
+            routing_key, payload, exchange=exchange, cause=self, codecs=self._codecs, **options
         )
+        return self.send(message)
+
+    def send(self, message: Message) -> Coroutine[Any, Any, None]:
+        """Publish a message that is already composed and wait for the confirm. To be awaited."""
+        publishing = self._publish(require_message(message))
         watch_publish(self, publishing)
         return publishing
 
+    @explain_arguments
     def publish_sync(
         self,
-        exchange: str,
         routing_key: str,
         payload: object,
+        *,
+        exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> None:
         """The same from a sync handler, in its thread: it returns when the broker has confirmed."""
-        publish_from_thread(self.publish(exchange, routing_key, payload, **options))
+        publish_from_thread(self.publish(routing_key, payload, exchange=exchange, **options))
 
     @property
     def wants_reply(self) -> bool:
@@ -197,7 +207,7 @@ class Context:
         self.has_replied = True
         options["correlation_id"] = properties.correlation_id or properties.message_id
         options["mandatory"] = False
-        return self.publish("", properties.reply_to, payload, **options)
+        return self.publish(properties.reply_to, payload, **options)
 
     def reply_sync(self, payload: object, **options: Unpack[PublishOptions]) -> None:
         """The same from a sync handler, in its thread."""
@@ -323,21 +333,24 @@ class PublishOptions(TypedDict, total=False):
 _OPTIONS = frozenset(PublishOptions.__annotations__)
 
 
+@explain_arguments
 def compose(
-    exchange: str,
     routing_key: str,
     payload: object,
     *,
+    exchange: str = "",
     cause: Context | None = None,
     codecs: Codecs | None = None,
     **options: Unpack[PublishOptions],
 ) -> Message:
     """Build a persistent message with an id, and the correlation id and trace of its cause.
 
+    Without `exchange` the message goes to the queue named `routing_key`.
     The default `cause` is the delivery that is being handled, if any. `codecs` encode the payload
     by its `content_type`. Without them it is encoded as JSON or by its type.
     """
     check_options(options)
+    check_publish(routing_key, payload, exchange)
     content_type = options.get("content_type")
     body = None
     if codecs is not None and content_type and not isinstance(payload, _BYTES):
@@ -387,7 +400,7 @@ def check_options(options: Mapping[str, Any], *more: str) -> None:
     """Raise TypeError for an unknown publish option not in `more`. It suggests the nearest option."""
     if options.keys() <= _OPTIONS:
         return
-    known = (*PublishOptions.__annotations__, *more)
+    known = ("exchange", *PublishOptions.__annotations__, *more)
     name = next(name for name in options if name not in known)
     raise TypeError(
         f"unexpected option {name!r}{did_you_mean(name, known)}: expected {', '.join(known)}"

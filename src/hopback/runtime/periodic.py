@@ -282,7 +282,7 @@ class PeriodicSender:
                 continue  # sent after the gap that the earlier progress leaves
             message_id = due_id(periodic.queue, due_ms)
             payload = PeriodicMessage(periodic.queue, datetime.fromtimestamp(due_ms / 1000, UTC))
-            await self._publish(compose("", periodic.queue, payload, message_id=message_id))
+            await self._publish(compose(periodic.queue, payload, message_id=message_id))
             late = max(0.0, clock.now() - due_ms / 1000)
             self._world.bus.emit(
                 "periodic.sent", {"queue": periodic.queue, "message_id": message_id, "late": late}

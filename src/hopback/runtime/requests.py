@@ -18,8 +18,14 @@ from hopback.broker.proven_routes import ProvenRoutes
 from hopback.broker.sendable import check_message
 from hopback.broker.supervise import Backoff, Supervised
 from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, DeliveryLost, NoReply
-from hopback.runtime.context import PublishOptions, check_options, compose, end_of_session
+from hopback.runtime.context import (
+    PublishOptions,
+    check_options,
+    compose,
+    end_of_session,
+)
 from hopback.runtime.payload import decoder_for
+from hopback.runtime.publish_arguments import explain_arguments
 from hopback.topology.durations import Duration, parse_wait_ms
 from hopback.waiting import first_of
 
@@ -103,12 +109,13 @@ class RequestClient:
         if self._task is not None:
             await asyncio.wait({self._task})
 
+    @explain_arguments
     async def request(
         self,
-        exchange: str,
         routing_key: str,
         payload: object,
         *,
+        exchange: str = "",
         timeout: Duration = REQUEST_TIMEOUT,  # noqa: ASYNC109 - the reply says how it ended
         returns: type[T] | Any = Any,
         **options: Unpack[PublishOptions],
@@ -126,7 +133,7 @@ class RequestClient:
         read = self._reader(returns)
         seconds = parse_wait_ms(timeout) / 1000
         options["correlation_id"], options["reply_to"] = uuid.uuid4().hex, REPLY_TO
-        message = compose(exchange, routing_key, payload, codecs=self._codecs, **options)
+        message = compose(routing_key, payload, exchange=exchange, codecs=self._codecs, **options)
         self.start()
         try:
             async with asyncio.timeout(seconds) as limit:

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hopback.broker.declare import Ownership
+from hopback.broker.message_sender import MessageSender
 from hopback.broker.port import Broker, Connection, count_now
-from hopback.broker.publisher import Publisher
 from hopback.broker.supervise import OnState, Supervised, SupervisedState
 from hopback.errors import (
     BrokerError,
@@ -167,7 +167,7 @@ class Service:
         self.options: ServiceOptions = options or ServiceOptions()
         self.world: Environment = world or Environment()
         topology = app.topology
-        self._publisher = Publisher(
+        self._publisher = MessageSender(
             broker,
             name=f"{app.name} publisher",
             backoff=self.world.reconnect,
@@ -195,7 +195,7 @@ class Service:
             broker, name=f"{app.name} requests", codecs=app.codecs, backoff=self.world.reconnect
         )
         """Sends requests and waits for replies. It connects with the first request."""
-        self.outlet: Outlet = Outlet(self.publish)
+        self.outlet: Outlet = Outlet(self.send)
         self.solitude: Solitude = Solitude()
         self._member = _Member(app, topology, self._wanted_queues(), self)
         self._added: dict[App, tuple[_Member, AsyncExitStack]] = {}
@@ -325,8 +325,8 @@ class Service:
             except RuntimeError:  # the connection has just ended, the next one serves it
                 serving.close()
 
-    async def publish(self, message: Message, ended: asyncio.Event | None = None) -> None:
-        """Publish on the publishing connection and wait for the confirm.
+    async def send(self, message: Message, ended: asyncio.Event | None = None) -> None:
+        """Publish a message on the publishing connection and wait for the confirm.
 
         Raise DeliveryLost if `ended` is set before the message was sent.
         """
@@ -334,7 +334,7 @@ class Service:
             message = await self.delays.wrap(message)
         try:
             try:
-                await self._publisher.publish(message, ended=ended)
+                await self._publisher.send(message, ended=ended)
             except PublishInterrupted as error:
                 await self._publish_again(message, ended, error)
         except DeliveryLost:
@@ -361,7 +361,7 @@ class Service:
         if ended is None or not isinstance(error.__cause__, ConnectionLost):
             raise error
         try:
-            await self._publisher.publish(message, ended=ended)
+            await self._publisher.send(message, ended=ended)
         except ConnectionFailed:
             raise error from error.__cause__  # it may have been stored, so "nothing was sent" is wrong
 

@@ -15,10 +15,12 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
 
-from hopback.broker.publisher import Publisher
+from hopback.broker.message_sender import MessageSender
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ConnectionFailed
+from hopback.message import require_message
 from hopback.runtime.context import PublishOptions, compose
+from hopback.runtime.publish_arguments import explain_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,21 +65,26 @@ class SyncPublisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @explain_arguments
     def publish(
         self,
-        exchange: str,
         routing_key: str,
         payload: object,
+        *,
+        exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> None:
-        """Publish and return when the broker has confirmed; PublishFailed says why it did not."""
-        self.send(compose(exchange, routing_key, payload, **options))
+        """Publish to the queue `routing_key`, or to an exchange, and wait for the confirm.
+
+        Raises PublishFailed with the reason if the message was not confirmed.
+        """
+        self.send(compose(routing_key, payload, exchange=exchange, **options))
 
     def send(self, message: Message) -> None:
-        """Publish a message that is composed already."""
-        _refuse_delay(message)
+        """Publish a message that is already composed and wait for the confirm."""
+        _refuse_delay(require_message(message))
         running = self._loop()
-        asyncio.run_coroutine_threadsafe(running.publish(message), running.loop).result()
+        asyncio.run_coroutine_threadsafe(running.send(message), running.loop).result()
 
     def send_all(self, messages: Iterable[Message]) -> int:
         """Publish many, side by side, and tell how many; an ExceptionGroup has every failure."""
@@ -85,8 +92,8 @@ class SyncPublisher:
         source = iter(messages)
         while some := list(itertools.islice(source, _IN_FLIGHT)):
             for message in some:
-                _refuse_delay(message)
-            work = asyncio.run_coroutine_threadsafe(running.publish_all(some), running.loop)
+                _refuse_delay(require_message(message))
+            work = asyncio.run_coroutine_threadsafe(running.send_all(some), running.loop)
             errors += work.result()
             number += len(some)
         if errors:
@@ -140,7 +147,7 @@ class _PublisherThread:
     def __init__(self, broker: Broker, name: str, connections: int, timeout: float) -> None:
         self.process = os.getpid()
         self.loop = asyncio.new_event_loop()
-        self._publishers: list[Publisher] = []
+        self._publishers: list[MessageSender] = []
         self._next = itertools.count()
         self._ending = asyncio.Event()
         self._idle = asyncio.Event()
@@ -148,7 +155,7 @@ class _PublisherThread:
         self._started = threading.Event()
         self._error: BaseException | None = None
         # A daemon: a program that ends without closing must not hang; `atexit` closes in order.
-        make = partial(Publisher, broker, name=name, timeout=timeout)
+        make = partial(MessageSender, broker, name=name, timeout=timeout)
         self._thread = threading.Thread(
             target=self._run, args=(make, connections), name=name, daemon=True
         )
@@ -157,20 +164,20 @@ class _PublisherThread:
         if self._error is not None:
             raise self._error
 
-    async def publish(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         """Publish on the next connection in turn."""
         self._in_flight += 1
         self._idle.clear()
         try:
-            await self._publishers[next(self._next) % len(self._publishers)].publish(message)
+            await self._publishers[next(self._next) % len(self._publishers)].send(message)
         finally:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
 
-    async def publish_all(self, messages: list[Message]) -> list[Exception]:
+    async def send_all(self, messages: list[Message]) -> list[Exception]:
         """Publish side by side; what was raised, in order."""
-        fates = await asyncio.gather(*map(self.publish, messages), return_exceptions=True)
+        fates = await asyncio.gather(*map(self.send, messages), return_exceptions=True)
         return [fate for fate in fates if isinstance(fate, Exception)]
 
     def stop(self) -> None:
@@ -178,7 +185,7 @@ class _PublisherThread:
         self.loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
 
-    def _run(self, make: Callable[[], Publisher], connections: int) -> None:
+    def _run(self, make: Callable[[], MessageSender], connections: int) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                 runner.run(self._serve(make, connections))
@@ -187,7 +194,7 @@ class _PublisherThread:
         finally:
             self._started.set()
 
-    async def _serve(self, make: Callable[[], Publisher], connections: int) -> None:
+    async def _serve(self, make: Callable[[], MessageSender], connections: int) -> None:
         async with AsyncExitStack() as stack:
             for _ in range(connections):
                 self._publishers.append(await stack.enter_async_context(make()))

@@ -26,7 +26,7 @@ from hopback.errors import HopbackError
 from hopback.headers import identity, without_unread
 from hopback.headers.names import DELAY
 from hopback.headers.typed_json import properties_from_json, properties_to_json
-from hopback.message import Delivery, Message, Properties
+from hopback.message import Delivery, Message, Properties, require_message
 from hopback.observe.events import reporter
 from hopback.policy.delays import delay, delay_until_due
 from hopback.policy.reading import origin_of
@@ -137,7 +137,7 @@ class Transaction:
         written = mark.on_conflict_do_nothing().returning(inbox.c.message_id)
         return (await self.connection.execute(written)).first() is not None
 
-    async def publish(self, message: Message, *, key: str | None = None) -> None:
+    async def send(self, message: Message, *, key: str | None = None) -> None:
         """Publish after the commit, by a relay. Messages of one key keep their order."""
         await self.execute(insert(outbox).values(outbox_row(message, key, self._clock.now())))
 
@@ -227,7 +227,7 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
     """Return the outbox row of a message. Raises ValueError for a message without id or `mandatory`."""
     global _written  # noqa: PLW0603 - a relay of this process compares it
     _written += 1
-    message_id = message.properties.message_id
+    message_id = require_message(message).properties.message_id
     if not message_id:
         raise ValueError("expected a message id, by which consumers recognise a repeated publish")
     if not message.mandatory:
@@ -305,7 +305,7 @@ class CursorTransaction:
             _report_duplicate(consumer, str(row["message_id"]))
         return is_first
 
-    def publish(self, message: Message, *, key: str | None = None) -> None:
+    def send(self, message: Message, *, key: str | None = None) -> None:
         """Publish after the commit, by a relay. Messages of one key keep their order."""
         self._insert(outbox.name, outbox_row(message, key, self._clock.now()))
 

@@ -225,7 +225,7 @@ def idempotency_key(request: Request) -> str | None:
 async def publish(publisher: TopologyPublisher, message: Message) -> None:
     """Publish for a client. If the message may have been stored, the error has the key for a retry."""
     try:
-        await publisher.publish(message)
+        await publisher.send(message)
     except (ConfirmTimeout, PublishInterrupted, ConnectionLost) as error:
         if isinstance(error.__cause__, NotFound):
             raise
@@ -362,8 +362,8 @@ class TopologyPublisher:
         if self._publisher is not None:
             await self._publisher.close()
 
-    async def publish(self, message: Message) -> None:
-        """Publish and wait for the confirm. Raises the errors of `Publisher.publish`."""
+    async def send(self, message: Message) -> None:
+        """Publish and wait for the confirm. Raises the errors of `Publisher.send`."""
         if not self._declared.is_set():
             try:
                 async with asyncio.timeout(self._timeout):
@@ -372,7 +372,7 @@ class TopologyPublisher:
                 raise ConnectionFailed(f"nothing was sent: {self._trouble}") from None
         if self._publisher is None:
             raise ConnectionFailed("nothing was sent: the publisher is not open")
-        await self._publisher.publish(message)
+        await self._publisher.send(message)
 
     async def check(self) -> str | None:
         """Return the reason why it cannot publish now, or None."""

@@ -27,11 +27,13 @@ from hopback.broker.embedded import (
 from hopback.broker.embedded.refusal import channel_error, refused
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.port import Broker, Channel, Connection, count_now
+from hopback.message import require_message
 from hopback.observe.events import Bus
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.quantities import parse_seconds, show_count, show_seconds
 from hopback.runtime.context import PublishOptions, compose
+from hopback.runtime.publish_arguments import explain_arguments
 from hopback.runtime.requests import REQUEST_TIMEOUT, RequestClient
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
@@ -202,33 +204,41 @@ class AppTest(EventRecord):
         self.events.append(Happening(name, fields, self._clock.now()))
         self._stirred.set()
 
+    @explain_arguments
     async def publish(
         self,
-        exchange: str,
-        routing_key: str,
-        payload: object,
-        **options: Unpack[PublishOptions],
-    ) -> None:
-        """Publish as a producer would: to an exchange, or with `""` straight to a queue.
-
-        Faults do not touch it: they are for the application. Returned if no queue wants it.
-        """
-        self._require_own_loop()
-        message = compose(exchange, routing_key, payload, codecs=self.app.codecs, **options)
-        if message.delay is not None:
-            message = await self.service.delays.wrap(message)
-        if self._live is not None:
-            await self._live.publish(message)
-            return
-        self._producer.publish(message)
-        await asyncio.sleep(_INSTANT)
-
-    async def request(
-        self,
-        exchange: str,
         routing_key: str,
         payload: object,
         *,
+        exchange: str = "",
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        """Publish as a producer would, to the queue `routing_key` or to an exchange.
+
+        Faults do not affect it. Raises Returned if the message cannot be routed.
+        """
+        codecs = self.app.codecs
+        await self.send(compose(routing_key, payload, exchange=exchange, codecs=codecs, **options))
+
+    async def send(self, message: Message) -> None:
+        """Publish a complete message as a producer would."""
+        self._require_own_loop()
+        require_message(message)
+        if message.delay is not None:
+            message = await self.service.delays.wrap(message)
+        if self._live is not None:
+            await self._live.send(message)
+            return
+        self._producer.send(message)
+        await asyncio.sleep(_INSTANT)
+
+    @explain_arguments
+    async def request(
+        self,
+        routing_key: str,
+        payload: object,
+        *,
+        exchange: str = "",
         timeout: Duration = REQUEST_TIMEOUT,  # noqa: ASYNC109 - as the client has it
         returns: Any = Any,
         **options: Unpack[PublishOptions],
@@ -237,7 +247,7 @@ class AppTest(EventRecord):
         self._require_own_loop()
         async with RequestClient(self._used, name="test", codecs=self.app.codecs) as client:
             return await client.request(
-                exchange, routing_key, payload, timeout=timeout, returns=returns, **options
+                routing_key, payload, exchange=exchange, timeout=timeout, returns=returns, **options
             )
 
     async def drain(self, *, reraise: bool = False, within: float | None = None) -> Tally:
@@ -396,7 +406,7 @@ class QueuesUnderTest:
         if self._connection is not None:
             await self._connection.close()
 
-    async def publish(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         """Publish and wait for the confirm. A channel closed by an earlier publish is reopened."""
         assert self._connection is not None  # noqa: S101 - opened before it is used
         if self._channel is None:
@@ -446,7 +456,7 @@ class Producer:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def publish(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Publish. Raises Returned, Nacked or NotFound like a confirmed publish."""
         session = self._node.connect("test")
         try:

@@ -67,7 +67,7 @@ class Pipeline:
 
     async def send(self, message: Message) -> None:
         """Publish as a producer does."""
-        self.test._producer.publish(message)
+        self.test._producer.send(message)
         await asyncio.sleep(1e-5)
 
     async def redrive(self, queue: str) -> None:

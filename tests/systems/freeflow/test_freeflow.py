@@ -210,7 +210,7 @@ async def test_a_retry_without_its_original_key_is_parked_with_the_reason(tmp_pa
     """The headers are recommended only: whoever leaves them out finds the message, and why."""
     async with _running(tmp_path) as system:
         await system.test.publish(
-            "freeflow.events.retry", "document.30s", {"id": "f1", "title": "F"}
+            "document.30s", {"id": "f1", "title": "F"}, exchange="freeflow.events.retry"
         )
         tally = await system.test.drain()
         assert (tally.done, tally.parked) == (0, 1)
@@ -273,7 +273,7 @@ async def test_an_event_delivered_again_changes_nothing_twice(tmp_path: Path) ->
         await system.test.drain()
         for _ in range(2):
             await system.test.publish(
-                "freeflow.events", "auth.succeeded", {"user": "u1"}, message_id="login-1"
+                "auth.succeeded", {"user": "u1"}, exchange="freeflow.events", message_id="login-1"
             )
         await system.test.drain()
         assert (await system.view("users"))[0]["logins"] == 1
@@ -286,7 +286,7 @@ async def test_equal_events_without_message_id_are_handled_each(tmp_path: Path) 
         await system.test.drain()
         for key in ("auth.succeeded", "auth.succeeded", "auth.failed"):
             body, properties = b'{"user": "u1"}', Properties(delivery_mode=2)
-            Producer(system.test.broker.node).publish(
+            Producer(system.test.broker.node).send(
                 Message("freeflow.events", key, body, properties)
             )
             await system.test.drain()

@@ -48,7 +48,7 @@ class RunningRaffle:
 
     async def enqueue(self, body: object) -> None:
         """Publish a message as another program might."""
-        await self.test.publish("raffle_exchange", "raffle_queue", body)
+        await self.test.publish("raffle_queue", body, exchange="raffle_exchange")
 
     def resting(self, queue: str) -> list[Any]:
         """What lies in a queue."""

@@ -154,7 +154,7 @@ async def test_a_bad_row_among_dead_letters_holds_up_no_other(tmp_path: Path) ->
         await raffle.test.drain()
         for name in ("ana", "bruno"):
             user = {"id": str(uuid.uuid4()), "name": name, "email": f"{name}@email.com"}
-            await raffle.test.publish("raffle_dlx", "raffle_dlq", user)
+            await raffle.test.publish("raffle_dlq", user, exchange="raffle_dlx")
         async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
             await by_hand.advance(600)
             assert len(by_hand.happened("delivery.done")) == 1

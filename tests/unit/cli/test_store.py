@@ -91,7 +91,7 @@ async def test_a_relay_that_cannot_go_on_does_not_say_that_it_was_stopped(tmp_pa
     engine = open_database(url)
     await migrate(engine)
     async with transaction(engine) as tx:
-        await tx.publish(Message("", "orders", b"1", Properties(message_id="m-1")))
+        await tx.send(Message("", "orders", b"1", Properties(message_id="m-1")))
     async with engine.begin() as connection:
         await connection.execute(text("UPDATE hopback_outbox SET properties = 'no JSON'"))
 

@@ -67,7 +67,7 @@ async def test_a_handler_may_ask_a_service_in_virtual_time() -> None:
                     raise ConnectionError("once more")
 
             async with AppTest(app) as test:
-                await test.publish("", "orders", {"id": 1})
+                await test.publish("orders", {"id": 1})
                 # The connection of the first run is still open, and half an hour passes at once.
                 assert await test.drain() == Tally(done=1, retried=1)
     assert said == ["done", "done"]

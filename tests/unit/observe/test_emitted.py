@@ -44,7 +44,7 @@ def _app() -> App:
                 await asyncio.sleep(1_000)
             case "publish":
                 try:
-                    await context.publish("", "no.such.queue", {})
+                    await context.publish("no.such.queue", {})
                 except BrokerError:
                     return Park("nobody wants it")
             case "again":
@@ -80,19 +80,19 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
     """Every event of the table happens here, and each one carries its fields, no more and no less."""
     async with AppTest(_app()) as test:
         for payload in ("ok", "fail", "park", "snooze", "slow", "publish", "again"):
-            await test.publish("", "orders", payload)
-        await test.publish("", "users", {"name": "a"})
+            await test.publish("orders", payload)
+        await test.publish("users", {"name": "a"})
         for name in ("cancelled", "kept"):
-            await test.publish("", "orders", "ok", delay="1s", message_id=name)
+            await test.publish("orders", "ok", delay="1s", message_id=name)
         await test.drain()
         await _delete(test, "hopback.delay.level-00")
-        await test.publish("", "orders", "ok", delay="1s")
+        await test.publish("orders", "ok", delay="1s")
         await test.drain()
         test.faults.inject(Fault.LOSE_CONFIRM)
-        await test.publish("", "orders", "fail")
+        await test.publish("orders", "fail")
         await test.drain()
         test.faults.inject(Fault.NACK)
-        await test.publish("", "orders", "park")
+        await test.publish("orders", "park")
         await test.drain()
         test.service.consumer("orders").pause("by command")
         await test.advance(1)
@@ -102,13 +102,13 @@ async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
         await test.advance(60)
         await _migrate(test, "users")
         await test.advance(60)
-        await test.publish("", "minutely.schedule", {"since": 1, "last": 4_102_444_800_000})
-        await test.publish("", "orders", "wait")
+        await test.publish("minutely.schedule", {"since": 1, "last": 4_102_444_800_000})
+        await test.publish("orders", "wait")
         for _ in range(4):
             await test.advance(5)
             test.broker.cut()
         await test.drain()
-        await test.publish("", "stuck", {})
+        await test.publish("stuck", {})
         await test.advance(3600)
         added = _added_app()
         await test.service.add(added)
@@ -143,9 +143,9 @@ async def _migrate(test: AppTest, queue: str) -> None:
 async def test_no_event_carries_a_payload() -> None:
     """Whatever becomes of a message, what it says stays in the broker."""
     async with AppTest(_app()) as test:
-        await test.publish("", "orders", "secret-of-ours", headers={"token": "secret-header"})
-        await test.publish("", "users", '{"secret": "secret-json"')
-        await test.publish("", "users", ["a list that is longer than anybody", "secret-list"])
+        await test.publish("orders", "secret-of-ours", headers={"token": "secret-header"})
+        await test.publish("users", '{"secret": "secret-json"')
+        await test.publish("users", ["a list that is longer than anybody", "secret-list"])
         await test.drain()
     told = repr([dict(one.fields) for one in test.events])
     assert "delivery.parked" in {one.name for one in test.events}

@@ -112,7 +112,7 @@ async def test_a_paused_queue_is_alive_and_not_ready() -> None:
         test.service.consumer("orders").resume("by command")
         await test.advance(1)
         assert health.ready().ok
-        await test.publish("", "orders", "fail")
+        await test.publish("orders", "fail")
         await test.advance(1)
         assert health.ready().reasons == ("orders is paused: everything fails",)
         assert health.alive().ok
@@ -165,7 +165,7 @@ async def test_a_queue_is_paused_and_resumed_by_command() -> None:
         status, said = _read(await control.command(_asked("POST", "/queues/orders/pause")))
         assert (status, said) == (200, {"queue": "orders", "state": "paused"})
         await test.service.consumer("orders").rested()
-        await test.publish("", "orders", "ok")
+        await test.publish("orders", "ok")
         await test.advance(100)
         assert test.happened("delivery.done") == ()
         assert (await control.command(_asked("POST", "/queues/orders/resume"))).status == 200
@@ -247,14 +247,14 @@ async def test_depths_are_counted_and_forgotten_with_the_connection() -> None:
     async with AppTest(_app()) as test:
         test.service.consumer("orders").pause("by command")
         await test.service.consumer("orders").rested()
-        await test.publish("", "orders", "ok")
+        await test.publish("orders", "ok")
         told: dict[str, list[int | None]] = {}
         queues = [Watched("gone", "retry"), *watched_queues(test.app.topology, ["orders"])]
         depths = Depths(lambda: queues, _into(told), every=5)
         connection = await test.broker.connect("depths")
         counting = asyncio.create_task(depths.attend(connection))
         await test.advance(1)
-        await test.publish("", "orders", "ok")
+        await test.publish("orders", "ok")
         await test.advance(5)
         counting.cancel()
         await asyncio.gather(counting, return_exceptions=True)

@@ -63,7 +63,7 @@ class _Traces:
         service = Service(app, broker, world=Environment(bus=Bus(listen), around=self.around))
         running = asyncio.create_task(service.run())
         await service.ready.wait()
-        await service.publish(compose("", queue, {}, message_id="m-1", headers=headers))
+        await service.app.publish(queue, {}, message_id="m-1", headers=headers)
         await over.wait()
         service.stop()
         await running
@@ -129,12 +129,12 @@ def test_what_a_handler_publishes_carries_the_current_span(in_thread: bool) -> N
     def handle_in_thread(context: Context) -> None:
         with traces.tracer.start_as_current_span("inner") as span:
             inner.append(span.get_span_context().span_id)
-            context.publish_sync("", "next", {})
+            context.publish_sync("next", {})
 
     async def handle(context: Context) -> None:
         with traces.tracer.start_as_current_span("inner") as span:
             inner.append(span.get_span_context().span_id)
-            await context.publish("", "next", {})
+            await context.publish("next", {})
 
     app.handler("orders", retry=["1s"])(handle_in_thread if in_thread else handle)
 
@@ -156,7 +156,7 @@ def test_without_tracing_the_trace_is_passed_on_as_it_came() -> None:
 
     @app.handler("orders", retry=["1s"])
     async def handle(context: Context) -> None:
-        await context.publish("", "next", {})
+        await context.publish("next", {})
 
     @app.handler("next", retry=["1s"])
     async def receive(context: Context) -> None:
@@ -187,7 +187,7 @@ def test_a_batch_is_one_span_with_links_to_its_messages() -> None:
 
     @app.batch("users", size=3, retry=["1s"], attempts=1)
     async def insert(rows: list[int]) -> list[Park | None]:
-        published.append(dict(compose("", "x", {}).properties.headers))
+        published.append(dict(compose("x", {}).properties.headers))
         return [Park("no") if row == 2 else None for row in rows]
 
     async def play() -> None:
@@ -199,7 +199,7 @@ def test_a_batch_is_one_span_with_links_to_its_messages() -> None:
         running = asyncio.create_task(service.run())
         await service.ready.wait()
         for row, headers in ((1, _CARRIED), (2, {}), (3, {"traceparent": "no trace"})):
-            await service.publish(compose("", "users", row, headers=headers))
+            await service.app.publish("users", row, headers=headers)
         await over.wait()
         service.stop()
         await running

@@ -39,7 +39,7 @@ def _tenant(name: str, diary: list[Any], pause: float = 0.0) -> App:
         await asyncio.sleep(pause)
         diary.append(f"{name} {text}")
         if text == "forward":
-            await app.publish("", "orders", f"from {context.queue}")
+            await app.publish("orders", f"from {context.queue}")
 
     return app
 
@@ -72,7 +72,7 @@ async def test_added_app_is_declared_and_consumed_and_removed_app_is_unbound() -
         await test.service.add(tenant)
         await test.advance(1)
         assert _reasons(test) == ""
-        await test.publish("news", "today", "forward")
+        await test.publish("today", "forward", exchange="news")
         await test.drain()
         assert diary == ["open north", "north forward", "from north"]
 
@@ -80,14 +80,14 @@ async def test_added_app_is_declared_and_consumed_and_removed_app_is_unbound() -
         assert [one.queue for one in test.service.consumers] == ["orders"]
         assert test.happened("consumer.removed", queue="north")
         await test.advance(10)  # the periodic check does not bind it again
-        await test.publish("", "north", "kept")
+        await test.publish("north", "kept")
         with pytest.raises(BrokerError, match="news"):
-            await test.publish("news", "today", "missed")
+            await test.publish("today", "missed", exchange="news")
         assert _texts(test, "north") == [b"kept"]
 
         await test.service.add(tenant)
         await test.drain()
-        await test.publish("news", "today", "again")
+        await test.publish("today", "again", exchange="news")
         await test.drain()
     assert diary[3:] == ["close north", "open north", "north kept", "north again", "close north"]
     assert test.report is not None
@@ -101,7 +101,7 @@ async def test_running_handler_finishes_while_its_app_is_removed() -> None:
     async with AppTest(_shop(diary)) as test:
         await test.service.add(tenant)
         await test.advance(1)
-        await test.publish("news", "today", "last")
+        await test.publish("today", "last", exchange="news")
         await test.advance(1)
         await test.service.remove(tenant)
         assert diary == ["open north", "north last", "close north"]
@@ -123,13 +123,13 @@ async def test_readiness_names_an_added_queue_that_cannot_be_consumed() -> None:
         assert "north is starting: queue 'north' cannot be used" in _reasons(test)
         assert "south" not in _reasons(test)
         assert test.happened("topology.unusable", object="north")
-        await test.publish("news", "today", "hello")
+        await test.publish("today", "hello", exchange="news")
         await test.advance(1)
         assert diary[-1] == "south hello"
         await operator.delete_queue("north")
         await test.advance(60)
         assert _reasons(test) == ""
-        await test.publish("news", "today", "again")
+        await test.publish("today", "again", exchange="news")
         await test.drain()
         assert sorted(diary[-2:]) == ["north again", "south again"]
     await connection.close()
@@ -147,11 +147,11 @@ async def test_app_added_before_the_connection_is_consumed_with_it() -> None:
 
     async with AppTest(App("host", lifespan=lifespan)) as test:
         await test.advance(1)
-        await test.publish("news", "today", "hello")
+        await test.publish("today", "hello", exchange="news")
         await test.drain()
         test.broker.cut()
         await test.advance(30)
-        await test.publish("news", "today", "after the reconnect")
+        await test.publish("today", "after the reconnect", exchange="news")
         await test.drain()
     assert diary == ["open north", "north hello", "north after the reconnect", "close north"]
 
@@ -168,11 +168,11 @@ async def test_app_that_cannot_be_unbound_still_runs() -> None:
         with pytest.raises(BrokerError):
             await test.service.remove(tenant)
         await test.advance(30)
-        await test.publish("news", "today", "hello")
+        await test.publish("today", "hello", exchange="news")
         await test.drain()
         assert diary == ["open north", "north hello"]
         await test.service.remove(tenant, unbind=False)
-        await test.publish("news", "today", "kept")
+        await test.publish("today", "kept", exchange="news")
         assert _texts(test, "north") == [b"kept"]
 
 
@@ -208,7 +208,7 @@ async def test_without_ownership_a_removed_queue_stays_bound() -> None:
         await test.service.add(tenant)
         await test.advance(1)
         await test.service.remove(tenant)
-        await test.publish("news", "today", "kept")
+        await test.publish("today", "kept", exchange="news")
         assert _texts(test, "north") == [b"kept"]
 
 

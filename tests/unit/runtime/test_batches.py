@@ -59,7 +59,7 @@ async def _publish(test: AppTest, rows: range | list[int]) -> None:
     connection = await test.broker.connect("producer")
     channel = await connection.open_channel()
     for row in rows:
-        await channel.publish(compose("", "users", row, message_id=str(row)))
+        await channel.publish(compose("users", row, message_id=str(row)))
     await connection.close()
 
 
@@ -211,7 +211,7 @@ async def test_undecodable_messages_park_alone() -> None:
     """The batch goes without them."""
     table = _Table()
     async with AppTest(_app(table.insert, size=3)) as test:
-        await test.publish("", "users", b"{")
+        await test.publish("users", b"{")
         await _publish(test, range(3))
         assert await test.drain() == Tally(done=3, parked=1)
         test.assert_parked("users", reason="undecodable payload")
@@ -288,8 +288,8 @@ async def test_messages_are_prepared_several_at_a_time_before_they_join() -> Non
     app = _app(table.insert, size=4, prepare=prepare, processors=3)
     async with AppTest(app) as test:
         for number in range(6):
-            await test.publish("", "users", {"id": number})
-        await test.publish("", "users", {"id": "x"})
+            await test.publish("users", {"id": number})
+        await test.publish("users", {"id": "x"})
         tally = await test.drain()
         test.assert_parked("users", times=1, reason="not of age")
         test.assert_parked("users", times=1, reason="undecodable payload: .id")
@@ -340,7 +340,7 @@ async def test_a_handler_that_outlasts_the_grace_does_not_cost_others_their_flus
         await asyncio.sleep(1000)
 
     async with AppTest(app, options=ServiceOptions(grace=20)) as test:
-        await test.publish("", "slow", 0)
+        await test.publish("slow", 0)
         await _publish(test, range(7))
         await test.advance(2)
         began = asyncio.get_running_loop().time()

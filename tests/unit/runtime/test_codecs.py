@@ -93,23 +93,21 @@ async def test_an_application_reads_and_writes_by_content_type() -> None:
     async def handle(order: Order, context: Context) -> None:
         seen.append(order)
         packed = {"content_type": "application/msgpack"}
-        await context.publish(
-            "", "rows", order, content_type="application/msgpack", compress="gzip"
-        )
-        await app.publish("", "rows", {"id": 2, "data": []}, content_type=packed["content_type"])
+        await context.publish("rows", order, content_type="application/msgpack", compress="gzip")
+        await app.publish("rows", {"id": 2, "data": []}, content_type=packed["content_type"])
 
     @app.batch("rows", size=2, retry=None)
     async def insert(rows: list[Order]) -> None:
         seen.append(rows)
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", Order(1, ["x"]), content_type="application/msgpack")
+        await test.publish("orders", Order(1, ["x"]), content_type="application/msgpack")
         assert await test.drain() == Tally(done=3)
-        await test.publish("", "orders", b"\xc1", content_type="application/msgpack")
-        await test.publish("", "orders", b"<id/>", content_type="application/xml")
-        await test.publish("", "orders", b'{"id": 3, "data": []}', content_type="a/b+json")
-        await test.publish("", "rows", b"{", content_type="application/json")
-        await test.publish("", "rows", b'{"id": 4, "data": []}')
+        await test.publish("orders", b"\xc1", content_type="application/msgpack")
+        await test.publish("orders", b"<id/>", content_type="application/xml")
+        await test.publish("orders", b'{"id": 3, "data": []}', content_type="a/b+json")
+        await test.publish("rows", b"{", content_type="application/json")
+        await test.publish("rows", b'{"id": 4, "data": []}')
         await test.drain()
         test.assert_parked("orders", reason="no codec for content type 'application/xml'", times=1)
         test.assert_parked("orders", reason="undecodable payload", times=2)
@@ -133,10 +131,10 @@ async def test_types_of_protobuf_need_no_codec_and_a_codec_can_be_fixed() -> Non
         seen.append(text)
 
     async with AppTest(app) as test:
-        await test.publish("", "durations", Duration(seconds=5))
-        await test.publish("", "shouts", b"HELLO")
+        await test.publish("durations", Duration(seconds=5))
+        await test.publish("shouts", b"HELLO")
         assert await test.drain() == Tally(done=2)
-        await test.publish("", "durations", b"\xff")
+        await test.publish("durations", b"\xff")
         assert await test.drain() == Tally(parked=1)
     assert sorted(map(str, seen)) == ["5", "hello"]
 
@@ -147,7 +145,7 @@ SHOUTING = Shouting()
 @pytest.mark.parametrize("how", ["gzip", "deflate", "zstd"])
 def test_a_compressed_body_is_opened_and_bounded(how: Any) -> None:
     """Also for handlers of bytes; one byte too many is refused, however little was sent."""
-    message = compose("", "q", b"x" * 100_000, compress=how)
+    message = compose("q", b"x" * 100_000, compress=how)
     assert len(message.body) < 1000
     encoding = message.properties.content_encoding
     assert encoding == how
@@ -180,7 +178,7 @@ def test_what_compresses_nothing_changes_nothing() -> None:
     """Celery says `utf-8` of its text."""
     assert decompressed(b"text", "utf-8") == decompressed(b"text", None) == b"text"
     with pytest.raises(ValueError, match="gzip, deflate or zstd, got 'br'"):
-        compose("", "q", {}, compress="br")  # type: ignore[arg-type]
+        compose("q", {}, compress="br")  # type: ignore[arg-type]
 
 
 def test_a_type_that_a_codec_cannot_make_is_undecodable_with_its_reason() -> None:

@@ -52,7 +52,7 @@ async def test_a_run_that_ended_is_not_run_again_when_its_ack_is_lost(
     """The next home was confirmed and the line broke before the ack: the delivery is only acked."""
     runs: list[int] = []
     async with AppTest(_failing(runs, 4, batch=batch)) as test:
-        await test.publish("", "orders", 1, message_id="m")
+        await test.publish("orders", 1, message_id="m")
         await test.advance(_UNTIL * (attempt - 1) + 0.5)
         test.faults.inject(Fault.CUT_BEFORE_SETTLE)
         await test.drain()
@@ -66,7 +66,7 @@ async def test_a_done_run_whose_ack_is_lost_is_not_run_again() -> None:
     """What the handler was done with needs nothing but its ack."""
     runs: list[int] = []
     async with AppTest(_failing(runs, 1)) as test:
-        await test.publish("", "orders", 1, message_id="m")
+        await test.publish("orders", 1, message_id="m")
         await test.advance(_UNTIL + 0.5)
         test.faults.inject(Fault.CUT_BEFORE_SETTLE)
         await test.drain()
@@ -77,7 +77,7 @@ async def test_a_done_run_whose_ack_is_lost_is_not_run_again() -> None:
 async def _die_before_the_ack(runs: list[int], broker: EmbeddedBroker, attempt: int) -> None:
     """A process that ends, and all it knew with it, between a stored retry and its ack."""
     async with AppTest(_failing(runs, 4), broker=broker) as doomed:
-        await doomed.publish("", "orders", 1, message_id="m")
+        await doomed.publish("orders", 1, message_id="m")
         await doomed.advance(_UNTIL * (attempt - 1) + 0.5)
         doomed.faults.inject(Fault.CUT_BEFORE_SETTLE)
         doomed.faults.inject(Fault.REFUSE_CONNECTION, 1000)
@@ -118,7 +118,7 @@ async def test_a_retry_that_was_stored_twice_runs_once(fault: Fault) -> None:
     runs: list[int] = []
     async with AppTest(_failing(runs, 1)) as test:
         test.faults.inject(fault)
-        await test.publish("", "orders", 1, message_id="m")
+        await test.publish("orders", 1, message_id="m")
         await test.drain()
         assert len(test.happened("delivery.copy")) == 1
     assert runs == [1, 2]
@@ -150,7 +150,7 @@ async def test_an_equal_message_whose_process_died_is_not_the_copy_of_another() 
     broker = EmbeddedBroker()
     async with AppTest(_failing(runs, 4), broker=broker) as test:
         for _ in range(2):
-            await test.publish("", "orders", 1, message_id="m")
+            await test.publish("orders", 1, message_id="m")
             test.broker.cut()
         await test.drain()
         assert len(broker.snapshot().queue("orders.dlq").messages) >= 2
@@ -176,7 +176,7 @@ async def test_a_message_re_driven_right_after_parking_runs_with_all_its_attempt
     """It is no copy of what was parked, however often it goes round."""
     runs: list[int] = []
     async with AppTest(_failing(runs, 4)) as test:
-        await test.publish("", "orders", 1, message_id="m")
+        await test.publish("orders", 1, message_id="m")
         await test.drain()
         for _ in range(2):
             (parked,) = test.broker.snapshot().queue("orders.dlq").messages

@@ -271,7 +271,7 @@ def test_type_checkers_refuse_what_is_refused_at_import() -> None:
         async def order(order: str) -> None: ...
 
     async def forgets(order: str, context: Context) -> None:
-        context.publish("", "orders", order)  # type: ignore[unused-coroutine]
+        context.publish("orders", order)  # type: ignore[unused-coroutine]
 
     async def keeps_its_signature(order: str, context: Context) -> None: ...
 

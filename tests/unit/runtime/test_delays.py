@@ -10,7 +10,7 @@ import pytest
 
 from hopback import App, Context
 from hopback.broker.embedded import EmbeddedBroker
-from hopback.broker.publisher import Publisher
+from hopback.broker.message_sender import MessageSender
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidTopology, Returned
 from hopback.message import Message
@@ -42,7 +42,7 @@ async def test_a_message_comes_when_it_was_asked_to(delay: Any) -> None:
     app = _app(seen)
     async with AppTest(app) as test:
         began = asyncio.get_running_loop().time()
-        await app.publish("", "reminders", {"n": 1}, delay=delay)
+        await app.publish("reminders", {"n": 1}, delay=delay)
         assert await test.drain(within=7 * 86_400) == Tally(done=1)
         ((moment, _),) = seen
         wait = parse_wait_ms(delay) / 1000
@@ -57,16 +57,16 @@ async def test_a_moment_can_be_named() -> None:
     async with AppTest(app) as test:
         began = asyncio.get_running_loop().time()
         now = datetime.fromtimestamp(began, UTC)
-        await app.publish("", "reminders", {}, at=now + timedelta(minutes=90))
-        await test.publish("", "reminders", {}, at=now - timedelta(days=1))
+        await app.publish("reminders", {}, at=now + timedelta(minutes=90))
+        await test.publish("reminders", {}, at=now - timedelta(days=1))
         assert await test.drain() == Tally(done=2)
         first, second = (moment - began for moment, _ in seen)
         assert first < 1
         assert 5400 <= second < 5401.1
         with pytest.raises(ValueError, match="with a time zone"):
-            await app.publish("", "reminders", {}, at=datetime(2030, 1, 1))  # noqa: DTZ001
+            await app.publish("reminders", {}, at=datetime(2030, 1, 1))  # noqa: DTZ001
         with pytest.raises(ValueError, match="`delay` or `at`, got both"):
-            await app.publish("", "reminders", {}, at=now, delay="1s")
+            await app.publish("reminders", {}, at=now, delay="1s")
 
 
 @in_virtual_time
@@ -79,9 +79,9 @@ async def test_it_arrives_as_it_was_published() -> None:
     app.handler("logs")(lambda context: seen.append((0.0, context)))
     async with AppTest(app) as test:
         await app.publish(
-            "events",
             key,
             {"n": 1},
+            exchange="events",
             delay="1h",
             message_id="m-1",
             message_type="reminder",
@@ -117,11 +117,11 @@ async def test_a_message_may_be_delayed_again_and_again() -> None:
         nonlocal count
         count += 1
         if count < 5:
-            await context.publish("", "reminders", payload, delay="31s", headers=context.headers)
+            await context.publish("reminders", payload, delay="31s", headers=context.headers)
 
     broker = EmbeddedBroker(version=BrokerVersion(3, 10))
     async with AppTest(app, broker=broker) as test:
-        await test.publish("", "reminders", {}, delay="31s")
+        await test.publish("reminders", {}, delay="31s")
         await test.drain()
     assert count == 5
 
@@ -132,17 +132,17 @@ async def test_what_has_no_place_to_go_is_refused_at_once() -> None:
     app = _app([], longest="1h")
     async with AppTest(app) as test:
         with pytest.raises(Returned, match="404 not there"):
-            await app.publish("", "remindres", {}, delay="1m")
+            await app.publish("remindres", {}, delay="1m")
         with pytest.raises(Returned, match="404 not there"):
-            await app.publish("evnets", "a", {}, delay="1m")
+            await app.publish("a", {}, exchange="evnets", delay="1m")
         with pytest.raises(InvalidTopology, match=r"at most 1h8m15s: .*longest=…"):
-            await app.publish("", "reminders", {}, delay="2h")
+            await app.publish("reminders", {}, delay="2h")
         assert await test.drain() == Tally()
     other = App("other")
     other.handler("q", retry=None)(lambda context: None)
     async with AppTest(other):
         with pytest.raises(InvalidTopology, match=r"declare them with `app\.delays\(\)`"):
-            await other.publish("", "q", {}, delay="1s")
+            await other.publish("q", {}, delay="1s")
 
 
 @in_virtual_time
@@ -152,7 +152,7 @@ async def test_what_cannot_be_delivered_when_it_is_due_rests_where_it_is_seen() 
     async with AppTest(app) as test:
         channel = await (await test.broker.connect()).open_channel()
         await channel.declare_queue(Queue("elsewhere"))
-        await app.publish("", "elsewhere", {"n": 1}, delay="1h")
+        await app.publish("elsewhere", {"n": 1}, delay="1h")
         await channel.delete_queue("elsewhere")
         await test.drain()
         test.assert_parked(DUE, times=1, reason="elsewhere")
@@ -167,7 +167,7 @@ async def test_what_rests_because_it_could_not_be_delivered_is_seen_counted_and_
     async with AppTest(app) as test:
         channel = await (await test.broker.connect()).open_channel()
         await channel.declare_queue(Queue("elsewhere"))
-        await app.publish("", "elsewhere", {"n": 1}, delay="1h", message_id="m-1")
+        await app.publish("elsewhere", {"n": 1}, delay="1h", message_id="m-1")
         await channel.delete_queue("elsewhere")
         await test.drain()
         for one in test.events:
@@ -199,7 +199,7 @@ async def test_what_rests_because_it_could_not_be_delivered_is_seen_counted_and_
 async def test_a_stray_message_in_the_queue_of_what_is_due_is_parked() -> None:
     """It says nowhere where it should go."""
     async with AppTest(_app([])) as test:
-        await test.publish("", DUE, {"n": 1})
+        await test.publish(DUE, {"n": 1})
         await test.drain()
         test.assert_parked(DUE, times=1, reason="not delayed by Hopback")
 
@@ -218,6 +218,6 @@ def test_a_documented_design_has_no_queues_of_delays_unless_it_is_asked_for_them
 @in_virtual_time
 async def test_a_bare_publisher_does_not_ignore_a_delay() -> None:
     """It knows no queues to hold it in: an error, rather than a message that comes too early."""
-    async with Publisher(EmbeddedBroker()) as publisher:
+    async with MessageSender(EmbeddedBroker()) as publisher:
         with pytest.raises(ValueError, match="without delay"):
-            await publisher.publish(Message("", "q", delay=1000))
+            await publisher.send(Message("", "q", delay=1000))

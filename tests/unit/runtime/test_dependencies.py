@@ -105,7 +105,7 @@ async def test_what_a_handler_needs_is_opened_once_and_closed_around_the_settlem
     """A transaction before the message is settled, the rest after it, the database at the end."""
     async with AppTest(_app()) as test:
         test.service.world.bus.subscribe(lambda name, _: DIARY.append(name))
-        await test.publish("", "orders", {"id": 7}, message_id="m1")
+        await test.publish("orders", {"id": 7}, message_id="m1")
         assert await test.drain() == Tally(done=1)
     happened = [line for line in DIARY if not line.startswith(("connection", "consumer", "shut"))]
     assert happened == [
@@ -124,7 +124,7 @@ async def test_what_a_handler_needs_is_opened_once_and_closed_around_the_settlem
 async def test_providers_are_told_that_the_handler_failed() -> None:
     """A transaction rolls back; what is closed after the settlement hears of it as well."""
     async with AppTest(_app(fails=True)) as test:
-        await test.publish("", "orders", {"id": 7})
+        await test.publish("orders", {"id": 7})
         assert await test.drain() == Tally(parked=1)
     assert "session rolled back: no" in DIARY
     assert "session committed" not in DIARY
@@ -140,7 +140,7 @@ async def test_a_transaction_that_cannot_commit_fails_the_run() -> None:
     async def handle(number: Annotated[int, Depends(cannot_close, scope="run")]) -> None: ...
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
         test.assert_retried("orders", reason="not closed", times=1)
         test.assert_parked("orders", reason="not closed", times=1)
@@ -157,7 +157,7 @@ async def test_what_cannot_be_closed_after_the_settlement_is_only_told(
     async def handle(number: Annotated[int, Depends(cannot_close)]) -> None: ...
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         assert await test.drain() == Tally(done=1)
     assert "could not be closed after its delivery was settled" in caplog.text
 
@@ -171,7 +171,7 @@ async def test_a_provider_that_fails_fails_the_run_and_closes_what_was_open() ->
     async def handle(number: Annotated[int, Depends(cannot_open)]) -> None: ...
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
         test.assert_parked("orders", reason="no connection")
     assert DIARY == ["locked"]
@@ -199,10 +199,10 @@ async def test_sync_handlers_and_batches_have_dependencies_too() -> None:
         seen.append((rows, text))
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
-        await test.publish("", "users", 1)
-        await test.publish("", "users", 2)
+        await test.publish("users", 1)
+        await test.publish("users", 2)
         await test.drain()
     assert seen == [({}, Session), (["hello! 1", "hello! 2"], "hello!")]
     assert DIARY.count("session opened") == DIARY.count("session committed") == 2
@@ -225,7 +225,7 @@ async def test_a_test_puts_another_provider_in_place() -> None:
 
     with app.override(open_session, fake_session):
         async with AppTest(app, overrides={open_database: fake_database}) as test:
-            await test.publish("", "orders", {"id": 1})
+            await test.publish("orders", {"id": 1})
             assert await test.drain() == Tally(done=1)
     assert "fake session" in DIARY
     assert "database opened" not in DIARY

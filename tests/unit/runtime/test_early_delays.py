@@ -43,7 +43,7 @@ class _Reminders:
             wait: dict[str, Any] = {"delay": seconds}
             if by_clock:
                 wait = {"at": datetime.fromtimestamp(self.now(), UTC) + timedelta(seconds=seconds)}
-            await self.app.publish("", "reminders", self.now(), message_id=f"m-{number}", **wait)
+            await self.app.publish("reminders", self.now(), message_id=f"m-{number}", **wait)
 
 
 async def _as_operator(broker: EmbeddedBroker, act: Callable[[Channel], Awaitable[object]]) -> None:
@@ -210,7 +210,7 @@ async def test_retry_of_a_due_message_does_not_wait_for_its_delay_again() -> Non
     async with AppTest(reminders.app) as test:
         channel = await (await test.broker.connect()).open_channel()
         await channel.declare_queue(Queue("elsewhere", QueueType.QUORUM))
-        await reminders.app.publish("", "elsewhere", 1, delay="100s")
+        await reminders.app.publish("elsewhere", 1, delay="100s")
         await channel.delete_queue("elsewhere")
         await test.advance(100.5)
         test.assert_retried(DUE, times=1)

@@ -37,9 +37,9 @@ async def test_the_first_failure_of_a_kind_is_told_with_its_traceback() -> None:
     """From the developer's own first line to the error; further ones are counted and told by tens."""
     async with AppTest(_shop()) as test:
         for _ in range(12):
-            await test.publish("", "orders", "any")
-        await test.publish("", "orders", "sold out")
-        await test.publish("", "orders", "hopeless")
+            await test.publish("orders", "any")
+        await test.publish("orders", "sold out")
+        await test.publish("orders", "hopeless")
         await test.drain()
         told = test.happened("handler.failed", queue="orders")
         assert [(one.fields["error"], one.fields["runs"]) for one in told] == [
@@ -58,7 +58,7 @@ async def test_the_first_failure_of_a_kind_is_told_with_its_traceback() -> None:
 async def test_a_handler_in_a_thread_has_a_traceback_too() -> None:
     """It begins at the developer's function, not at the thread's."""
     async with AppTest(_shop()) as test:
-        await test.publish("", "mails", 1)
+        await test.publish("mails", 1)
         await test.drain()
         (told,) = test.happened("handler.failed", queue="mails")
         assert "in send" in told.fields["traceback"].splitlines()[1]
@@ -68,7 +68,7 @@ async def test_a_handler_in_a_thread_has_a_traceback_too() -> None:
 async def test_a_payload_that_fits_nothing_has_no_traceback() -> None:
     """No line of the application has failed; the reason says what is wrong with the payload."""
     async with AppTest(_shop()) as test:
-        await test.publish("", "mails", "no number")
+        await test.publish("mails", "no number")
         await test.drain()
         test.assert_parked("mails", reason="undecodable payload")
         assert test.happened("handler.failed") == ()
@@ -86,7 +86,7 @@ async def test_on_error_sees_each_exception_with_its_context() -> None:
 
     async with AppTest(app) as test:
         for order in ("any", "sold out", "hopeless", "any"):
-            await test.publish("", "orders", order)
+            await test.publish("orders", order)
         assert (await test.drain()).parked == 4
     assert seen == [
         ("ConnectionError", "orders", 1),

@@ -37,7 +37,7 @@ def _failing_once() -> App:
 async def test_a_retry_that_finds_no_home_is_held_and_tried_again(fault: Fault) -> None:
     """Nothing is settled while the publish fails; then the message is settled once."""
     async with AppTest(_failing_once()) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         acked: list[float] = []
         test.broker.node.listen(
             lambda event: (
@@ -69,7 +69,7 @@ async def test_a_retry_that_finds_no_home_is_held_and_tried_again(fault: Fault) 
 async def test_a_publishing_line_that_breaks_is_replaced(fault: Fault) -> None:
     """The retry is sent once more. The delivery is held when that connection is lost as well."""
     async with AppTest(_failing_once()) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         test.faults.inject(fault, 2)
         tally = await test.drain()
     assert tally.held == 1
@@ -82,7 +82,7 @@ async def test_a_publishing_line_that_breaks_is_replaced(fault: Fault) -> None:
 async def test_a_held_delivery_whose_channel_dies_is_abandoned_and_comes_again() -> None:
     """The retry queue is away and so is the channel: the broker has the message, nobody else."""
     async with AppTest(_failing_once()) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         test.faults.inject(Fault.NACK, 2)
         await test.advance(1.1)
         assert test.happened("delivery.held")
@@ -104,7 +104,7 @@ async def test_a_cut_in_the_middle_abandons_what_runs_and_settles_nothing_stale(
 
     async with AppTest(app) as test:
         for number in range(2):
-            await test.publish("", "orders", {"id": number})
+            await test.publish("orders", {"id": number})
         await test.advance(5)
         test.broker.cut()
         tally = await test.drain()
@@ -130,7 +130,7 @@ async def test_what_waited_for_a_worker_is_not_started_after_its_channel_died() 
 
     async with AppTest(app) as test:
         for number in range(4):
-            await test.publish("", "orders", {"id": number})
+            await test.publish("orders", {"id": number})
         await test.advance(0.5)
         test.broker.cut()
         await test.drain()
@@ -143,7 +143,7 @@ async def test_a_cut_at_settlement_loses_nothing(fault: Fault) -> None:
     """Before it, the message comes again; after it, it is done."""
     async with AppTest(_failing_once()) as test:
         test.faults.inject(fault)
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
         await test.advance(120)
         assert test.dead_letters("orders") == ()
@@ -167,7 +167,7 @@ async def test_a_consumer_that_the_broker_cancels_is_restored_and_its_queue_decl
         await test.advance(5)
         assert test.happened("consumer.lost", reason="the broker cancelled the consumer")
         assert test.service.consumer("orders").state is ConsumerState.CONSUMING
-        await test.publish("events", "order.new", {"id": 1})
+        await test.publish("order.new", {"id": 1}, exchange="events")
         await test.drain()
         await connection.close()
     assert runs == [1]
@@ -186,7 +186,7 @@ async def test_what_runs_when_the_consumer_is_cancelled_settles_on_its_channel()
 
     async with AppTest(app) as test:
         for number in range(3):
-            await test.publish("", "orders", {"id": number})
+            await test.publish("orders", {"id": number})
         await test.advance(1)
         test.service.consumer("orders").restore("for this test")
         tally = await test.drain()
@@ -208,7 +208,7 @@ async def test_a_consumer_that_the_broker_does_not_know_any_more_is_restored() -
     app = _failing_once()
     async with AppTest(app, options=ServiceOptions(watch=10)) as test:
         _forget(test.broker, "orders")
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(5)
         assert not test.happened("delivery.retried")
         tally = await test.drain()
@@ -227,7 +227,7 @@ async def test_messages_that_are_not_brought_to_an_idle_consumer_give_it_away() 
         await channel.qos(1)
         await channel.consume("orders", lambda _delivery: None)
         for _ in range(3):
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
         await test.advance(25)
         assert test.happened("consumer.lost", reason="does not know the consumer any more")
         await other.close()
@@ -247,7 +247,7 @@ async def test_a_busy_or_quiet_consumer_is_left_alone_by_the_watch() -> None:
     async with AppTest(app, options=ServiceOptions(watch=10)) as test:
         await test.advance(60)
         for _ in range(3):
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
         tally = await test.drain()
         assert not test.happened("consumer.lost")
     assert tally == Tally(done=3)
@@ -311,7 +311,7 @@ async def test_an_unexpected_error_before_settlement_leaves_the_message_where_it
 async def test_a_blocked_broker_holds_retries_back_and_loses_none() -> None:
     """A memory alarm: the retry waits in our hands until the broker reads again."""
     async with AppTest(_failing_once()) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         test.broker.block()
         await test.advance(300)
         assert not test.happened("delivery.retried")
@@ -328,7 +328,7 @@ async def test_a_restart_of_the_broker_is_survived() -> None:
     """Durable queues and persistent messages; consumers come back by themselves."""
     async with AppTest(_failing_once()) as test:
         for _ in range(5):
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
         await test.advance(5)
         test.broker.restart()
         tally = await test.drain()

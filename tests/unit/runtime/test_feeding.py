@@ -37,13 +37,13 @@ async def test_a_queue_is_fed_by_exchanges_of_every_type() -> None:
         ]
     )
     async with AppTest(app) as test:
-        await test.publish("by-pattern", "order.new", "topic")
-        await test.publish("by-key", "order", "direct")
-        await test.publish("to-all", "whatever", "fanout")
-        await test.publish("by-header", "", "headers", headers={"kind": "order"})
-        await test.publish("company", "order.new", "through another exchange")
+        await test.publish("order.new", "topic", exchange="by-pattern")
+        await test.publish("order", "direct", exchange="by-key")
+        await test.publish("whatever", "fanout", exchange="to-all")
+        await test.publish("", "headers", exchange="by-header", headers={"kind": "order"})
+        await test.publish("order.new", "through another exchange", exchange="company")
         with pytest.raises(Exception, match="NO_ROUTE"):
-            await test.publish("by-header", "", "nobody's", headers={"kind": "mail"})
+            await test.publish("", "nobody's", exchange="by-header", headers={"kind": "mail"})
         await test.drain()
     assert seen == ["topic", "direct", "fanout", "headers", "through another exchange"]
 
@@ -102,8 +102,8 @@ async def test_without_retry_the_first_failure_parks() -> None:
         raise ValueError("no")
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
-        await test.publish("", "orders", {"id": 1})
+        await test.publish("orders", {})
+        await test.publish("orders", {"id": 1})
         tally = await test.drain()
         test.assert_parked("orders", reason="no", times=2)
         test.assert_parked("orders", reason="no retry queue to wait in", times=1)
@@ -127,7 +127,7 @@ async def test_equal_waits_are_two_rounds_of_one_queue() -> None:
         raise ValueError(f"attempt {context.attempt}")
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
         test.assert_retried("orders", times=2, tier="1s")
         test.assert_parked("orders", times=1, reason="attempt 3")
@@ -145,6 +145,6 @@ async def test_a_priority_is_kept_on_its_way_through_a_retry_queue() -> None:
             raise ValueError("again")
 
     async with AppTest(app, broker=EmbeddedBroker(version=BrokerVersion(4, 3))) as test:
-        await test.publish("", "orders", {}, priority=7)
+        await test.publish("orders", {}, priority=7)
         await test.drain()
     assert seen == [7, 7]

@@ -26,7 +26,7 @@ def _app(diary: list[str], *, fails: bool = False) -> App:
         try:
             yield
         finally:
-            await app.send(compose("", "farewells", "bye"))
+            await app.send(compose("farewells", "bye"))
             diary.append("closed")
 
     app = App("shop", lifespan=lifespan)
@@ -44,8 +44,8 @@ async def test_it_is_entered_before_the_first_delivery_and_left_after_the_last()
     """What handlers need is there for every delivery, and can still publish at the end."""
     diary: list[str] = []
     async with AppTest(_app(diary)) as shop:
-        await shop.publish("", "orders", "first")
-        await shop.publish("", "orders", "second")
+        await shop.publish("orders", "first")
+        await shop.publish("orders", "second")
         await shop.drain()
     assert diary == ["opened", "first", "second", "closed"]
     assert len(shop.broker.snapshot().queue("farewells").messages) == 1
@@ -61,7 +61,7 @@ async def test_one_that_cannot_be_entered_ends_the_run() -> None:
             pytest.fail("it must not run")
     assert diary == ["opened"]
     with pytest.raises(RuntimeError, match="not running"):
-        await app.publish("", "orders", "late")
+        await app.publish("orders", "late")
 
 
 async def test_who_waits_for_readiness_is_told_why_it_will_not_come() -> None:

@@ -25,7 +25,7 @@ def _by_context(app: App, seen: list[object]) -> None:
     async def handle(context: Context) -> None:
         await asyncio.sleep(SECONDS)
         try:
-            await context.publish("", "out", {})
+            await context.publish("out", {})
         except DeliveryLost as lost:
             seen.append(lost)
             raise
@@ -34,7 +34,7 @@ def _by_context(app: App, seen: list[object]) -> None:
 def _by_app_in_a_task(app: App, seen: list[object]) -> None:
     async def publish() -> None:
         await asyncio.sleep(SECONDS)
-        await app.publish("", "out", {})
+        await app.publish("out", {})
 
     @app.handler("orders", retry=["1s"])
     async def handle() -> None:
@@ -52,7 +52,7 @@ def _by_batch(app: App, seen: list[object]) -> None:
     async def handle(rows: list[dict[str, Any]]) -> None:
         await asyncio.sleep(SECONDS)
         try:
-            await app.publish("", "out", {})
+            await app.publish("out", {})
         except DeliveryLost as lost:
             seen.append(lost)
             raise
@@ -67,7 +67,7 @@ async def test_handler_whose_channel_ended_publishes_nothing(
     declare(app, seen)
     app.queue("out", retry=None)
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(1)
         test.broker.cut()
         await test.advance(60)
@@ -84,7 +84,7 @@ async def test_handler_whose_channel_ended_asks_nothing() -> None:
     async def handle() -> None:
         await asyncio.sleep(SECONDS)
         try:
-            await app.request("", "questions", 1)
+            await app.request("questions", 1)
         except DeliveryLost as lost:
             seen.append(lost)
             raise
@@ -95,7 +95,7 @@ async def test_handler_whose_channel_ended_asks_nothing() -> None:
         return number
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(1)
         test.broker.cut()
         await test.advance(60)
@@ -114,7 +114,7 @@ async def test_retry_of_a_run_whose_channel_ended_is_not_published() -> None:
         return Retry("no")
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(1)
         test.broker.cut()
         await test.advance(60)
@@ -129,7 +129,7 @@ async def test_publish_that_waits_for_a_connection_is_dropped_with_its_delivery(
     _by_context(app, seen)
     app.queue("out", retry=None)
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(1)
         test.broker.block()
         await test.advance(SECONDS)  # the publish waits
@@ -149,14 +149,14 @@ async def test_task_that_outlives_its_run_publishes_after_a_reconnect() -> None:
 
     async def poll() -> None:
         await asyncio.sleep(60)
-        await app.publish("", "out", {})
+        await app.publish("out", {})
 
     @app.handler("orders", retry=["1s"])
     async def handle() -> None:
         left.add(asyncio.create_task(poll()))
 
     async with AppTest(app, broker=EmbeddedBroker()) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(10)
         test.broker.cut()
         await test.advance(120)
@@ -178,11 +178,11 @@ async def test_publish_is_repeated_once_when_its_connection_is_lost(
         await all_run.wait()
         if number == 4:  # the publishes of the others are in flight
             test.faults.inject(Fault.CUT_AFTER_PUBLISH, times=cuts)
-        await context.publish("", "out", number, message_id=f"out-{number}")
+        await context.publish("out", number, message_id=f"out-{number}")
 
     async with AppTest(app) as test:
         for number in range(5):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         await test.advance(60)
         stored = test.broker.snapshot().queue("out").messages
         assert sorted(runs) == [0, 1, 2, 3, 4]

@@ -42,10 +42,10 @@ async def test_each_type_has_its_handler_its_payload_and_its_rules() -> None:
     app, seen = App("shop"), list[object]()
     _declare(app, seen)
     async with AppTest(app) as test:
-        await test.publish("", "events", {"id": 1}, message_type="order.created")
-        await test.publish("", "events", b"x", message_type="order.paid")
+        await test.publish("events", {"id": 1}, message_type="order.created")
+        await test.publish("events", b"x", message_type="order.paid")
         assert await test.drain() == Tally(done=2)
-        await test.publish("", "events", b"bad", message_type="order.paid")
+        await test.publish("events", b"bad", message_type="order.paid")
         assert await test.drain() == Tally(parked=1)
     assert seen == [("created", {"id": 1}), ("paid", b"x"), ("paid", b"bad")]
 
@@ -56,8 +56,8 @@ async def test_what_nobody_handles_is_parked_with_its_type() -> None:
     app = App("shop")
     _declare(app, [])
     async with AppTest(app) as test:
-        await test.publish("", "events", {}, message_type="order.lost")
-        await test.publish("", "events", {})
+        await test.publish("events", {}, message_type="order.lost")
+        await test.publish("events", {})
         assert await test.drain() == Tally(parked=2)
         test.assert_parked("events", reason="its type is 'order.lost'", times=1)
         test.assert_parked("events", reason="it has no type; handled are 'order.created'", times=1)
@@ -70,15 +70,15 @@ async def test_what_nobody_handles_may_have_another_outcome() -> None:
     app.types("events", by_header("event"), unhandled=Done())
     _declare(app, [])
     async with AppTest(app) as test:
-        await test.publish("", "events", {}, headers={"event": "order.lost"})
-        await test.publish("", "events", {}, headers={"event": ["a", "list"]})
-        await test.publish("", "events", {}, headers={"event": "order.created"})
+        await test.publish("events", {}, headers={"event": "order.lost"})
+        await test.publish("events", {}, headers={"event": ["a", "list"]})
+        await test.publish("events", {}, headers={"event": "order.created"})
         assert await test.drain() == Tally(done=3)
     later = App("shop")
     _declare(later, [])
     later.types("events", unhandled=Done())
     async with AppTest(later) as test:
-        await test.publish("", "events", {})
+        await test.publish("events", {})
         assert await test.drain() == Tally(done=1)
 
 
@@ -98,13 +98,13 @@ async def test_cloudevents_say_their_type_in_a_header_or_in_the_body() -> None:
 
     structured = "application/cloudevents+json; charset=UTF-8"
     async with AppTest(app) as test:
-        await test.publish("", "events", 1, headers={"cloudEvents:type": "order.created"})
-        await test.publish("", "events", 2, headers={"cloudEvents_type": "order.created"})
-        await test.publish("", "events", _event("order.created"), content_type=structured)
+        await test.publish("events", 1, headers={"cloudEvents:type": "order.created"})
+        await test.publish("events", 2, headers={"cloudEvents_type": "order.created"})
+        await test.publish("events", _event("order.created"), content_type=structured)
         assert await test.drain() == Tally(done=3)
         for body in (b"{", b"[]", b"[" * 100_000, json.dumps({"type": 5}).encode()):
-            await test.publish("", "events", body, content_type=structured)
-        await test.publish("", "events", _event("order.created"))
+            await test.publish("events", body, content_type=structured)
+        await test.publish("events", _event("order.created"))
         assert await test.drain() == Tally(parked=5)
     assert seen == [1, 2, _event("order.created")]
 
@@ -120,8 +120,8 @@ async def test_a_function_may_tell_the_type_and_may_fail() -> None:
     app.types("events", first_word)
     app.handler("events", message_type="created", retry=None, bind={"shop": "#"})(_nothing)
     async with AppTest(app) as test:
-        await test.publish("shop", "order.created", b"")
-        await test.publish("shop", "order", b"")
+        await test.publish("order.created", b"", exchange="shop")
+        await test.publish("order", b"", exchange="shop")
         assert await test.drain() == Tally(done=1, parked=1)
         test.assert_parked("events", reason="IndexError")
 
@@ -137,8 +137,8 @@ async def test_routers_share_nothing_but_the_application() -> None:
     app.include(router)
     router.handler("events", message_type="late")(_nothing)
     async with AppTest(app) as test:
-        await test.publish("", "eu.events", {}, message_type="order.created")
-        await test.publish("", "eu.events", {}, message_type="late")
+        await test.publish("eu.events", {}, message_type="order.created")
+        await test.publish("eu.events", {}, message_type="late")
         assert await test.drain() == Tally(done=2)
 
 

@@ -48,9 +48,9 @@ async def test_the_applications_middleware_is_around_the_routers() -> None:
     router.middleware(_noting(diary, "router's"))
     app.middleware(_noting(diary, "second"))
     async with AppTest(app) as test:
-        await test.publish("", "orders.new", {})
+        await test.publish("orders.new", {})
         await test.drain()
-        await test.publish("", "mails", "mail")
+        await test.publish("mails", "mail")
         assert await test.drain() == Tally(done=1)
     assert diary == [
         "first before orders.new",
@@ -129,7 +129,7 @@ async def test_only_an_outcome_that_a_middleware_returns_changes_anything(
     """No message is done because somebody forgot to return, to raise or to run."""
     app, run = _app(middleware, outcome)
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         assert await test.drain() == tally
     assert run == runs
 
@@ -165,7 +165,7 @@ async def test_routers_in_routers_add_their_prefixes() -> None:
     names = [queue.name for queue in app.topology.queues]
     assert names[:3] == ["eu.orders.rows", "eu.orders.rows.retry.1s", "eu.orders.rows.dlq"]
     async with AppTest(app) as test:
-        await test.publish("events", "row", 5)
+        await test.publish("row", 5, exchange="events")
         assert await test.drain() == Tally(done=1)
     assert diary == [
         "outer before eu.orders.rows",
@@ -190,8 +190,8 @@ async def test_a_push_runs_inside_middleware_too() -> None:
         return Done() if context.headers.get("optional") else outcome
 
     async with AppTest(app) as test:
-        await test.publish("", "events", {})
-        await test.publish("", "events", {}, headers={"optional": True})
+        await test.publish("events", {})
+        await test.publish("events", {}, headers={"optional": True})
         assert await test.drain() == Tally(done=1, parked=1)
         test.assert_parked("events", reason="connect")
     assert all(isinstance(one, Retry) for one in seen)
@@ -248,7 +248,7 @@ async def test_middleware_is_around_each_message_of_a_batch(prepared: bool) -> N
     app, calls = _batches(look, prepared=prepared, size=3)
     async with AppTest(app) as test:
         for row in (12, 13, 14):
-            await test.publish("", "rows", row)
+            await test.publish("rows", row)
         assert await test.drain() == Tally(done=2, retried=1, parked=1)
     assert calls[0] == [12, 13, 14]
     failed = "row 13 violates a constraint"
@@ -271,10 +271,10 @@ async def test_a_middleware_keeps_its_message_out_of_a_batch_or_changes_its_outc
 
     app, calls = _batches(only_ours, prepared=prepared, size=3)
     async with AppTest(app) as test:
-        await test.publish("", "rows", 1, headers={"tenant": "theirs"})
-        await test.publish("", "rows", 2, headers={"tenant": "ours"})
-        await test.publish("", "rows", 13, headers={"tenant": "ours", "optional": True})
-        await test.publish("", "rows", "no number", headers={"tenant": "theirs"})
+        await test.publish("rows", 1, headers={"tenant": "theirs"})
+        await test.publish("rows", 2, headers={"tenant": "ours"})
+        await test.publish("rows", 13, headers={"tenant": "ours", "optional": True})
+        await test.publish("rows", "no number", headers={"tenant": "theirs"})
         assert await test.drain() == Tally(done=2, parked=2)
         test.assert_parked("rows", reason="not our tenant", times=1)
         test.assert_parked("rows", reason="undecodable", times=1)
@@ -291,7 +291,7 @@ async def test_a_middleware_may_stop_waiting_for_a_batch() -> None:
 
     app, calls = _batches(hurried, size=10, wait="2s")
     async with AppTest(app) as test:
-        await test.publish("", "rows", 1)
+        await test.publish("rows", 1)
         assert await test.drain() == Tally(done=1, retried=1)
         assert test.happened("delivery.retried")[0].fields["reason"] == "TimeoutError"
     assert calls == [[1]]
@@ -307,7 +307,7 @@ async def test_prepares_outcome_is_seen_by_middleware_too() -> None:
 
     app, calls = _batches(look, prepared=True)
     async with AppTest(app) as test:
-        await test.publish("", "rows", 7)
+        await test.publish("rows", 7)
         assert await test.drain() == Tally(parked=1)
     assert seen == [Park("no row")]
     assert calls == []
@@ -329,7 +329,7 @@ async def test_one_exception_of_a_large_batch_keeps_its_traceback_short() -> Non
 
     async with AppTest(app) as test:
         for row in range(100):
-            await test.publish("", "rows", row)
+            await test.publish("rows", row)
         await test.advance(0)
     assert len(calls[0]) == len(lengths) == 100
     assert set(lengths) == {lengths[0]}
@@ -349,7 +349,7 @@ async def test_middleware_that_waits_for_a_batch_ends_with_its_service() -> None
 
     app, calls = _batches(note, size=10, wait="1h")
     async with AppTest(app) as test:
-        await test.publish("", "rows", 1)
+        await test.publish("rows", 1)
         await test.advance(1)
         assert calls == []
     assert (calls, ended) == ([[1]], [1])
@@ -371,7 +371,7 @@ async def test_middleware_of_a_batch_whose_channel_died_is_let_go() -> None:
 
     app, calls = _batches(note, size=10, wait="10s")
     async with AppTest(app) as test:
-        await test.publish("", "rows", 1)
+        await test.publish("rows", 1)
         await test.advance(1)
         test.broker.cut()
         await test.drain()

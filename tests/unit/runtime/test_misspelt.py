@@ -13,6 +13,7 @@ from hopback import (
     App,
     Context,
     Environment,
+    Message,
     RequestClient,
     Rule,
     Service,
@@ -27,6 +28,7 @@ from hopback.policy.breaker import BreakerPolicy
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, in_virtual_time
 from hopback.testing.kit import Producer
+from hopback.topology import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +100,7 @@ async def test_verdicts_may_be_text(verdict: Any, retried: int) -> None:
     app = App("shop")
     app.handler("orders", retry=["1s"], attempts=2, rules=[Rule(KeyError, verdict)])(_handle)
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         tally = await test.drain()
         assert (tally.retried, tally.parked) == (retried, 1)
 
@@ -155,7 +157,7 @@ async def test_rule_that_raises_does_not_apply(rule: Rule) -> None:
     app = App("shop")
     app.handler("orders", retry=["1s"], attempts=2, rules=[rule])(_handle)
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         assert (await test.drain()).parked == 1
         assert Health(test.service, time=lambda: 0.0).ready().ok
 
@@ -191,7 +193,7 @@ async def test_message_follows_its_plan_if_code_around_its_run_fails(
     service = Service(app, broker, world=world)
     running = asyncio.create_task(service.run())
     await service.ready.wait()
-    Producer(broker.node).publish(compose("", "orders", {}))
+    Producer(broker.node).send(compose("orders", {}))
     await asyncio.sleep(10)
     assert len(broker.snapshot().queue("orders.dlq").ready) == 1
     assert Health(service, time=lambda: 0.0).ready().ok
@@ -228,9 +230,49 @@ _PUBLISHES: dict[str, Callable[..., Any]] = {
 def test_unknown_publish_option_is_refused_with_the_nearest(
     way: str, option: str, meant: str
 ) -> None:
-    expected = f"unexpected option '{option}'{meant}: expected message_id, .*expiration"
+    expected = f"unexpected option '{option}'{meant}: expected exchange, message_id, .*expiration"
     with pytest.raises(TypeError, match=expected):
-        _PUBLISHES[way]("", "orders", {}, **{option: "2h"})
+        _PUBLISHES[way]("orders", {}, **{option: "2h"})
+
+
+_MESSAGE = Message("", "orders", b"1")
+
+
+@pytest.mark.parametrize("way", _PUBLISHES)
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        (
+            ("", "orders", {}),
+            TypeError,
+            "publish_or_compose\\(routing_key, payload, exchange=…\\)`, got 3",
+        ),
+        ((_MESSAGE,), TypeError, "got a Message: write `send\\(message\\)`"),
+        (("orders", _MESSAGE), TypeError, "got a Message: write `send\\(message\\)`"),
+        ((Queue("orders"), {}), TypeError, "expected str, got Queue: give its name, 'orders'"),
+        ((None, {}), TypeError, "routing_key: expected str, got NoneType"),
+        (("", {}), ValueError, "expected the name of a queue, got ''"),
+        (("orders",), TypeError, "missing 1 required positional argument: 'payload'"),
+    ],
+)
+def test_wrong_publish_argument_names_the_right_call(
+    way: str, given: tuple[Any, ...], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(
+        error, match=text.replace("publish_or_compose", r"(publish(_sync)?|compose)")
+    ):
+        _PUBLISHES[way](*given)
+
+
+def test_send_of_a_payload_names_publish() -> None:
+    sends: list[Callable[..., Any]] = [
+        App("shop").send,
+        Context(_ANY, _ANY, _ANY).send,
+        SyncPublisher(EmbeddedBroker()).send,
+    ]
+    for send in sends:
+        with pytest.raises(TypeError, match=r"expected a Message, got dict: `publish\(queue"):
+            send({"id": 1})
 
 
 @in_virtual_time
@@ -245,19 +287,19 @@ async def test_unknown_option_of_a_handler_request_or_test_is_refused() -> None:
     @app.handler("orders", retry=["1s"])
     async def order(context: Context) -> None:
         wrong: Any = {"dealy": "2h"}
-        await expect(lambda: context.publish("", "orders", {}, **wrong))
+        await expect(lambda: context.publish("orders", {}, **wrong))
         await expect(lambda: context.reply({}, **wrong))
-        await expect(lambda: app.publish("", "orders", {}, **wrong))
+        await expect(lambda: app.publish("orders", {}, **wrong))
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {}, reply_to="answers")
+        await test.publish("orders", {}, reply_to="answers")
         await test.drain()
         wrong: Any = {"timout": 5}
-        await expect(lambda: test.publish("", "orders", {}, **wrong))
-        await expect(lambda: test.request("", "orders", {}, **wrong))
-        await expect(lambda: app.request("", "orders", {}, **wrong))
+        await expect(lambda: test.publish("orders", {}, **wrong))
+        await expect(lambda: test.request("orders", {}, **wrong))
+        await expect(lambda: app.request("orders", {}, **wrong))
         async with RequestClient(test.broker) as client:
-            await expect(lambda: client.request("", "orders", {}, **wrong))
+            await expect(lambda: client.request("orders", {}, **wrong))
     assert len(refused) == 7
     assert all("did you mean delay?" in one for one in refused[:3])
     assert all("did you mean timeout?" in one for one in refused[4:])
@@ -279,7 +321,7 @@ class _Order:
 )
 def test_payload_with_nan_or_infinity_is_refused_with_its_place(payload: Any, place: str) -> None:
     with pytest.raises(ValueError, match=place):
-        compose("", "orders", payload)
+        compose("orders", payload)
 
 
 @pytest.mark.parametrize("option", ["delay", "expiration"])
@@ -287,7 +329,7 @@ def test_payload_with_nan_or_infinity_is_refused_with_its_place(payload: Any, pl
 def test_publish_wait_without_end_is_refused(option: str, value: float) -> None:
     wrong: Any = {option: value}
     with pytest.raises(ValueError, match="expected a duration"):
-        compose("", "orders", {}, **wrong)
+        compose("orders", {}, **wrong)
 
 
 @in_virtual_time

@@ -138,7 +138,7 @@ async def _play(app: App, messages: int, cuts: list[float]) -> None:
 
         broker.node.listen(listen)
         for number in range(messages):
-            await test.publish("", "orders", {"id": number}, message_id=str(number))
+            await test.publish("orders", {"id": number}, message_id=str(number))
         for pause in cuts:
             await test.advance(pause)
             broker.cut()

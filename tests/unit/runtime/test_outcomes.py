@@ -34,7 +34,7 @@ def _app(behave: Callable[..., Any], **options: Any) -> App:
 async def _play(app: App, *payloads: object) -> tuple[Tally, AppTest]:
     async with AppTest(app) as test:
         for payload in payloads or ({"id": 1},):
-            await test.publish("", "orders", payload)
+            await test.publish("orders", payload)
         tally = await test.drain()
     return tally, test
 
@@ -63,7 +63,7 @@ async def test_failures_that_end_together_are_all_counted() -> None:
     async with AppTest(_app(behave, concurrency=10)) as test:
         test.broker.faults.latency = 0.1
         for number in range(10):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         tally = await test.drain()
     assert (tally.retried, tally.parked) == (30, 10)
     assert test.report is not None
@@ -251,7 +251,7 @@ async def test_an_overdue_thread_is_reported_and_settles_nothing_until_it_return
     service = Service(app, broker, world=Environment(bus=Bus(listen)))
     running = asyncio.create_task(service.run())
     await service.ready.wait()
-    await app.publish("", "orders", {})
+    await app.publish("orders", {})
     await overdue.wait()
     assert broker.snapshot().queue("orders").unacked
     assert not [name for name in names if name.startswith("delivery.")]
@@ -314,7 +314,7 @@ async def test_a_handler_that_cancels_its_own_task_is_told_of_and_others_go_on()
 
     async with AppTest(_app(behave, concurrency=1)) as test:
         for number in (1, 2, 3):
-            await test.publish("", "orders", {"id": number})
+            await test.publish("orders", {"id": number})
         await test.advance(1)
         assert seen == [1, 2, 3]
         assert len(test.happened("delivery.abandoned", reason="interrupted")) == 1
@@ -381,7 +381,12 @@ async def test_the_context_tells_of_its_message() -> None:
     app.handler("orders", retry=["1s"], bind={"events": "order.*"})(behave)
     async with AppTest(app) as test:
         await test.publish(
-            "events", "order.new", {}, message_id="m1", correlation_id="c1", headers={"shop": 5}
+            "order.new",
+            {},
+            exchange="events",
+            message_id="m1",
+            correlation_id="c1",
+            headers={"shop": 5},
         )
         await test.drain()
     assert seen == [("orders", n, "m1", "c1", "order.new", 5) for n in (1, 2)]

@@ -121,7 +121,7 @@ async def test_the_message_of_its_queue_may_be_lost_or_spoiled() -> None:
         channel = await (await test.broker.connect()).open_channel()
         await channel.delete_queue("report.schedule")
         await test.advance(600)
-        await test.publish("", "report.schedule", b'{"since": 5, "last": 1}')
+        await test.publish("report.schedule", b'{"since": 5, "last": 1}')
         await test.advance(600)
     moments = sorted({_moment(one) for one in ids if one.startswith("report@")})
     assert len(moments) >= 5
@@ -231,7 +231,7 @@ async def test_progress_behind_a_gap_is_not_sent_again() -> None:
         await test.advance(901)
         assert len(ids) == 3
         before = {"since": (began - 3600) * 1000, "last": (began - 700) * 1000}
-        await test.publish("", "report.schedule", before)
+        await test.publish("report.schedule", before)
         await test.advance(1)
     moments = [_moment(one) for one in ids]
     assert len(moments) == len(set(moments)) == 5

@@ -26,7 +26,7 @@ def _app(*, sync: bool = False, through_app: bool = False) -> App:
 
     def publish(context: Context) -> object:
         target = app if through_app else context
-        return target.publish("", "invoices", {"id": 1}, headers={"own": 1})
+        return target.publish("invoices", {"id": 1}, headers={"own": 1})
 
     def handle(context: Context) -> None:
         publish(context)
@@ -46,7 +46,7 @@ async def test_what_a_handler_publishes_carries_correlation_and_trace_on(
 ) -> None:
     """By the context or by the app, from a coroutine or a thread; other headers are not passed on."""
     async with AppTest(_app(sync=sync, through_app=through_app)) as test:
-        await test.publish("", "orders", {}, correlation_id="c1", headers=TRACE)
+        await test.publish("orders", {}, correlation_id="c1", headers=TRACE)
         assert await test.drain() == Tally(done=1)
         [invoice] = test.broker.snapshot().queue("invoices").ready
     properties = invoice.properties
@@ -65,7 +65,7 @@ async def test_what_a_handler_publishes_carries_correlation_and_trace_on(
 async def test_a_message_without_correlation_passes_its_own_id_on() -> None:
     """What was caused can always be traced back to its cause."""
     async with AppTest(_app()) as test:
-        await test.publish("", "orders", {}, message_id="m1")
+        await test.publish("orders", {}, message_id="m1")
         await test.drain()
         [invoice] = test.broker.snapshot().queue("invoices").ready
     assert invoice.properties.correlation_id == "m1"
@@ -80,7 +80,7 @@ async def test_a_publish_that_fails_fails_its_handler(sync: bool) -> None:
         channel = await connection.open_channel()
         await channel.delete_queue("invoices")
         await connection.close()
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(1)
         test.assert_retried("orders", reason="Returned: returned by the default exchange")
         failed = test.happened("publish.failed", routing_key="invoices")
@@ -94,11 +94,11 @@ async def test_an_application_that_is_not_running_says_how_to_publish() -> None:
     """Before and after a service, `app.publish` is a mistake that is told."""
     app = _app()
     with pytest.raises(RuntimeError, match="not running"):
-        await app.publish("", "invoices", {})
+        await app.publish("invoices", {})
     async with AppTest(app):
-        await app.publish("", "invoices", {})
+        await app.publish("invoices", {})
     with pytest.raises(RuntimeError, match="not running"):
-        await app.publish("", "invoices", {})
+        await app.publish("invoices", {})
 
 
 @in_virtual_time
@@ -106,10 +106,10 @@ async def test_a_publisher_stands_alone() -> None:
     """Confirmed and mandatory without any application."""
     broker = EmbeddedBroker()
     async with AppTest(_app(), broker=broker), Publisher(broker) as publisher:
-        await publisher.publish(compose("", "invoices", {"id": 2}))
+        await publisher.publish("invoices", {"id": 2})
         assert len(broker.snapshot().queue("invoices").ready) == 1
         with pytest.raises(Returned, match="routing key 'nowhere'"):
-            await publisher.publish(compose("", "nowhere", {"id": 2}))
+            await publisher.publish("nowhere", {"id": 2})
 
 
 @in_virtual_time
@@ -120,7 +120,7 @@ async def test_a_publisher_without_a_broker_says_that_nothing_was_sent() -> None
     publisher = Publisher(broker, timeout=5)
     publisher.start()
     with pytest.raises(ConnectionFailed, match=r"nothing was sent.*refused the connection"):
-        await publisher.publish(compose("", "invoices", {}))
+        await publisher.publish("invoices", {})
     await publisher.close()
 
 
@@ -142,15 +142,15 @@ async def test_everything_that_can_be_said_of_a_message_is_a_keyword() -> None:
 
     @app.handler("orders", retry=["30s"])
     async def handle(context: Context) -> None:
-        await context.publish("", "invoices", {}, **said)
-        await app.publish("", "invoices", {}, **said)
+        await context.publish("invoices", {}, **said)
+        await app.publish("invoices", {}, **said)
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {}, headers=TRACE)
+        await test.publish("orders", {}, headers=TRACE)
         await test.drain()
-        await test.publish("", "invoices", {}, **said)
+        await test.publish("invoices", {}, **said)
         ready = test.broker.snapshot().queue("invoices").ready
-    expected = compose("", "invoices", {}, **said).properties
+    expected = compose("invoices", {}, **said).properties
     assert expected.expiration == "30000"
     inherited = {name: TRACE[name] for name in ("traceparent", "tracestate", "baggage")}
     caused = replace(expected, headers={**inherited, "own": 1})
@@ -160,9 +160,9 @@ async def test_everything_that_can_be_said_of_a_message_is_a_keyword() -> None:
 def test_a_priority_is_one_byte() -> None:
     """What cannot be sent is refused where it is said."""
     with pytest.raises(ValueError, match="from 0 to 255, got 256"):
-        compose("", "invoices", {}, priority=256)
+        compose("invoices", {}, priority=256)
     with pytest.raises(ValueError, match="a duration like"):
-        compose("", "invoices", {}, expiration="soon")
+        compose("invoices", {}, expiration="soon")
 
 
 @in_virtual_time
@@ -172,14 +172,14 @@ async def test_fire_and_forget_is_said() -> None:
 
     @app.handler("orders", retry=["30s"])
     async def handle(context: Context) -> None:
-        await context.publish("", "nowhere", {}, mandatory=False)
-        await context.publish("", "amq.rabbitmq.reply-to.g1h2", {})
+        await context.publish("nowhere", {}, mandatory=False)
+        await context.publish("amq.rabbitmq.reply-to.g1h2", {})
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         assert await test.drain() == Tally(done=1)
-    assert compose("", "orders", {}).mandatory
-    assert compose("events", "amq.rabbitmq.reply-to.g1h2", {}).mandatory
+    assert compose("orders", {}).mandatory
+    assert compose("amq.rabbitmq.reply-to.g1h2", {}, exchange="events").mandatory
 
 
 @pytest.mark.parametrize("through_app", [False, True])
@@ -192,10 +192,10 @@ async def test_a_publish_that_nobody_awaits_parks_its_message(through_app: bool)
     @app.handler("orders", retry=["30s"])
     async def handle(context: Context) -> None:
         target = app if through_app else context
-        target.publish("", "invoices", {})  # type: ignore[unused-coroutine]
+        target.publish("invoices", {})  # type: ignore[unused-coroutine]
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         assert await test.drain() == Tally(parked=1)
         test.assert_parked("orders", reason="a publish was not awaited")
         assert not test.broker.snapshot().queue("invoices").ready
@@ -210,10 +210,10 @@ async def test_a_publish_in_a_task_of_its_own_is_not_forgotten() -> None:
 
     @app.handler("orders", retry=["30s"])
     async def handle(context: Context) -> None:
-        tasks.add(asyncio.create_task(context.publish("", "invoices", {})))
+        tasks.add(asyncio.create_task(context.publish("invoices", {})))
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         assert await test.drain() == Tally(done=1)
         await asyncio.gather(*tasks)
         assert len(test.broker.snapshot().queue("invoices").ready) == 1
@@ -229,7 +229,7 @@ async def test_a_sync_handler_publishes_with_a_call_that_returns_when_it_is_conf
     app.queue("invoices", retry=["1s"])
 
     def handle(context: Context) -> None:
-        (app if through_app else context).publish_sync("", "invoices", {})
+        (app if through_app else context).publish_sync("invoices", {})
 
     async def handle_on_the_loop(context: Context) -> None:
         handle(context)
@@ -237,9 +237,9 @@ async def test_a_sync_handler_publishes_with_a_call_that_returns_when_it_is_conf
     app.handler("orders", retry=["30s"])(handle)
     app.handler("wrong", retry=None)(handle_on_the_loop)
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         assert await test.drain() == Tally(done=1)
         assert len(test.broker.snapshot().queue("invoices").ready) == 1
-        await test.publish("", "wrong", {})
+        await test.publish("wrong", {})
         await test.drain()
         test.assert_parked("wrong", reason="publish_sync is for sync handlers")

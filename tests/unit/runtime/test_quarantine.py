@@ -262,7 +262,7 @@ async def test_a_window_that_came_back_up_to_three_times_is_handled_as_before(re
 
     async with AppTest(app) as test:
         for number in range(60):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         for _ in range(returns):
             await test.advance(5)
             test.broker.cut()
@@ -291,7 +291,7 @@ async def test_a_suspected_message_runs_alone_and_the_window_opens_again() -> No
 
     async with AppTest(app) as test:
         for number in range(30):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         for _ in range(RETURNS):
             await test.advance(4)
             test.broker.cut()
@@ -334,7 +334,7 @@ async def test_a_suspected_message_that_comes_with_the_new_subscription_is_not_f
 
     async with AppTest(app, broker=EmbeddedBroker(version=version)) as test:
         for number in range(13):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         await test.advance(1)  # the first is in hand, and the window that it opened is full
         for _ in range(RETURNS):
             somebody = await test.broker.connect("somebody")
@@ -371,7 +371,7 @@ async def test_a_suspected_message_that_comes_while_the_consumer_stops_is_not_be
 
     async with AppTest(app) as test:
         for number in range(4):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         await test.advance(1)  # the first is in hand, and the window that it opened is full
         somebody = await test.broker.connect("somebody")
         for _ in range(RETURNS):
@@ -413,7 +413,7 @@ async def test_an_error_beside_the_handler_costs_a_session_and_not_the_queue(
 
     monkeypatch.setattr(Quarantine, "run", fail_once)
     async with AppTest(app) as test:
-        await test.publish("", "orders", 1)
+        await test.publish("orders", 1)
         for _ in range(RETURNS):
             await test.advance(3)
             test.broker.cut()
@@ -439,7 +439,7 @@ async def test_a_batch_with_a_suspected_message_has_the_size_of_one() -> None:
 
     async with AppTest(app) as test:
         for number in range(5):
-            await test.publish("", "users", number)
+            await test.publish("users", number)
         for _ in range(RETURNS):
             await test.advance(5)
             test.broker.cut()

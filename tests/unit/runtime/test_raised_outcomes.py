@@ -38,7 +38,7 @@ def _deep(depth: int, outcome: BaseException) -> None:
 async def _play(app: App, messages: int = 1) -> tuple[Tally, AppTest]:
     async with AppTest(app) as test:
         for number in range(messages):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         tally = await test.drain()
     return tally, test
 

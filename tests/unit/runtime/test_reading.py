@@ -62,7 +62,7 @@ async def test_a_delivery_is_read_once_on_its_way_to_settlement(
     """Deciding, marking, publishing, remembering and recording share one reading of it."""
     async with AppTest(_app(outcome, batch=batch)) as test:
         with _histories() as read:
-            await test.publish("", "orders", {"id": 1}, message_id="m-1")
+            await test.publish("orders", {"id": 1}, message_id="m-1")
             # A snooze never ends by itself: four of 30 s fit here.
             await (test.advance(100) if isinstance(outcome, Snooze) else test.drain())
         events = ("delivery.retried", "delivery.parked", "delivery.snoozed")

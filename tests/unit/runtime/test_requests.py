@@ -54,7 +54,7 @@ def _app(reply_queues: Sequence[str] = ()) -> App:
 
     @app.handler("shop", retry=["1s"])
     async def shop(sku: str) -> None:
-        found = await app.request("", "prices", {"sku": sku}, returns=Price)
+        found = await app.request("prices", {"sku": sku}, returns=Price)
         assert found == Price(sku, 100)
 
     return app
@@ -64,12 +64,12 @@ def _app(reply_queues: Sequence[str] = ()) -> App:
 async def test_a_handler_returns_the_reply() -> None:
     """Decoded into what was asked for; what it sends by hand comes first, and nothing is None."""
     async with AppTest(_app()) as test:
-        assert await test.request("", "prices", {"sku": "a"}, returns=Price) == Price("a", 100)
-        assert await test.request("", "prices", {"sku": "b"}) == {"sku": "b", "cents": 100}
-        assert (await test.request("", "prices", {"sku": "by hand"}))["cents"] == 1
-        assert await test.request("", "prices", {"sku": "nothing"}) is None
+        assert await test.request("prices", {"sku": "a"}, returns=Price) == Price("a", 100)
+        assert await test.request("prices", {"sku": "b"}) == {"sku": "b", "cents": 100}
+        assert (await test.request("prices", {"sku": "by hand"}))["cents"] == 1
+        assert await test.request("prices", {"sku": "nothing"}) is None
         with pytest.raises(Undecodable):
-            await test.request("", "prices", {"sku": "a"}, returns=int)
+            await test.request("prices", {"sku": "a"}, returns=int)
         assert await test.drain() == Tally(done=5)
         assert not test.happened("publish.failed")
 
@@ -78,7 +78,7 @@ async def test_a_handler_returns_the_reply() -> None:
 async def test_many_questions_at_once_get_their_own_answers() -> None:
     """On one channel, in whatever order the answers come."""
     async with AppTest(_app()) as test, RequestClient(test.broker) as client:
-        asked = [client.request("", "prices", {"sku": str(n)}, returns=Price) for n in range(200)]
+        asked = [client.request("prices", {"sku": str(n)}, returns=Price) for n in range(200)]
         found = await asyncio.gather(*asked)
         assert [one.sku for one in found] == [str(n) for n in range(200)]
         assert client.late == 0
@@ -88,16 +88,16 @@ async def test_many_questions_at_once_get_their_own_answers() -> None:
 async def test_who_gets_no_answer_is_told_when_the_time_is_over() -> None:
     """Parked, or simply slow: an answer that comes later disturbs nobody, and is no failure."""
     async with AppTest(_app()) as test, RequestClient(test.broker) as client:
-        await client.request("", "prices", {"sku": "on a channel of its own"})
+        await client.request("prices", {"sku": "on a channel of its own"})
         began = asyncio.get_running_loop().time()
         with pytest.raises(NoReply, match=r"no reply within 5 s to a request for queue 'prices'"):
-            await client.request("", "prices", {"sku": "slow"}, timeout="5s")
+            await client.request("prices", {"sku": "slow"}, timeout="5s")
         assert 5 <= asyncio.get_running_loop().time() - began < 5.1
         with pytest.raises(NoReply):
-            await client.request("", "prices", {"sku": "hopeless"}, timeout=1)
+            await client.request("prices", {"sku": "hopeless"}, timeout=1)
         await test.advance(60)
         assert client.late == 1
-        assert (await client.request("", "prices", {"sku": "c"}, returns=Price)).sku == "c"
+        assert (await client.request("prices", {"sku": "c"}, returns=Price)).sku == "c"
         test.assert_parked("prices", times=1, reason="no such article")
         assert not test.happened("publish.failed")
 
@@ -107,7 +107,7 @@ async def test_a_question_for_nobody_is_returned() -> None:
     """At once, as every publish that no queue wants."""
     async with RequestClient(EmbeddedBroker()) as client:
         with pytest.raises(Returned, match="nowhere"):
-            await client.request("", "nowhere", {})
+            await client.request("nowhere", {})
 
 
 @in_virtual_time
@@ -115,13 +115,13 @@ async def test_a_lost_connection_ends_the_wait_and_the_next_question_works() -> 
     """The answer could not come any more: nobody waits for the whole time-out."""
     async with AppTest(_app()) as test, RequestClient(test.broker) as client:
         began = asyncio.get_running_loop().time()
-        asking = asyncio.create_task(client.request("", "prices", {"sku": "slow"}, timeout="1h"))
+        asking = asyncio.create_task(client.request("prices", {"sku": "slow"}, timeout="1h"))
         await asyncio.sleep(1)
         test.broker.cut()
         with pytest.raises(NoReply, match="no reply can come any more"):
             await asking
         assert asyncio.get_running_loop().time() - began < 2
-        answer = await client.request("", "prices", {"sku": "d"}, timeout="1m", returns=Price)
+        answer = await client.request("prices", {"sku": "d"}, timeout="1m", returns=Price)
         assert answer == Price("d", 100)
         await test.drain()
 
@@ -133,7 +133,7 @@ async def test_a_lost_server_is_a_question_that_waits_for_the_next_one() -> None
     async with AppTest(_app(), broker=broker):
         pass
     async with RequestClient(broker) as client:
-        asking = asyncio.create_task(client.request("", "prices", {"sku": "e"}, timeout="1m"))
+        asking = asyncio.create_task(client.request("prices", {"sku": "e"}, timeout="1m"))
         await asyncio.sleep(10)
         async with AppTest(_app(), broker=broker):
             assert (await asking)["sku"] == "e"
@@ -144,7 +144,7 @@ async def test_a_handler_may_ask_another_one() -> None:
     """On a connection that is made with the first question, and ends with the application."""
     async with AppTest(_app()) as test:
         for sku in "abc":
-            await test.publish("", "shop", sku)
+            await test.publish("shop", sku)
         assert await test.drain(reraise=True) == Tally(done=6)
         assert any(one.name == "prices requests" for one in test.broker.connections)
     assert test.broker.connections == ()
@@ -169,18 +169,16 @@ async def test_a_reply_goes_to_declared_reply_queues_too() -> None:
         channel = await (await test.broker.connect()).open_channel()
         await channel.declare_queue(Queue("answers"))
         for queue, payload in (("prices", {"sku": "f"}), ("square", 7)):
-            await test.publish(
-                "", queue, payload, reply_to="answers", correlation_id=f"asked {queue}"
-            )
-        await test.publish("", "prices", {"sku": "g"})
-        await test.publish("", "prices", {"sku": "h"}, reply_to="gone")
-        await test.publish("", "echo", {})
+            await test.publish(queue, payload, reply_to="answers", correlation_id=f"asked {queue}")
+        await test.publish("prices", {"sku": "g"})
+        await test.publish("prices", {"sku": "h"}, reply_to="gone")
+        await test.publish("echo", {})
         await test.drain(reraise=True)
         found = [await channel.get("answers") for _ in range(2)]
         told = {(one.properties.correlation_id, one.body) for one in found if one is not None}
         assert told == {("asked prices", b'{"sku":"f","cents":100}'), ("asked square", b"49")}
         assert await channel.get("answers") is None
-        assert await test.request("", "square", 9) == 81
+        assert await test.request("square", 9) == 81
 
 
 @pytest.mark.parametrize("address", ["vault", "amq.gen-abc", "amq.rabbitmq.reply-to.a.b"])
@@ -203,7 +201,7 @@ async def test_a_reply_to_an_undeclared_place_parks_the_request(address: str) ->
         channel = await (await test.broker.connect()).open_channel()
         await channel.declare_queue(Queue("vault"))
         for queue in ("prices", "greetings"):
-            await test.publish("", queue, "x", reply_to=address)
+            await test.publish(queue, "x", reply_to=address)
         await test.drain()
         assert runs == []
         assert await channel.get("vault") is None
@@ -224,15 +222,15 @@ async def test_a_refused_request_leaves_other_requests_their_replies() -> None:
         return number
 
     async with AppTest(app) as test, RequestClient(test.broker) as client:
-        assert await client.request("", "slow", 0) == 0
-        asked = [asyncio.create_task(client.request("", "slow", n)) for n in range(9)]
+        assert await client.request("slow", 0) == 0
+        asked = [asyncio.create_task(client.request("slow", n)) for n in range(9)]
         await asyncio.sleep(1)
         with pytest.raises(PublishInterrupted, match="404"):
-            await client.request("missing", "slow", 1)
+            await client.request("slow", 1, exchange="missing")
         assert await asyncio.gather(*asked) == list(range(9))
         with pytest.raises(NoReply, match="within 2 s"):
-            await client.request("", "slow", b"x" * 5_000, timeout="2s")
-        assert await client.request("", "slow", 7) == 7
+            await client.request("slow", b"x" * 5_000, timeout="2s")
+        assert await client.request("slow", 7) == 7
 
 
 @in_virtual_time
@@ -241,7 +239,7 @@ async def test_what_a_request_needs_for_itself_is_refused() -> None:
     async with RequestClient(EmbeddedBroker()) as client:
         for option in ({"reply_to": "x"}, {"correlation_id": "x"}, {"delay": "1s"}):
             with pytest.raises(ValueError, match="a request without"):
-                await client.request("", "q", {}, **option)  # type: ignore[arg-type]
+                await client.request("q", {}, **option)  # type: ignore[arg-type]
     app = App("x")
     with pytest.raises(InvalidTopology, match="return value"):
 
@@ -273,7 +271,7 @@ async def test_a_client_that_is_closed_or_cannot_connect_says_so() -> None:
     async with RequestClient(EmbeddedBroker()) as client:
         pass
     with pytest.raises(NoReply, match="the client is closed"):
-        await client.request("", "prices", {}, timeout="1h")
+        await client.request("prices", {}, timeout="1h")
 
     class Refusing(EmbeddedBroker):
         """A broker that knows nobody."""
@@ -284,7 +282,7 @@ async def test_a_client_that_is_closed_or_cannot_connect_says_so() -> None:
 
     began = asyncio.get_running_loop().time()
     with pytest.raises(LoginRefused):
-        await RequestClient(Refusing()).request("", "prices", {}, timeout="1h")
+        await RequestClient(Refusing()).request("prices", {}, timeout="1h")
     with pytest.raises(LoginRefused):
         async with RequestClient(Refusing()):
             pass

@@ -46,7 +46,7 @@ async def test_messages_of_one_key_are_handled_one_after_another() -> None:
     app, told = slow_app(1, key=customer, concurrency=10)
     async with AppTest(app) as test:
         for payload in ("a1", "a2", "b1", "a3", "b2"):
-            await test.publish("", "orders", payload)
+            await test.publish("orders", payload)
         await test.drain()
     assert [one for one in told if " a" in one] == [
         f"{what} a{n}" for n in (1, 2, 3) for what in ("begin", "end")
@@ -60,7 +60,7 @@ async def test_a_message_whose_key_cannot_be_told_has_failed(key: Any) -> None:
     """It is not handled out of order, and it is not silently left behind."""
     app, told = slow_app(1, key=key)
     async with AppTest(app) as test:
-        await test.publish("", "orders", "a1")
+        await test.publish("orders", "a1")
         tally = await test.drain()
     assert told == []
     assert tally == Tally(retried=1, parked=1)
@@ -83,7 +83,7 @@ async def test_no_more_run_at_once_than_asked_for() -> None:
 
     async with AppTest(app, options=ServiceOptions(concurrency=3)) as test:
         for _ in range(20):
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
         await test.drain()
     assert max(at_once) == 3
 
@@ -98,7 +98,7 @@ async def test_a_paused_queue_takes_nothing_until_it_is_resumed() -> None:
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
         for payload in "abc":
-            await test.publish("", "orders", payload)
+            await test.publish("orders", payload)
         await test.advance(1)
         consumer.pause("maintenance")
         await consumer.rested()
@@ -128,7 +128,7 @@ async def test_a_pause_and_its_end_may_come_at_any_moment() -> None:
             consumer.pause("now")
             await asyncio.sleep(pause)
             consumer.resume("now")
-            await test.publish("", "orders", "x")
+            await test.publish("orders", "x")
             consumer.pause("again")
             test.broker.cut()
             consumer.resume("again")
@@ -145,7 +145,7 @@ async def test_a_paused_service_can_be_stopped() -> None:
         consumer = test.service.consumer("orders")
         consumer.pause("maintenance")
         await consumer.rested()
-        await test.publish("", "orders", "x")
+        await test.publish("orders", "x")
         report = await test.stop()
     assert told == []
     assert report.left == ()
@@ -187,7 +187,7 @@ async def test_the_breaker_pauses_a_queue_when_everything_fails() -> None:
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
         for _ in range(30):
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
         await test.advance(1)
         assert _breaker(consumer) is BreakerState.OPEN
         burst = len(runs)
@@ -216,7 +216,7 @@ async def test_an_open_breaker_does_not_delay_the_end() -> None:
 
     async with AppTest(app) as test:
         for _ in range(3):
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
         await test.advance(1)
         report = await test.stop()
     assert report.left == (Leftover("orders", not_started=2, interrupted=0),)
@@ -313,7 +313,7 @@ async def test_an_application_without_handlers_runs_and_publishes() -> None:
     app = App("producer")
     app.queue("orders")
     async with AppTest(app) as test:
-        await app.publish("", "orders", {})
+        await app.publish("orders", {})
         await test.advance(1000)
         states = [one.fields["state"] for one in test.happened("connection.state", state="ready")]
         assert len(states) == 2
@@ -342,7 +342,7 @@ def _runs(topology: Topology, queue: str, version: Any = None) -> tuple[int, Tal
         # Some designs wait for hours: a look at the topology every 30 virtual seconds takes seconds.
         options = ServiceOptions(accept=accept, upkeep=86_400)
         async with AppTest(app, broker=broker, options=options) as test:
-            await test.publish("", queue, {})
+            await test.publish(queue, {})
             tallies.append(await test.drain())
             resting.append(len(test.dead_letters(queue)))
 
@@ -386,8 +386,8 @@ async def test_snoozes_in_hand_leave_half_of_the_slots_free() -> None:
 
     async with AppTest(app) as test:
         for _ in range(6):
-            await test.publish("", queue, "early")
-        await test.publish("", queue, "due")
+            await test.publish(queue, "early")
+        await test.publish(queue, "due")
         assert handled == ["due"]
         held = [one.fields["delay_ms"] for one in test.happened("delivery.snoozed")]
         assert held == [5000] * 4  # these four wait in the retry queue; two are still in hand

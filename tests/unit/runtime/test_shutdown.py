@@ -20,7 +20,7 @@ async def test_shutdown_goes_in_numbered_steps_and_finishes_what_runs() -> None:
     app, told = slow_app(5, concurrency=2)
     async with AppTest(app) as test:
         for number in range(5):
-            await test.publish("", "orders", str(number))
+            await test.publish("orders", str(number))
         await test.advance(1)
         report = await test.stop()
     steps = [(one.fields["step"], one.fields["left"]) for one in test.happened("shutdown.step")]
@@ -40,7 +40,7 @@ async def test_what_outlasts_the_grace_is_interrupted_and_reported() -> None:
     began = asyncio.get_running_loop().time()
     async with AppTest(app, options=ServiceOptions(grace=20)) as test:
         for number in range(3):
-            await test.publish("", "orders", str(number))
+            await test.publish("orders", str(number))
         await test.advance(1)
         report = await test.stop()
     assert round(asyncio.get_running_loop().time() - began) == 21
@@ -60,7 +60,7 @@ async def test_stop_while_a_consumer_starts_loses_and_repeats_no_message(after: 
     async with AppTest(app) as test:
         test.faults.latency = 1.0
         for number in range(5):
-            await test.publish("", "orders", str(number))
+            await test.publish("orders", str(number))
         await test.advance(after)
         report = await test.stop()
     left = test.broker.snapshot().queue("orders").ready
@@ -76,7 +76,7 @@ async def test_asking_twice_does_not_wait() -> None:
     app, told = slow_app(1000)
     began = asyncio.get_running_loop().time()
     async with AppTest(app) as test:
-        await test.publish("", "orders", "x")
+        await test.publish("orders", "x")
         await test.advance(1)
         test.service.stop()
         await test.advance(1)
@@ -96,7 +96,7 @@ async def test_a_cancelled_run_ends_everything_it_began() -> None:
     service = Service(app, broker)
     running = asyncio.create_task(service.run())
     await service.ready.wait()
-    await app.publish("", "orders", "x")
+    await app.publish("orders", "x")
     await asyncio.sleep(1)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -132,7 +132,7 @@ async def test_a_delivery_held_at_the_end_is_reported() -> None:
         raise ValueError("no")
 
     async with AppTest(app, options=ServiceOptions(grace=60)) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         test.faults.chance(Fault.NACK, 1.0)
         await test.advance(5)
         report = await test.stop()

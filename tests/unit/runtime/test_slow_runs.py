@@ -34,7 +34,7 @@ def _shop(runs: Counter[int], *, concurrency: int = 10, attempts: int = 2, **mor
 
 async def _feed(test: AppTest, numbers: range, every: float) -> None:
     for number in numbers:
-        await test.publish("", "orders", number, message_id=str(number))
+        await test.publish("orders", number, message_id=str(number))
         await test.advance(every)
 
 
@@ -48,7 +48,7 @@ async def test_hanging_handler_costs_its_slot_and_no_other_message(
     runs = Counter[int]()
     broker = EmbeddedBroker(version=version, consumer_timeout=timeout_s)
     async with AppTest(_shop(runs), broker=broker) as test:
-        await test.publish("", "orders", -1, message_id="-1")
+        await test.publish("orders", -1, message_id="-1")
         await _feed(test, range(500), timeout_s / 100)
         await test.drain()
         (parked,) = test.broker.snapshot().queue("orders.dlq").messages
@@ -72,7 +72,7 @@ async def test_consumer_timeout_that_strikes_a_live_channel_is_learned(
     runs = Counter[int]()
     broker = EmbeddedBroker(version=version, consumer_timeout=5.0)
     async with AppTest(_shop(runs, attempts=4), broker=broker) as test:
-        await test.publish("", "orders", -1, message_id="-1")
+        await test.publish("orders", -1, message_id="-1")
         await _feed(test, range(900), 0.5)
         await test.drain()
         (parked,) = test.broker.snapshot().queue("orders.dlq").messages
@@ -102,7 +102,7 @@ async def test_handler_is_cancelled_before_a_consumer_timeout_that_the_queue_dec
         await asyncio.Event().wait()
 
     async with AppTest(app, broker=EmbeddedBroker(version=BrokerVersion(4, 3))) as test:
-        await test.publish("", "orders", 1)
+        await test.publish("orders", 1)
         await test.advance(520)
         (retried,) = test.happened("delivery.retried")
         assert not test.happened("delivery.abandoned")
@@ -143,7 +143,7 @@ async def test_channels_of_slow_handlers_are_closed_when_they_have_returned() ->
 
     async with AppTest(app) as test:
         for number in range(40):
-            await test.publish("", "orders", number)
+            await test.publish("orders", number)
         await test.advance(5)
         most, retired = 0, test.service.consumer("orders").retired
         for _ in range(130):
@@ -169,15 +169,15 @@ async def test_suspected_message_that_hangs_stops_no_queue() -> None:
         runs[1000 + number] += 1
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", -1)
+        await test.publish("orders", -1)
         for _ in range(4):
             await test.advance(5)
             test.broker.cut()
         await test.advance(60)
         assert test.happened("quarantine.begun")
         for number in range(100):
-            await test.publish("", "orders", number)
-            await test.publish("", "mails", number)
+            await test.publish("orders", number)
+            await test.publish("mails", number)
         await test.advance(30)
         assert set(range(100)) | set(range(1000, 1100)) <= set(runs)
 
@@ -195,10 +195,10 @@ async def test_batch_that_hangs_costs_its_own_messages(version: BrokerVersion) -
             await asyncio.Event().wait()
 
     async with AppTest(app, broker=EmbeddedBroker(version=version)) as test:
-        await test.publish("", "users", -1)
-        await test.publish("", "users", -2)
+        await test.publish("users", -1)
+        await test.publish("users", -2)
         for number in range(100):
-            await test.publish("", "users", number)
+            await test.publish("users", number)
             await test.advance(60)
         assert len(test.broker.snapshot().queue("users.dlq").messages) == 2
         assert not test.happened("quarantine.begun")

@@ -42,7 +42,7 @@ async def test_without_a_retry_queue_it_waits_in_hand_and_is_never_parked() -> N
 
     async with AppTest(app, chance=1.0) as test:
         for number in range(3):
-            await test.publish("", "letters", number)
+            await test.publish("letters", number)
         await test.advance(79)
         assert sizes == [3, 3]
         tally = await test.drain()
@@ -67,7 +67,7 @@ async def test_what_is_beyond_the_last_tier_comes_back_when_it_said(wait: Any) -
 
     async with AppTest(app) as test:
         began = asyncio.get_running_loop().time()
-        await test.publish("", "orders", {}, message_id="m-1", headers={"mine": 1})
+        await test.publish("orders", {}, message_id="m-1", headers={"mine": 1})
         tally = await test.drain()
         assert (tally.done, tally.snoozed, tally.retried) == (1, 1, 1)
     first, second, third = (moment - began for moment, *_ in came)
@@ -91,7 +91,7 @@ async def test_without_retry_queues_a_snooze_waits_in_the_queues_of_delays() -> 
         return Snooze("2h") if len(came) == 1 else None
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         tally = await test.drain()
         assert (tally.snoozed, tally.parked) == (1, 0)
     assert 4095 <= came[1] - came[0] < 4096.5
@@ -108,7 +108,7 @@ async def test_a_wait_that_is_none_parks_with_the_menu(wait: Any) -> None:
         return Snooze(wait)
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
         test.assert_parked("orders", times=1, reason=r"expected nothing, Done()")
 
@@ -124,7 +124,7 @@ async def test_a_rule_says_its_wait_as_everybody_does() -> None:
             raise KeyError("x")
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
         (told,) = test.happened("delivery.retried")
         assert told.fields["delay_ms"] == 300_000

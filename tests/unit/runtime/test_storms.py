@@ -108,7 +108,7 @@ def test_no_storm_loses_a_message(
         app = _app(done, batch=batch, in_order=in_order)
         async with AppTest(app, options=ServiceOptions(watch=5)) as test:
             for number in range(MESSAGES):
-                await test.publish("", "orders", number, message_id=str(number))
+                await test.publish("orders", number, message_id=str(number))
             strike = _blows(test)
             for name, pause in blows:
                 strike[name]()
@@ -147,7 +147,7 @@ def test_the_end_may_come_in_any_storm(
         app = _app(done, batch=batch, in_order=False)
         async with AppTest(app, options=ServiceOptions(watch=5, grace=10)) as test:
             for number in range(MESSAGES):
-                await test.publish("", "orders", number, message_id=str(number))
+                await test.publish("orders", number, message_id=str(number))
             strike = _blows(test)
             for name, pause in blows:
                 strike[name]()

@@ -77,7 +77,7 @@ async def test_a_queue_that_was_deleted_is_created_again_and_everything_goes_on(
     async with AppTest(_parking(outcome)) as test:
         await _as_operator(test.broker, lambda channel: channel.delete_queue(queue))
         for _ in range(20):
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
         tally = await test.drain()
         assert [one.fields["object"] for one in test.happened("topology.restored")] == [queue]
         assert _reasons(test) == ()
@@ -99,7 +99,7 @@ async def test_an_exchange_that_was_deleted_comes_back_with_its_bindings(exchang
     async with AppTest(app) as test:
         await _as_operator(test.broker, lambda channel: channel.delete_exchange(exchange))
         for _ in range(5):
-            await test.publish("", "raffle_queue", {})
+            await test.publish("raffle_queue", {})
         await test.drain()
         parked = len(test.dead_letters("raffle_queue"))
         back = test.happened("topology.restored", object=exchange)
@@ -120,7 +120,7 @@ async def test_a_binding_that_was_removed_is_added_again() -> None:
     (binding,) = [one for one in RAFFLE.bindings if one.source == "raffle_retry_exchange"]
     async with AppTest(app) as test:
         await _as_operator(test.broker, lambda channel: channel.unbind(binding))
-        await test.publish("", "raffle_queue", {})
+        await test.publish("raffle_queue", {})
         tally = await test.drain()
     assert (tally.retried, tally.parked) == (3, 1)
 
@@ -142,7 +142,7 @@ async def test_deleted_object_is_restored_without_any_publish_of_ours(deleted: s
         await _as_operator(test.broker, act[deleted])
         await test.advance(45)
         assert "orders.dlq" in test.broker.node.queues
-        await test.publish("events", "order.new", {})
+        await test.publish("order.new", {}, exchange="events")
         assert (await test.drain()).done == 1
 
 
@@ -172,11 +172,11 @@ async def test_readiness_falls_while_everything_is_held_and_says_why() -> None:
         app, broker=broker, options=ServiceOptions(ownership=Ownership.CHECK)
     ) as test:
         await _as_operator(broker, lambda channel: channel.delete_queue("orders.dlq"))
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(300)
         assert _reasons(test) == ()  # one of two workers still takes messages
         for _ in range(9):
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
         await test.advance(600)
         (reason,) = _reasons(test)
         assert "orders stands still: everything in hand (2) is held" in reason
@@ -200,7 +200,7 @@ async def test_who_does_not_look_says_that_it_creates_nothing() -> None:
     options = ServiceOptions(ownership=Ownership.EXTERNAL)
     async with AppTest(app, broker=broker, options=options) as test:
         await _as_operator(broker, lambda channel: channel.delete_queue("orders.dlq"))
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.advance(300)
         (said,) = test.happened("topology.unusable", object="orders.dlq")
         assert "ownership `external`" in said.fields["reason"]
@@ -223,7 +223,7 @@ async def test_what_exists_in_another_form_is_left_alone_without_a_tight_loop() 
     async with AppTest(app) as test:
         await _as_operator(test.broker, lambda channel: channel.delete_exchange(exchange))
         await _as_operator(test.broker, lambda channel: channel.declare_exchange(other))
-        await test.publish("", "raffle_queue", {})
+        await test.publish("raffle_queue", {})
         await test.advance(600)
         (said,) = test.happened("topology.unusable", object=exchange)
         assert 'type: "direct" desired, "headers" on the broker' in said.fields["reason"]

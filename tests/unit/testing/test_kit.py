@@ -46,7 +46,7 @@ def _shop() -> App:
 
 async def _order(test: AppTest, *numbers: int) -> None:
     for number in numbers:
-        await test.publish("", "orders", {"id": number}, message_id=str(number))
+        await test.publish("orders", {"id": number}, message_id=str(number))
 
 
 @in_virtual_time
@@ -137,9 +137,9 @@ async def test_publishing_meets_no_faults_and_tells_what_is_wrong() -> None:
         test.faults.clear()
         assert await test.drain() == Tally(done=1)
         with pytest.raises(Returned, match="nowhere"):
-            await test.publish("", "nowhere", {})
+            await test.publish("nowhere", {})
         with pytest.raises(NotFound, match="no exchange 'missing'"):
-            await test.publish("missing", "key", {})
+            await test.publish("key", {}, exchange="missing")
 
 
 @in_virtual_time
@@ -164,7 +164,7 @@ async def test_what_cannot_be_drained_is_named() -> None:
         raise ValueError("no")
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         test.faults.chance(Fault.NACK, 1.0)
         with pytest.raises(TimeoutError, match=r"within 60 s: \{'orders': 1, 'in flight': 1\}"):
             await test.drain(within=60)
@@ -184,7 +184,7 @@ async def test_virtual_time_starts_at_the_present_so_that_at_can_be_in_the_futur
 
     async with AppTest(app) as test:
         due = datetime.now(UTC) + timedelta(hours=2)
-        await test.publish("", "orders", {}, at=due)
+        await test.publish("orders", {}, at=due)
         await test.advance(7190)
         assert came == []
         await test.drain()
@@ -211,8 +211,8 @@ def test_app_test_entered_on_another_event_loop_is_refused() -> None:
             await call()
 
         for call in (
-            lambda: test.publish("", "orders", {}),
-            lambda: test.request("", "orders", {}),
+            lambda: test.publish("orders", {}),
+            lambda: test.request("orders", {}),
             test.drain,
             test.stop,
             lambda: test.advance(1),
@@ -221,8 +221,8 @@ def test_app_test_entered_on_another_event_loop_is_refused() -> None:
                 use(call)
         fixtures.run(test.__aenter__())
         for call in (
-            lambda: test.publish("", "orders", {}),
-            lambda: test.request("", "orders", {}),
+            lambda: test.publish("orders", {}),
+            lambda: test.request("orders", {}),
             test.drain,
             test.stop,
             lambda: test.advance(1),
@@ -242,7 +242,7 @@ async def test_without_virtual_time_it_runs_in_real_time() -> None:
             raise ZeroDivisionError
 
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         assert await test.drain() == Tally(retried=1, done=1)
         with pytest.raises(RuntimeError, match="in_virtual_time"):
             await test.advance(1)
@@ -259,7 +259,7 @@ async def test_a_failing_test_does_not_wait_for_handlers() -> None:
 
     async def fail() -> None:
         async with AppTest(app) as test:
-            await test.publish("", "orders", {})
+            await test.publish("orders", {})
             raise ZeroDivisionError
 
     began = asyncio.get_running_loop().time()
@@ -303,14 +303,14 @@ async def handle(order: dict) -> None:
 @in_virtual_time
 async def test_right():
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
         test.assert_parked("orders", reason="no")
 
 @in_virtual_time
 async def test_wrong():
     async with AppTest(app) as test:
-        await test.publish("", "orders", {})
+        await test.publish("orders", {})
         await test.drain()
         test.assert_done("orders")
 """

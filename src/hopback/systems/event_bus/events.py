@@ -35,7 +35,7 @@ class EventBus:
             now=self._clock.now(),
             process_after_delay_ms=process_after_delay_ms,
         )
-        await self._publisher.publish(message)
+        await self._publisher.send(message)
         return event_id
 
 
@@ -59,7 +59,7 @@ def event_message(
     if process_after_delay_ms is not None:
         event["processAfterDelayMs"] = process_after_delay_ms
     message = compose(
-        f"{prefix}.main-exchange", "", event, message_id=event_id, message_type=event_type
+        "", event, exchange=f"{prefix}.main-exchange", message_id=event_id, message_type=event_type
     )
     # The delay counts from here: the bus itself reads it off the message's own time.
     timed = replace(message.properties, timestamp=int(now))

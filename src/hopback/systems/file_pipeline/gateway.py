@@ -49,7 +49,7 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         publisher = TopologyPublisher(broker, topology, name="file-pipeline gateway")
-        async with publisher, runtime.open(publisher.publish), operations:
+        async with publisher, runtime.open(publisher.send), operations:
             yield
 
     return web_application(

@@ -233,9 +233,9 @@ def message_of(
         "payload": content,
     }
     return compose(
-        exchange,
         payload.KEY,
         envelope,
+        exchange=exchange,
         message_id=message_id,
         message_type=payload.TYPE,
         correlation_id=correlation,

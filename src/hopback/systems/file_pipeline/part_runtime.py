@@ -145,7 +145,7 @@ class PartRuntime:
             cause=cause,
             occasion=occasion,
         )
-        await tx.publish(message, key=payload.fileId)
+        await tx.send(message, key=payload.fileId)
 
     async def conclude(
         self, consumer: str, cause: PipelineMessage, *results: PipelinePayload, producer: str

@@ -76,9 +76,9 @@ class _FreeFlowApi:
             known = ", ".join(self._domains)
             raise RequestRefused(f"expected <domain>.<event>, the domain one of {known}", 404)
         message = compose(
-            EXCHANGE,
             short_text(routing_key, "the event"),
             dict(await json_body(request)),
+            exchange=EXCHANGE,
             message_id=idempotency_key(request),
         )
         await publish(self._publisher, message)

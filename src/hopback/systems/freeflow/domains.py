@@ -149,7 +149,9 @@ class DomainEvent:
         """Publish what this event leads to. An event with an id gives an id that a second run repeats."""
         own = self.context.delivery.properties.message_id
         message_id = None if own is None else f"{own}/{routing_key}"
-        await self.context.publish(EXCHANGE, routing_key, dict(data), message_id=message_id)
+        await self.context.publish(
+            routing_key, dict(data), exchange=EXCHANGE, message_id=message_id
+        )
 
 
 async def _user(event: DomainEvent) -> None:

@@ -95,7 +95,7 @@ class _RaffleApi:
         except InvalidUser as error:
             raise RequestRefused(str(error)) from None
         payload = {"id": user.id, "name": user.name, "email": user.email}
-        message = compose("raffle_exchange", "raffle_queue", payload, message_id=user.id)
+        message = compose("raffle_queue", payload, exchange="raffle_exchange", message_id=user.id)
         await publish(self._publisher, message)
         return JSONResponse({"id": user.id})
 

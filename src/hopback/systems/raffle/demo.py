@@ -48,7 +48,7 @@ async def _traffic(host: Host) -> None:
             email = f"user{number}.{run}@example.org" if number % 10 else "ana@example.org"
             await client.post("/api/v1/users", json={"name": random.choice(_NAMES), "email": email})
             if number % 7 == 3:
-                await publisher.publish(Message("raffle_exchange", "raffle_queue", b'{"name": Ana'))
+                await publisher.send(Message("raffle_exchange", "raffle_queue", b'{"name": Ana'))
             if number % 5 == 4:
                 # A raffle among three new users, drawn when all of them are inserted.
                 created = await client.post("/api/v1/raffles", json={"name": "A bicycle"})

@@ -71,9 +71,9 @@ class _RatatoskrApi:
         if body.get("type") not in TYPES:
             raise RequestRefused(f"type: expected one of {', '.join(TYPES)}")
         message = compose(
-            self._settings.exchange,
             body["type"],
             dict(body),
+            exchange=self._settings.exchange,
             message_id=idempotency_key(request),
             message_type=body["type"],
         )

@@ -1,4 +1,4 @@
-"""The publisher, on servers in memory."""
+"""The sender, on servers in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.publisher import Publisher
+from hopback.broker.message_sender import MessageSender
 from hopback.broker.supervise import Backoff
 from hopback.errors import (
     ConnectionFailed,
@@ -51,9 +51,9 @@ async def _turns(count: int = 30) -> None:
         await asyncio.sleep(0)
 
 
-async def _prove(publisher: Publisher, server: MemoryServer, scratch: int = 2) -> None:
+async def _prove(sender: MessageSender, server: MemoryServer, scratch: int = 2) -> None:
     """Have a publish to the default exchange confirmed on a scratch channel: later ones share channel 1."""
-    sending = asyncio.create_task(publisher.publish(Message("", "q", bytes(100))))
+    sending = asyncio.create_task(sender.send(Message("", "q", bytes(100))))
     await _turns()
     server.send(scratch, "basic.ack", delivery_tag=1)
     await sending
@@ -66,9 +66,9 @@ def _open_channels(server: MemoryServer) -> list[int]:
 async def test_a_publish_waits_for_its_confirm() -> None:
     """Not done when sent; done when stored."""
     broker = _Broker()
-    async with Publisher(broker) as publisher:
-        await _prove(publisher, broker.servers[0])
-        sending = asyncio.create_task(publisher.publish(Message("", "q", b"x")))
+    async with MessageSender(broker) as sender:
+        await _prove(sender, broker.servers[0])
+        sending = asyncio.create_task(sender.send(Message("", "q", b"x")))
         await _turns()
         assert not sending.done()
         broker.servers[0].send(1, "basic.ack", delivery_tag=1)
@@ -78,10 +78,10 @@ async def test_a_publish_waits_for_its_confirm() -> None:
 async def test_a_channel_nacked_again_and_again_is_replaced() -> None:
     """After ten nacks in a row a new channel is opened, and the old one closed when it is idle."""
     broker = _Broker()
-    async with Publisher(broker) as publisher:
-        await _prove(publisher, broker.servers[0])
+    async with MessageSender(broker) as sender:
+        await _prove(sender, broker.servers[0])
         for number in range(1, 11):
-            sending = asyncio.create_task(publisher.publish(Message("", "q", b"x")))
+            sending = asyncio.create_task(sender.send(Message("", "q", b"x")))
             await _turns()
             assert _open_channels(broker.servers[0]) == [1, 2]
             broker.servers[0].send(1, "basic.nack", delivery_tag=number)
@@ -89,7 +89,7 @@ async def test_a_channel_nacked_again_and_again_is_replaced() -> None:
                 await sending
         await _turns()
         assert _open_channels(broker.servers[0]) == [2, 3]
-        sending = asyncio.create_task(publisher.publish(Message("", "q", b"y")))
+        sending = asyncio.create_task(sender.send(Message("", "q", b"y")))
         await _turns()
         broker.servers[0].send(3, "basic.ack", delivery_tag=1)
         await sending
@@ -99,10 +99,10 @@ async def test_a_channel_nacked_again_and_again_is_replaced() -> None:
 async def test_nacks_with_a_confirm_between_them_replace_nothing() -> None:
     """A queue that is full now and then is no reason for a new channel."""
     broker = _Broker()
-    async with Publisher(broker) as publisher:
-        await _prove(publisher, broker.servers[0])
+    async with MessageSender(broker) as sender:
+        await _prove(sender, broker.servers[0])
         for number in range(1, 31):
-            sending = asyncio.create_task(publisher.publish(Message("", "q", b"x")))
+            sending = asyncio.create_task(sender.send(Message("", "q", b"x")))
             await _turns(8 if number > 1 else 30)
             name = "basic.ack" if number % 5 == 0 else "basic.nack"
             broker.servers[0].send(1, name, delivery_tag=number)
@@ -118,10 +118,10 @@ def _on_channel(server: MemoryServer, number: int) -> list[bytes]:
 async def test_publishes_of_an_unproven_route_have_a_channel_each() -> None:
     """A refusal fails one message; the route is proven by the first confirm, and shared from then on."""
     broker = _Broker()
-    async with Publisher(broker) as publisher:
-        refused = asyncio.create_task(publisher.publish(Message("missing", "k", b"refused")))
+    async with MessageSender(broker) as sender:
+        refused = asyncio.create_task(sender.send(Message("missing", "k", b"refused")))
         await _turns()
-        accepted = asyncio.create_task(publisher.publish(Message("there", "k", b"accepted")))
+        accepted = asyncio.create_task(sender.send(Message("there", "k", b"accepted")))
         await _turns()
         server = broker.servers[0]
         assert (_on_channel(server, 2), _on_channel(server, 3)) == ([b"refused"], [b"accepted"])
@@ -131,7 +131,7 @@ async def test_publishes_of_an_unproven_route_have_a_channel_each() -> None:
         server.send(3, "basic.ack", delivery_tag=1)
         await accepted
         shared = [
-            asyncio.create_task(publisher.publish(Message("there", "k", b"more"))) for _ in range(3)
+            asyncio.create_task(sender.send(Message("there", "k", b"more"))) for _ in range(3)
         ]
         await _turns()
         assert _on_channel(server, 1) == [b"more"] * 3
@@ -152,12 +152,12 @@ async def test_publishes_of_an_unproven_route_have_a_channel_each() -> None:
 )
 async def test_a_publish_that_may_be_refused_does_not_share_a_channel(message: Message) -> None:
     broker = _Broker()
-    async with Publisher(broker) as publisher:
-        first = asyncio.create_task(publisher.publish(Message("topics", "a.key", bytes(100))))
+    async with MessageSender(broker) as sender:
+        first = asyncio.create_task(sender.send(Message("topics", "a.key", bytes(100))))
         await _turns()
         broker.servers[0].send(2, "basic.ack", delivery_tag=1)
         await first
-        sending = asyncio.create_task(publisher.publish(message))
+        sending = asyncio.create_task(sender.send(message))
         await _turns()
         assert _on_channel(broker.servers[0], 1) == []
         broker.servers[0].send(2, "basic.ack", delivery_tag=2)
@@ -166,12 +166,12 @@ async def test_a_publish_that_may_be_refused_does_not_share_a_channel(message: M
 
 async def test_the_routing_key_does_not_matter_on_exchanges_known_not_to_be_topics() -> None:
     broker = _Broker()
-    async with Publisher(broker, keyless=["direct"]) as publisher:
-        first = asyncio.create_task(publisher.publish(Message("direct", "a", b"x")))
+    async with MessageSender(broker, keyless=["direct"]) as sender:
+        first = asyncio.create_task(sender.send(Message("direct", "a", b"x")))
         await _turns()
         broker.servers[0].send(2, "basic.ack", delivery_tag=1)
         await first
-        sending = asyncio.create_task(publisher.publish(Message("direct", "b", b"y")))
+        sending = asyncio.create_task(sender.send(Message("direct", "b", b"y")))
         await _turns()
         assert _on_channel(broker.servers[0], 1) == [b"y"]
         broker.servers[0].send(1, "basic.ack", delivery_tag=1)
@@ -180,9 +180,9 @@ async def test_the_routing_key_does_not_matter_on_exchanges_known_not_to_be_topi
 
 async def test_publishes_that_wait_for_the_first_of_their_route_follow_it_in_order() -> None:
     broker = _Broker()
-    async with Publisher(broker) as publisher:
+    async with MessageSender(broker) as sender:
         sending = [
-            asyncio.create_task(publisher.publish(Message("", "q", b"%d" % number)))
+            asyncio.create_task(sender.send(Message("", "q", b"%d" % number)))
             for number in range(5)
         ]
         await _turns()
@@ -210,9 +210,9 @@ async def test_a_property_that_every_broker_refuses_is_an_error_before_it_is_sen
     properties: Properties, named: str
 ) -> None:
     broker = _Broker()
-    async with Publisher(broker) as publisher:
+    async with MessageSender(broker) as sender:
         with pytest.raises(InvalidMessage, match=f"nothing was sent.*{named}.*expected"):
-            await publisher.publish(Message("", "q", b"x", properties))
+            await sender.send(Message("", "q", b"x", properties))
         await _turns()
         assert broker.servers[0].published() == []
 
@@ -220,16 +220,15 @@ async def test_a_property_that_every_broker_refuses_is_an_error_before_it_is_sen
 async def test_a_shared_channel_that_is_closed_fails_only_the_refused_publish() -> None:
     """An exchange was deleted: every interrupted publish is sent again, on a channel of its own."""
     broker = _Broker()
-    async with Publisher(broker) as publisher:
+    async with MessageSender(broker) as sender:
         for number, exchange in enumerate(("there", "gone"), start=1):
-            proving = asyncio.create_task(publisher.publish(Message(exchange, "k", bytes(9))))
+            proving = asyncio.create_task(sender.send(Message(exchange, "k", bytes(9))))
             await _turns()
             broker.servers[0].send(2, "basic.ack", delivery_tag=number)
             await proving
         bodies = (b"there", b"gone", b"there")
         sending = [
-            asyncio.create_task(publisher.publish(Message(body.decode(), "k", body)))
-            for body in bodies
+            asyncio.create_task(sender.send(Message(body.decode(), "k", body))) for body in bodies
         ]
         await _turns()
         server = broker.servers[0]
@@ -252,10 +251,10 @@ async def test_a_shared_channel_that_is_closed_fails_only_the_refused_publish() 
 async def test_a_lost_line_is_made_again_for_those_who_wait() -> None:
     """What was in flight is interrupted; what was not yet sent is sent on the new line."""
     broker = _Broker()
-    async with Publisher(broker, backoff=_QUICK) as publisher:
-        await _prove(publisher, broker.servers[0])
+    async with MessageSender(broker, backoff=_QUICK) as sender:
+        await _prove(sender, broker.servers[0])
         sending = [
-            asyncio.create_task(publisher.publish(Message("", "q", b"%d" % number)))
+            asyncio.create_task(sender.send(Message("", "q", b"%d" % number)))
             for number in range(6)
         ]
         await _turns()
@@ -272,22 +271,22 @@ async def test_a_lost_line_is_made_again_for_those_who_wait() -> None:
 async def test_a_message_that_cannot_be_sent_is_an_error_at_once() -> None:
     """Too large headers harm neither the channel nor later publishes."""
     broker = _Broker()
-    async with Publisher(broker) as publisher:
+    async with MessageSender(broker) as sender:
         too_large = Properties(headers={"big": "x" * 140_000})
         with pytest.raises(InvalidMessage, match="one frame"):
-            await publisher.publish(Message("", "q", b"", too_large))
-        await _prove(publisher, broker.servers[0], scratch=3)
+            await sender.send(Message("", "q", b"", too_large))
+        await _prove(sender, broker.servers[0], scratch=3)
 
 
 async def test_no_broker_in_time_says_that_nothing_was_sent() -> None:
     """The reason of the last failure is in the error."""
     broker = _Broker()
     broker.failure = ConnectionFailed("nobody there")
-    publisher = Publisher(broker, timeout=0.02, backoff=_QUICK)
-    publisher.start()
+    sender = MessageSender(broker, timeout=0.02, backoff=_QUICK)
+    sender.start()
     with pytest.raises(ConnectionFailed, match=r"nothing was sent.*nobody there"):
-        await publisher.publish(Message("", "q", b"x"))
-    await publisher.close()
+        await sender.send(Message("", "q", b"x"))
+    await sender.close()
 
 
 @pytest.mark.parametrize("kind", [ConnectionFailed, LoginRefused])
@@ -298,29 +297,29 @@ async def test_entering_fails_at_once_where_there_is_no_broker(
     broker = _Broker()
     broker.failure = kind("nobody there")
     with pytest.raises(kind, match="nobody there"):
-        async with Publisher(broker, timeout=3600):
-            raise AssertionError("expected no publisher")
+        async with MessageSender(broker, timeout=3600):
+            raise AssertionError("expected no sender")
 
 
 async def test_a_closed_publisher_refuses() -> None:
     """Nobody waits for a line that will not come; closing twice is no error."""
     broker = _Broker()
-    publisher = Publisher(broker)
-    publisher.start()
+    sender = MessageSender(broker)
+    sender.start()
     await _turns()
-    await publisher.close()
-    await publisher.close()
+    await sender.close()
+    await sender.close()
     with pytest.raises(ConnectionFailed, match="closed"):
-        await publisher.publish(Message("", "q", b"x"))
+        await sender.send(Message("", "q", b"x"))
 
 
 async def test_a_line_that_ended_for_good_says_why() -> None:
     """What no new connection can repair reaches the next sender, not only a log."""
     broker = _Broker()
     broker.failure = TopologyError("not like this")
-    publisher = Publisher(broker, timeout=5)
-    publisher.start()
+    sender = MessageSender(broker, timeout=5)
+    sender.start()
     await _turns()
     with pytest.raises(ConnectionFailed, match="not like this"):
-        await publisher.publish(Message("", "q", b"x"))
-    await publisher.close()
+        await sender.send(Message("", "q", b"x"))
+    await sender.close()

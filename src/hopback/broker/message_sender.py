@@ -29,6 +29,7 @@ from hopback.errors import (
     PublishInterrupted,
     Returned,
 )
+from hopback.message import require_message
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -101,12 +102,12 @@ class _OpenChannel:
             self.idle.set()
 
 
-class Publisher:
+class MessageSender:
     """Publishes on a supervised connection. Use it as an async context manager.
 
     Entering the context waits for the first connection and raises the error if it fails. A
     connection lost later is opened again. `start` does not wait, for a program that must start
-    before its broker. `publish` waits at most `timeout` seconds for a usable channel. A publish
+    before its broker. `send` waits at most `timeout` seconds for a usable channel. A publish
     that the broker refuses (a missing exchange, a missing permission, a body that is too large)
     fails alone. `keyless` names exchanges that are not topic exchanges, so their routing keys need
     no separate proof. Direct replies use another connection, opened with the first reply. A
@@ -130,7 +131,7 @@ class Publisher:
         self._replies: ReplyPublisher | None = None
         if not sends_replies:
             self._replies = ReplyPublisher(
-                Publisher(
+                MessageSender(
                     broker,
                     name=f"{name}, replies",
                     timeout=timeout,
@@ -203,7 +204,7 @@ class Publisher:
             self._current.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
             self._current.exception()  # mark as retrieved, because no caller may be waiting
 
-    async def publish(
+    async def send(
         self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
     ) -> None:
         """Publish and wait for the confirm.
@@ -217,14 +218,14 @@ class Publisher:
         and `message.mandatory` are set. Otherwise the broker drops it silently. A message with a
         delay raises ValueError, because delays need the queues declared by an App.
         """
-        if message.delay is not None:
+        if require_message(message).delay is not None:
             raise ValueError("expected a message without delay: publish it by an App with delays()")
         wanted = mandatory and message.mandatory
         may_share = is_plain(message.properties) or check_message(message)
         if ended is not None and ended.is_set():
             raise DeliveryLost(_LOST)
         if self._replies is not None and is_direct_reply(message):
-            await self._replies.publish(message, ended)
+            await self._replies.send(message, ended)
             return
         handed = self._hand_over_at_once(message, wanted) if may_share else None
         while True:

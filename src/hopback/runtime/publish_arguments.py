@@ -1,0 +1,50 @@
+"""Errors for wrong arguments of `publish`, `request`, `compose` and `send`, with the right call."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from hopback.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NOT_A_PAYLOAD = "expected a payload, got a Message: write `send(message)` to publish it"
+
+
+def explain_arguments(publish: Callable[P, R]) -> Callable[P, R]:
+    """Make a function with the arguments of `publish` name the right call if they are wrong."""
+    most = publish.__code__.co_argcount
+    name = publish.__name__
+
+    @wraps(publish)
+    def call(*given: P.args, **options: P.kwargs) -> R:
+        if len(given) < most and given and isinstance(given[-1], Message):
+            raise TypeError(_NOT_A_PAYLOAD)
+        if len(given) > most:
+            raise TypeError(
+                f"expected `{name}(queue, payload)` or `{name}(routing_key, payload, exchange=…)`, "
+                f"got {len(given) - most + 2} positional arguments"
+            )
+        return publish(*given, **options)
+
+    return call
+
+
+def check_publish(routing_key: object, payload: object, exchange: object) -> None:
+    """Raise TypeError or ValueError for an address or a payload that cannot be published."""
+    for name, given in (("routing_key", routing_key), ("exchange", exchange)):
+        if not isinstance(given, str):
+            own = getattr(given, "name", None)
+            hint = f": give its name, {own!r}" if isinstance(own, str) else ""
+            raise TypeError(f"{name}: expected str, got {type(given).__name__}{hint}")
+    if not routing_key and not exchange:
+        raise ValueError(
+            "routing_key: expected the name of a queue, got ''. An exchange is given by `exchange=`"
+        )
+    if isinstance(payload, Message):
+        raise TypeError(_NOT_A_PAYLOAD)
