@@ -60,18 +60,35 @@ def show(
     is_flag=True,
     help="Include users with password hashes, and parameters with credentials.",
 )
-@format_option("definitions", "toml", "json", "mermaid", "asyncapi", "table")
+@click.option(
+    "--cluster",
+    default="rabbitmq",
+    show_default=True,
+    metavar="NAME",
+    help="RabbitmqCluster of the kubernetes format.",
+)
+@format_option(
+    "definitions", "kubernetes", "terraform", "toml", "json", "mermaid", "asyncapi", "table"
+)
 def export(
     source: TopologySource,
     version: BrokerVersion | None,
     vhost: str | None,
     with_secrets: bool,
+    cluster: str,
     form: str,
 ) -> None:
-    """Export a SYSTEM, FILE or application, by default as RabbitMQ definitions."""
+    """Export a SYSTEM, FILE or application, by default as RabbitMQ definitions.
+
+    `kubernetes` writes resources of RabbitMQ's Messaging Topology Operator, `terraform` resources of the
+    provider cyrilgdn/rabbitmq for a .tf.json file.
+    """
     topology = source.topology()
     if not with_secrets:
         topology = _discreet(topology, form, "`--with-secrets` keeps")
+    if form in ("kubernetes", "terraform"):
+        _print_resources(topology, form, version, vhost or "/", cluster)
+        return
     _print_form(topology, form, version, vhost, source)
 
 
@@ -150,6 +167,22 @@ def _print_form(
             for sentence in left_out:
                 click.echo(f"Note: {safe(sentence)}", err=True)
             document(json_text(definitions))
+
+
+def _print_resources(
+    topology: Topology, form: str, version: BrokerVersion | None, vhost: str, cluster: str
+) -> None:
+    from hopback.topology.definitions import without_unexportable
+    from hopback.topology.provisioning import write_kubernetes, write_terraform
+
+    fitting, notes = without_unexportable(topology, version)
+    if form == "kubernetes":
+        resources, more = write_kubernetes(fitting, cluster=cluster, vhost=vhost)
+    else:
+        resources, more = write_terraform(fitting, vhost=vhost)
+    for sentence in (*notes, *more):
+        click.echo(f"Note: {safe(sentence)}", err=True)
+    document(json_text(resources))
 
 
 def _draw(topology: Topology, kind: str, queue: str | None) -> str:

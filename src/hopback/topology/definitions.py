@@ -337,6 +337,15 @@ def write_definitions(
     `version` is the version of the importing broker. Objects that it would refuse or misinterpret
     are omitted. `vhost` names the virtual host in every object, for an import into a whole broker.
     """
+    fitting, notes = without_unexportable(topology, version)
+    record = topology.foreign.get(RECORD)
+    return _Writer(fitting, record if isinstance(record, Mapping) else {}, vhost).document(), notes
+
+
+def without_unexportable(
+    topology: Topology, version: BrokerVersion | None
+) -> tuple[Topology, tuple[str, ...]]:
+    """Return the topology without objects that JSON or the broker's version cannot express."""
     exclusive = {queue.name for queue in topology.queues if queue.exclusive}
     fitting, notes = without_queues(topology, exclusive, "it belongs to one connection")
     fitting, more = without_what_json_lacks(fitting)
@@ -344,8 +353,7 @@ def write_definitions(
     if version is not None:
         fitting, more = importable(fitting, version)
         notes += more
-    record = topology.foreign.get(RECORD)
-    return _Writer(fitting, record if isinstance(record, Mapping) else {}, vhost).document(), notes
+    return fitting, notes
 
 
 class _DefinitionsReader:

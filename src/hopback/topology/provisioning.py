@@ -1,0 +1,196 @@
+"""Resources for Kubernetes and Terraform that create the objects of a topology.
+
+Kubernetes: custom resources of RabbitMQ's Messaging Topology Operator. Terraform: resources of the
+provider cyrilgdn/rabbitmq in JSON syntax (`*.tf.json`). Both keep a queue whose resource is deleted,
+because the queue may contain messages. Neither can create an internal exchange. The provider sends
+arguments of exchanges as text, and values of policies as numbers or text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hopback.topology.definitions import canonical
+from hopback.topology.wording import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hopback.topology.model import Topology
+
+Entry: TypeAlias = "Mapping[str, Any]"
+"""An object in the form of RabbitMQ definitions."""
+
+_LONGEST_NAME = 200
+"""Characters of a resource name without its digest. Kubernetes accepts 253 in all."""
+
+
+def write_kubernetes(
+    topology: Topology, *, cluster: str, vhost: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return a `List` of custom resources, and a sentence about each omitted object.
+
+    `cluster` is the name of the RabbitmqCluster.
+    """
+    items = []
+    notes = []
+    for section, name, entry in _named_entries(topology, _kubernetes_name):
+        if entry.get("internal"):
+            notes.append(_omission(entry, "the operator cannot create internal exchanges"))
+            continue
+        kind = {"policies": "Policy"}.get(section, section[:-1].capitalize())
+        spec = {
+            **_kubernetes_spec(section, entry),
+            "vhost": vhost,
+            "rabbitmqClusterReference": {"name": cluster},
+        }
+        items.append(
+            {
+                "apiVersion": "rabbitmq.com/v1beta1",
+                "kind": kind,
+                "metadata": {"name": name},
+                "spec": spec,
+            }
+        )
+    return {"apiVersion": "v1", "kind": "List", "items": items}, tuple(notes)
+
+
+def _kubernetes_spec(section: str, entry: Entry) -> dict[str, Any]:
+    if section == "bindings":
+        return {
+            "source": entry["source"],
+            "destination": entry["destination"],
+            "destinationType": entry["destination_type"],
+            "routingKey": entry["routing_key"],
+            "arguments": entry["arguments"],
+        }
+    if section == "policies":
+        return {
+            "name": entry["name"],
+            "pattern": entry["pattern"],
+            "applyTo": entry["apply-to"],
+            "priority": entry["priority"],
+            "definition": entry["definition"],
+        }
+    spec = {
+        "name": entry["name"],
+        "type": entry.get("type"),
+        "durable": entry["durable"],
+        "autoDelete": entry["auto_delete"],
+        "arguments": entry["arguments"],
+    }
+    if section == "queues":
+        spec["type"] = entry["arguments"].get("x-queue-type", "classic")
+        spec["deletionPolicy"] = "retain"
+    return spec
+
+
+def write_terraform(topology: Topology, *, vhost: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return a configuration in JSON syntax, and a sentence about each omitted object."""
+    resources: dict[str, dict[str, Any]] = {}
+    references: dict[tuple[str, str], str] = {}
+    notes = []
+    for section, name, entry in _named_entries(topology, _terraform_name):
+        refusal = _terraform_refusal(section, entry)
+        if refusal is not None:
+            notes.append(_omission(entry, refusal))
+            continue
+        kind = {"policies": "rabbitmq_policy"}.get(section, f"rabbitmq_{section[:-1]}")
+        resource = _escape_templates({**_terraform_fields(section, entry), "vhost": vhost})
+        if section == "bindings":
+            # A reference makes Terraform create the exchange and the queue before the binding.
+            ends = {"source": "exchange", "destination": entry["destination_type"]}
+            for end, of in ends.items():
+                found = references.get((f"{of}s", entry[end]))
+                resource[end] = found or resource[end]
+        elif section == "queues":
+            resource["lifecycle"] = {"prevent_destroy": True}
+        resources.setdefault(kind, {})[name] = resource
+        references[section, entry.get("name", "")] = f"${{{kind}.{name}.name}}"
+    providers = {"rabbitmq": {"source": "cyrilgdn/rabbitmq"}}
+    return {"terraform": {"required_providers": providers}, "resource": resources}, tuple(notes)
+
+
+def _terraform_refusal(section: str, entry: Entry) -> str | None:
+    if entry.get("internal"):
+        return "the provider cannot create internal exchanges"
+    if section == "exchanges" and not all(isinstance(v, str) for v in entry["arguments"].values()):
+        return "the provider sends arguments of exchanges as text"
+    if section == "policies":
+        values = entry["definition"].values()
+        if not all(_is_policy_value(value) for value in values):
+            return "the provider sends numbers and text in policies, and text of digits as a number"
+    return None
+
+
+def _is_policy_value(value: object) -> bool:
+    if isinstance(value, str):
+        return re.fullmatch(r"[+-]?\d+", value) is None
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _terraform_fields(section: str, entry: Entry) -> dict[str, Any]:
+    if section == "bindings":
+        fields = {name: entry[name] for name in ("source", "destination", "destination_type")}
+        fields["routing_key"] = entry["routing_key"]
+        if entry["arguments"]:
+            fields["arguments_json"] = json.dumps(entry["arguments"])
+        return fields
+    if section == "policies":
+        policy = {
+            "pattern": entry["pattern"],
+            "priority": entry["priority"],
+            "apply_to": entry["apply-to"],
+            "definition": entry["definition"],
+        }
+        return {"name": entry["name"], "policy": policy}
+    settings = {"durable": entry["durable"], "auto_delete": entry["auto_delete"]}
+    if section == "exchanges":
+        settings |= {"type": entry["type"], "arguments": entry["arguments"]}
+    else:
+        settings["arguments_json"] = json.dumps(entry["arguments"])
+    return {"name": entry["name"], "settings": settings}
+
+
+def _escape_templates(value: dict[str, Any]) -> dict[str, Any]:
+    """Escape `${` and `%{`, which Terraform evaluates in every text."""
+    found: dict[str, Any] = json.loads(re.sub(r"([$%])\{", r"\1\1{", json.dumps(value)))
+    return found
+
+
+def _named_entries(
+    topology: Topology, clean: Callable[[str], str]
+) -> Iterator[tuple[str, str, Entry]]:
+    """Yield section, resource name and object. Objects whose names would be equal get a digest."""
+    for section in ("exchanges", "queues", "bindings", "policies"):
+        entries = [canonical(item, None) for item in getattr(topology, section)]
+        names = [clean(_label(entry))[:_LONGEST_NAME] for entry in entries]
+        counts = Counter(names)
+        for name, entry in zip(names, entries, strict=True):
+            digest = sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:8]
+            yield section, name if counts[name] == 1 else f"{name}-{digest}", entry
+
+
+def _label(entry: Entry) -> str:
+    if "name" in entry:
+        return str(entry["name"])
+    return f"{entry['source']}.{entry['destination']}.{entry['routing_key']}"
+
+
+def _kubernetes_name(label: str) -> str:
+    """Return a DNS subdomain: lower case, with letters and digits around each dot."""
+    name = re.sub(r"[^a-z0-9.]+", "-", label.lower())
+    return re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.") or "unnamed"
+
+
+def _terraform_name(label: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", label)
+    return name if name[:1].isalpha() else f"_{name}"
+
+
+def _omission(entry: Entry, reason: str) -> str:
+    return f"{quote(entry['name'])} left out: {reason}"
