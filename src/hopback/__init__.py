@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from hopback.runtime.settling import Environment as Environment
     from hopback.runtime.sync_publisher import SyncPublisher as SyncPublisher
     from hopback.topology.feed import Feed as Feed
+    from hopback.topology.waits import exponential as exponential, linear as linear
 
 __version__ = "0.3.0"
 
@@ -81,6 +82,7 @@ _HOMES = {
     "hopback.runtime.settling": "Environment",
     "hopback.runtime.sync_publisher": "SyncPublisher",
     "hopback.topology.feed": "Feed",
+    "hopback.topology.waits": "exponential linear",
 }
 
 __getattr__, __dir__ = front_door(__name__, _HOMES)

@@ -6,6 +6,7 @@
     ├── TopologyError             yours: the declared topology has to change
     │   ├── InvalidTopology       the declaration itself is wrong (all problems at once)
     │   └── TopologyConflict      the broker has a different object of that name
+    ├── InvalidDeclaration        yours: a handler, option or other declaration in code is wrong
     ├── BrokerError               theirs: the broker or the connection to it
     │   ├── ConnectionFailed      no connection could be opened
     │   │   └── LoginRefused      the broker refused user, password or virtual host
@@ -69,6 +70,7 @@ __all__ = [
     "CountMismatch",
     "DeliveryLost",
     "HopbackError",
+    "InvalidDeclaration",
     "InvalidMessage",
     "InvalidTopology",
     "JobConflict",
@@ -152,6 +154,17 @@ class TopologyConflict(TopologyError):
         "Declare what the broker has, or migrate: queue types and arguments cannot change in place."
         " `hopback adopt QUEUE` writes the file for either; `hopback topology plan` compares everything."
     )
+
+
+class InvalidDeclaration(HopbackError):
+    """A handler, an option or another declaration in code is wrong. `problems` lists all problems."""
+
+    remedy: ClassVar[str] = "Correct the declaration at the line that the traceback shows."
+
+    def __init__(self, problems: tuple[Problem, ...], *, where: str) -> None:
+        self.problems = problems
+        self.where = where
+        super().__init__("\n".join(f"{where}: {problem}" for problem in problems))
 
 
 class BrokerError(HopbackError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hopback.policy.quarantine import can_suspect
 from hopback.runtime.batches import Batches
 from hopback.runtime.consumer import Consumer, ConsumerLimits
-from hopback.runtime.context import Send, context_with
+from hopback.runtime.context import Context, Send, context_with
 from hopback.runtime.dependencies import Injector, Need, Overrides, Provider
 from hopback.runtime.handler import BatchHandler, Handler, HandlerOptions
 from hopback.runtime.message_types import TypedHandlers, TypedRunner
@@ -92,7 +92,7 @@ class Assembly:
         runner = self._runner(handler, options, plan)
         run: Run = runner
         if isinstance(runner, PushRunner) and (around := self.middleware(handler.queue)):
-            run = inside_middleware(around, run, plan, self.publish)
+            run = inside_middleware(around, run, plan, self.publish, self._make_context())
         if self.world.around is not None:
             run = self.world.around(run, plan)
         settled = None
@@ -110,7 +110,6 @@ class Assembly:
         read = None
         if self.codecs is not None and handler.wanted is not None:
             read = self.codecs.reader(handler.wanted, handler.decode)
-        context = context_with(self.codecs, self.reply_queues)
         work = partial(
             Batches,
             handler,
@@ -120,7 +119,7 @@ class Assembly:
             injector,
             read,
             self.middleware(handler.queue),
-            partial(context, plan=plan, publish=self.publish),
+            partial(self._make_context(), plan=plan, publish=self.publish),
         )
         limits = ConsumerLimits(options.window, options.batchers, options.breaker)
         return self._build(plan, limits, work, options.deadline)
@@ -198,10 +197,13 @@ class Assembly:
             injector=self._injector(handler.needs, f"handler of queue {handler.queue!r}", True),
             middleware=middleware,
             codecs=self.codecs,
-            reply_queues=self.reply_queues,
+            make_context=self._make_context(),
         )
         self._runners.append(runner)
         return runner
+
+    def _make_context(self) -> type[Context]:
+        return context_with(self.codecs, self.reply_queues, self.world.clock)
 
     def _injector(self, needs: Sequence[Need], where: str, has_context: bool) -> Injector | None:
         if not needs:

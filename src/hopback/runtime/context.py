@@ -7,10 +7,12 @@ import inspect
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
 from hopback.broker.reply_publisher import DIRECT_REPLY, is_reply_address
+from hopback.clock import Clock, SystemClock
 from hopback.errors import ReplyRefused
 from hopback.message import Delivery, Message, Properties, require_message
 from hopback.policy.reading import Reading
@@ -20,8 +22,6 @@ from hopback.text import did_you_mean
 from hopback.topology.durations import Duration, parse_wait_ms
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from hopback.fields import Headers
     from hopback.runtime.codecs import Codecs, Compression
     from hopback.topology.plan import Plan
@@ -76,6 +76,7 @@ class Context:
     """The application's codecs, which encode payloads by content type (see `context_with`)."""
     _reply_queues: ClassVar[tuple[str, ...]] = ()
     """The queues that replies may go to, beside direct reply addresses. Patterns as of `fnmatch`."""
+    _clock: ClassVar[Clock] = SystemClock()
 
     __slots__ = (
         "_has_ended",
@@ -138,6 +139,10 @@ class Context:
     def routing_key(self) -> str:
         """The routing key the message was first published with, also on a retry."""
         return self._read().origin[1]
+
+    def now(self) -> datetime:
+        """Return the current time in UTC, in tests that of the virtual clock."""
+        return datetime.fromtimestamp(self._clock.now(), UTC)
 
     def _read(self) -> Reading:
         if self._reading is None:
@@ -259,18 +264,19 @@ def end_run(context: Context) -> None:
     context._has_ended = True
 
 
-def context_with(codecs: Codecs | None, reply_queues: Sequence[str] = ()) -> type[Context]:
-    """Return the context class of an application. Only codecs or reply queues need a special one."""
-    if codecs is None and not reply_queues:
+def context_with(codecs: Codecs | None, reply_queues: Sequence[str], clock: Clock) -> type[Context]:
+    """Return the context class of an application. Most applications need no special one."""
+    if codecs is None and not reply_queues and isinstance(clock, SystemClock):
         return Context
-    given, queues = codecs, tuple(reply_queues)
+    given, queues, time = codecs, tuple(reply_queues), clock
 
     class AppContext(Context):
-        """A context with the application's codecs and reply queues."""
+        """A context with the application's codecs and reply queues, and the service's clock."""
 
         __slots__ = ()
         _codecs = given
         _reply_queues = queues
+        _clock = time
 
     return AppContext
 

@@ -26,7 +26,7 @@ from hopback.policy.decide import decide
 from hopback.policy.decision import Decision, Effect, Hold, Publish, Settle, Settlement
 from hopback.policy.effects import Occasion, effects, failure_said, park_raw
 from hopback.runtime.answer import DONE, Answer, AroundBatch, ConsumeSession, HeldDelivery, Run
-from hopback.runtime.context import Context, Send
+from hopback.runtime.context import Send, context_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,6 +94,7 @@ class Settling:
         self._publish = publish
         self._world = world
         self._dead_letters_park = dead_letters_park
+        self._context = context_with(None, (), world.clock)
 
     @property
     def kept(self) -> int:
@@ -112,7 +113,7 @@ class Settling:
             if self._world.witness is not None:
                 self._world.witness(answer.error)
             if self._failed is not None:
-                context = Context(taken.delivery, self.plan, self._publish)
+                context = self._context(taken.delivery, self.plan, self._publish)
                 self._failed.tell(answer.error, answer.failure, context)
         try:
             try:

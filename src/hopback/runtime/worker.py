@@ -30,7 +30,6 @@ from hopback.runtime.context import (
     Context,
     check_reply_to,
     close_unstarted,
-    context_with,
     current_context,
     end_run,
     publishes_of,
@@ -98,7 +97,7 @@ class FunctionRunner:
         injector: Injector | None = None,
         middleware: Sequence[Middleware] = (),
         codecs: Codecs | None = None,
-        reply_queues: Sequence[str] = (),
+        make_context: type[Context] = Context,
     ) -> None:
         """Select the code for a run in advance, so that unused features cost no time per message."""
         self._handler = handler
@@ -112,7 +111,7 @@ class FunctionRunner:
         self._read: Callable[[Delivery], Any] | None = None
         if codecs is not None and handler.decode is not None and handler.wanted is not None:
             self._read = codecs.reader(handler.wanted, handler.decode)
-        self._context = context_with(codecs, reply_queues)
+        self._context = make_context
         self._is_plain = injector is None and not self._middleware
         self._is_direct = self._is_plain and handler.is_async and handler.options.deadline is None
         self._opened: dict[int, Opened] = {}
@@ -305,6 +304,7 @@ def inside_middleware(
     run: Run,
     plan: Plan,
     publish: Callable[[Message], Coroutine[Any, Any, None]],
+    make_context: type[Context],
 ) -> Run:
     """Wrap middleware around a run without a handler function, such as a push."""
 
@@ -316,7 +316,7 @@ def inside_middleware(
             inner = await run(delivery)
             return inner.outcome
 
-        context = Context(delivery, plan, publish)
+        context = make_context(delivery, plan, publish)
         token = current_context.set(context)
         try:
             said = await run_through(middleware, context, outcome)

@@ -6,12 +6,12 @@ import asyncio
 import sys
 import threading
 from contextvars import ContextVar
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, Done, Park, Retry, Rule, Service, Snooze
+from hopback import App, Context, Done, NextRun, Park, Retry, Rule, Service, Snooze
 from hopback.broker import EmbeddedBroker
 from hopback.observe.events import Bus
 from hopback.policy.outcome import MENU, Verdict
@@ -422,3 +422,30 @@ async def test_park_by_return_carries_its_reason() -> None:
     tally, test = await _play(_app(behave))
     assert tally == Tally(parked=1)
     test.assert_parked("orders", reason="unknown customer", exhausted=False)
+
+
+@in_virtual_time
+async def test_context_now_follows_virtual_time() -> None:
+    """Also in middleware, in a function of `app.on_error` and in a thread."""
+    app, seen = App("shop", reply_queues=["answers"]), []
+
+    @app.middleware
+    async def watch(context: Context, run: NextRun) -> object:
+        seen.append(context.now())
+        return await run()
+
+    @app.on_error
+    def report(_error: BaseException, context: Context) -> None:
+        seen.append(context.now())
+
+    @app.handler("orders", retry=["30s"])
+    def handle(context: Context) -> None:
+        seen.append(context.now())
+        if context.attempt == 1:
+            raise ValueError("no")
+
+    before = datetime.fromtimestamp(asyncio.get_running_loop().time(), UTC)
+    tally, _ = await _play(app)
+    assert tally == Tally(retried=1, done=1)
+    after = [round((one - before).total_seconds()) for one in seen]
+    assert after == [0, 0, 0, 30, 30]

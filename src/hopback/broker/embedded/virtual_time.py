@@ -15,6 +15,7 @@ import selectors
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
@@ -273,19 +274,22 @@ def _listens(key: selectors.SelectorKey) -> bool:
 
 
 class LoopClock:
-    """The time of the running loop if that is virtual, else the machine's."""
+    """The time of the running loop if that is virtual, else the machine's.
 
-    __slots__ = ("_fallback",)
+    A thread without a loop gets the time of the loop that used this clock last.
+    """
+
+    __slots__ = ("_fallback", "_loop")
 
     def __init__(self, fallback: Callable[[], float]) -> None:
         self._fallback = fallback
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def now(self) -> float:
         """Seconds since 1970, UTC."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return self._fallback()
+        with suppress(RuntimeError):
+            self._loop = asyncio.get_running_loop()
+        loop = self._loop
         return loop.time() if isinstance(loop, VirtualTimeLoop) else self._fallback()
 
 

@@ -1,0 +1,62 @@
+"""Lists of growing waits for `retry=`."""
+
+from __future__ import annotations
+
+from hopback.errors import InvalidDeclaration, Problem
+from hopback.topology.durations import LONGEST_MS, Duration, format_duration, parse_wait_ms
+
+
+def exponential(
+    first: Duration, *, attempts: int, limit: Duration | None = None, factor: float = 2
+) -> list[str]:
+    """Return the waits between `attempts` runs: `first`, then each `factor` times the last.
+
+    No wait is longer than `limit`. `exponential("1s", attempts=5)` is `["1s", "2s", "4s", "8s"]`.
+    Every distinct wait is a queue, and equal waits share one.
+    """
+    if not 1 <= factor <= 1000:
+        raise _invalid("exponential", "factor", "a number from 1 to 1000", factor)
+    waits = _growing("exponential", first, attempts, limit)
+    for number in range(1, len(waits)):
+        waits[number] = min(round(waits[number - 1] * factor), waits[number])
+    return [format_duration(wait) for wait in waits]
+
+
+def linear(
+    first: Duration, *, attempts: int, limit: Duration | None = None, step: Duration | None = None
+) -> list[str]:
+    """Return the waits between `attempts` runs: `first`, then each longer by `step`.
+
+    The default `step` is `first`. No wait is longer than `limit`. `linear("10s", attempts=4)` is
+    `["10s", "20s", "30s"]`.
+    """
+    waits = _growing("linear", first, attempts, limit)
+    added = waits[0] if step is None else _read("linear", "step", step)
+    for number in range(1, len(waits)):
+        waits[number] = min(waits[number - 1] + added, waits[number])
+    return [format_duration(wait) for wait in waits]
+
+
+def _growing(function: str, first: Duration, attempts: int, limit: Duration | None) -> list[int]:
+    """Return the first wait and the longest possible others, in milliseconds."""
+    runs: object = attempts
+    if not isinstance(runs, int) or not 2 <= runs <= 1000:
+        raise _invalid(function, "attempts", "a number of runs from 2 to 1000", attempts)
+    shortest = _read(function, "first", first)
+    longest = LONGEST_MS if limit is None else _read(function, "limit", limit)
+    if not 0 < shortest <= longest:
+        expected = "more than 0" if limit is None else f"more than 0 and at most {limit!r}"
+        raise _invalid(function, "first", expected, first)
+    return [shortest] + [longest] * (attempts - 2)
+
+
+def _read(function: str, option: str, wait: Duration) -> int:
+    try:
+        return parse_wait_ms(wait)
+    except ValueError as error:
+        expected = str(error).removeprefix("expected ").rpartition(", got ")[0]
+        raise _invalid(function, option, expected, wait) from None
+
+
+def _invalid(function: str, option: str, expected: str, got: object) -> InvalidDeclaration:
+    return InvalidDeclaration((Problem(option, expected, repr(got)),), where=function)
