@@ -23,7 +23,7 @@ from hopback.errors import LeaseLost
 from hopback.ops.alerts.book import AlertBook
 from hopback.ops.alerts.rules import AlertDecision
 from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertState
-from hopback.ops.alerts.watch import Alerting, AlertSource
+from hopback.ops.alerts.watch import Alerting, AlertReader
 from hopback.ops.contract.surveys import ErrorGroup
 from hopback.ops.contract.values import Depth, Moment, QueueSummary
 from hopback.ops.http.overview import Sweep
@@ -129,7 +129,7 @@ class _Setup:
         """Another service on the same book."""
         settings = parse_settings({"alerts": self.said}, self.environment, "test").alerts
         sweep = Sweep(self.queues.read, self.clock)
-        source = AlertSource(
+        source = AlertReader(
             "", sweep, self.queues.no_jobs, self.queues.surveyed, self.queues.remember_consumed
         )
         return Alerting(

@@ -20,10 +20,10 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
+    SessionLimits,
     Settings,
     Target,
     TargetKind,
-    Window,
 )
 from hopback.ops.contract.values import JobState
 from hopback.ops.operations import Operations
@@ -104,7 +104,7 @@ def _redrive(**changes: Any) -> RedriveRequest:
 async def _sessions_keep_everything(shop: _Shop, sessions: int) -> None:
     await shop.park(300)
     for number in range(sessions):
-        window = Window(limit=(200, 50, 120)[number % 3])
+        window = SessionLimits(limit=(200, 50, 120)[number % 3])
         # A busy broker gives back some time after it has said so.
         while await shop.depth(DLQ) < 300:  # noqa: ASYNC110  nobody tells us when it has
             await asyncio.sleep(0.05)

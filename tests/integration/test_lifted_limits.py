@@ -16,7 +16,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
-from hopback.ops.contract.requests import Window
+from hopback.ops.contract.requests import SessionLimits
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Price
 from hopback.ops.operations import Operations
@@ -94,7 +94,9 @@ async def test_looking_under_a_limit_counts_nothing_where_a_nack_is_not_counted(
         for number in range(6):
             found = await operations.survey("q.dlq")
             assert (found.seen, found.complete) == (count, True)
-            session = await operations.open_session("q.dlq", Window(limit=100, skip=200 * number))
+            session = await operations.open_session(
+                "q.dlq", SessionLimits(limit=100, skip=200 * number)
+            )
             await operations.release(session.id)
         assert await _looked_at(operations, count) == [b"%d" % number for number in range(count)]
         for _ in range(6):  # Who leaves early puts what was read behind what came back before.
@@ -106,7 +108,7 @@ async def test_looking_under_a_limit_counts_nothing_where_a_nack_is_not_counted(
 
 
 async def _looked_at(operations: Operations, count: int) -> list[bytes]:
-    session = await operations.open_session("q.dlq", Window(limit=count))
+    session = await operations.open_session("q.dlq", SessionLimits(limit=count))
     found = (await operations.messages(session.id, size=count)).dead_letters
     assert [one.delivery_count for one in found] == [0] * count
     bodies = [operations.delivery(session.id, one.id).body for one in found]

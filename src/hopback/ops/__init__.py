@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         Pace as Pace,
         RAMP as RAMP,
         RedriveRequest as RedriveRequest,
-        SMALL_WINDOW as SMALL_WINDOW,
+        USUAL_SESSION as USUAL_SESSION,
         Selection as Selection,
         Settings as Settings,
         Submission as Submission,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         TargetKind as TargetKind,
         UNHURRIED as UNHURRIED,
         Who as Who,
-        Window as Window,
+        SessionLimits as SessionLimits,
     )
     from hopback.ops.contract.values import (
         AuditEntry as AuditEntry,
@@ -124,8 +124,8 @@ _HOMES = {
     "hopback.ops.contract.interface": "DeadLetters",
     "hopback.ops.contract.requests": """
         AuditQuery BY_DESIGN DiscardRequest Edit GroupBy HIGHEST_RATE JobKind
-        MOST_IN_FLIGHT NEWEST NOBODY Pace RAMP RedriveRequest SMALL_WINDOW Selection
-        Settings Submission Target TargetKind UNHURRIED Who Window
+        MOST_IN_FLIGHT NEWEST NOBODY Pace RAMP RedriveRequest USUAL_SESSION Selection
+        Settings Submission Target TargetKind UNHURRIED Who SessionLimits
     """,
     "hopback.ops.contract.values": """
         AuditEntry Cost Counts DeadLetter Depth EditedCopy FailedMessage FailureRecord

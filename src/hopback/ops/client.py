@@ -39,8 +39,8 @@ from hopback.ops.contract.endpoints import BY_OPERATION, BYTES, EVENTS, JSON, ND
 from hopback.ops.contract.requests import (
     BY_CALLER,
     LARGEST_PAGE,
-    SMALL_WINDOW,
     UNHURRIED,
+    USUAL_SESSION,
     WHOLE_QUEUE,
     ExportRequest,
     GroupBy,
@@ -48,10 +48,10 @@ from hopback.ops.contract.requests import (
     JobRequest,
     Pace,
     Selection,
+    SessionLimits,
     SessionRequest,
     Submission,
     Who,
-    Window,
 )
 from hopback.ops.contract.search import SearchProgress, SearchRequest, collect_survey
 from hopback.ops.contract.surveys import ErrorOverview
@@ -170,14 +170,14 @@ class RemoteDeadLetters:
     async def open_session(
         self,
         queue: str,
-        window: Window = SMALL_WINDOW,
+        limits: SessionLimits = USUAL_SESSION,
         *,
         forced: bool = False,
         lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
         """Open a browse session. The answer may take minutes."""
-        asked = SessionRequest(**structs.asdict(window), forced=forced, lift=lift)
+        asked = SessionRequest(**structs.asdict(limits), forced=forced, lift=lift)
         answer = await self._ask_long(
             endpoints.OPEN_SESSION, queue, body=asked, on_progress=on_progress
         )

@@ -32,8 +32,8 @@ from hopback.ops.contract.requests import (
     BY_DESIGN,
     NEWEST,
     NOBODY,
-    SMALL_WINDOW,
     UNHURRIED,
+    USUAL_SESSION,
     WHOLE_QUEUE,
     AuditQuery,
     Edit,
@@ -42,11 +42,11 @@ from hopback.ops.contract.requests import (
     NewRate,
     Pace,
     Selection,
+    SessionLimits,
     Settings,
     Submission,
     Target,
     Who,
-    Window,
 )
 from hopback.ops.contract.search import SearchProgress, SearchRequest, collect_survey
 from hopback.ops.contract.values import (
@@ -229,7 +229,7 @@ class Operations:
     async def open_session(
         self,
         queue: str,
-        window: Window = SMALL_WINDOW,
+        limits: SessionLimits = USUAL_SESSION,
         *,
         by: Who | None = None,
         forced: bool = False,
@@ -248,7 +248,7 @@ class Operations:
             snapshot = await self.broker.snapshot()
         cost = snapshot.cost(queue)
         session = await self._sessions.open(
-            found, window, cost, by=by or self._who, forced=forced, on_progress=on_progress
+            found, limits, cost, by=by or self._who, forced=forced, on_progress=on_progress
         )
         details = {"session": session.id, "held": session.view.held}
         details |= {"forced": True} if forced else {}

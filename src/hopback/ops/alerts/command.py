@@ -11,8 +11,8 @@ import click
 from hopback.cli.exits import Exit
 from hopback.cli.terminal import table
 from hopback.ops.alerts.values import AlertState
+from hopback.ops.cli.access import OpsAccess, access_options, with_dead_letters
 from hopback.ops.cli.dlq_print import ago, form_option, output
-from hopback.ops.cli.where import Where, where_options, with_dead_letters
 from hopback.text import one_line as safe
 
 
@@ -26,11 +26,11 @@ def alerts() -> None:
 
 @alerts.command(short_help="List alerts.")
 @click.option("--all", "everything", is_flag=True, help="Include alerts resolved within a week.")
-@where_options
+@access_options
 @form_option
-def ls(everything: bool, form: str, where: Where) -> None:
+def ls(everything: bool, form: str, access: OpsAccess) -> None:
     """List firing and pending alerts, from a server or from its store."""
-    found = with_dead_letters(where, lambda dead_letters: dead_letters.alerts())
+    found = with_dead_letters(access, lambda dead_letters: dead_letters.alerts())
     shown = [one for one in found.items if everything or one.state is not AlertState.RESOLVED]
 
     def in_words() -> None:
@@ -55,23 +55,23 @@ def ls(everything: bool, form: str, where: Where) -> None:
 
 @alerts.command(short_help="Send a test notice to a target.")
 @click.argument("target", metavar="TARGET")
-@where_options
+@access_options
 @form_option
-def test(target: str, form: str, where: Where) -> int:
+def test(target: str, form: str, access: OpsAccess) -> int:
     """Send a test notice to TARGET and report whether the target accepted it.
 
     The server sends it (--server), or this process with the targets of a settings file (--config).
     """
-    if where.server is not None:
-        found = with_dead_letters(where, lambda dead_letters: dead_letters.test_alert(target))
-    elif where.config is not None:
+    if access.server is not None:
+        found = with_dead_letters(access, lambda dead_letters: dead_letters.test_alert(target))
+    elif access.config is not None:
         from hopback.clock import SystemClock
         from hopback.ops.alerts.book import AlertBook
         from hopback.ops.alerts.watch import Alerting
         from hopback.ops.http.settings import read_settings
         from hopback.sql.sqlite import MemoryDatabase
 
-        settings = read_settings(where.config, os.environ).alerts
+        settings = read_settings(access.config, os.environ).alerts
         here = Alerting(settings, AlertBook(MemoryDatabase()), (), SystemClock(), os.environ)
         found = asyncio.run(here.test(target))
     else:

@@ -65,7 +65,7 @@ class QueueSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSeen:
+class AlertInput:
     """The present state of a broker that answers. Alerts of other brokers do not change."""
 
     broker: str
@@ -107,7 +107,7 @@ class _Sighting:
 
 def decide_alerts(
     rules: Sequence[AlertRule],
-    seen: Iterable[BrokerSeen],
+    seen: Iterable[AlertInput],
     known: Iterable[Alert],
     now: float,
     manners: AlertManners,
@@ -185,7 +185,7 @@ def _follow(
     rule: AlertRule | None,
     held: Mapping[AlertKey, _Sighting],
     unknown: frozenset[tuple[str, str, str]],
-    brokers: Mapping[str, BrokerSeen],
+    brokers: Mapping[str, AlertInput],
     now: float,
     manners: AlertManners,
 ) -> Alert | None:
@@ -268,7 +268,7 @@ def _notice(
 
 
 def _look(
-    rules: Iterable[AlertRule], seen: Iterable[BrokerSeen], now: float
+    rules: Iterable[AlertRule], seen: Iterable[AlertInput], now: float
 ) -> tuple[dict[AlertKey, _Sighting], frozenset[tuple[str, str, str]]]:
     """Return the conditions that hold, and the queues for which a rule cannot be evaluated."""
     held: dict[AlertKey, _Sighting] = {}

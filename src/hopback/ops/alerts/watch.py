@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hopback.errors import HopbackError, LeaseLost, NoSuch
-from hopback.ops.alerts.rules import BrokerSeen, FingerprintSeen, QueueSeen, decide_alerts
+from hopback.ops.alerts.rules import AlertInput, FingerprintSeen, QueueSeen, decide_alerts
 from hopback.ops.alerts.sender import AlertSender, NotTaken
 from hopback.ops.alerts.values import AlertKind, AlertList, AlertNotice, AlertTestResult
 from hopback.ops.contract.values import Job, Moment
@@ -50,7 +50,7 @@ _KEPT_S = 7 * 86_400.0
 _BY_SURVEYS = frozenset({AlertKind.NEW_FINGERPRINT, AlertKind.OLDEST_AGE})
 
 
-class AlertSource:
+class AlertReader:
     """Reads the state of one broker for the rules."""
 
     def __init__(
@@ -71,7 +71,7 @@ class AlertSource:
         self._known_at = float("-inf")
         self._past: dict[str, deque[tuple[float, int]]] = {}
 
-    async def see(self, now: float, back_s: float, *, errors: bool = True) -> BrokerSeen:
+    async def see(self, now: float, back_s: float, *, errors: bool = True) -> AlertInput:
         """Return the present state, with earlier depths of the last `back_s` seconds.
 
         With `errors`, include the failures that surveys found. Errors of the broker are raised.
@@ -108,7 +108,7 @@ class AlertSource:
             queues.append(
                 QueueSeen(found.queue, depth, earlier, oldest, new, held_back, unconsumed)
             )
-        return BrokerSeen(self.broker, tuple(queues), tuple(jobs))
+        return AlertInput(self.broker, tuple(queues), tuple(jobs))
 
 
 class Alerting:
@@ -121,7 +121,7 @@ class Alerting:
         self,
         settings: AlertSettings,
         book: AlertBook,
-        sources: Iterable[AlertSource],
+        sources: Iterable[AlertReader],
         clock: Clock,
         environment: Mapping[str, str],
         address: str = "",
@@ -186,7 +186,7 @@ class Alerting:
                 return False
             return True
 
-    async def _see(self, now: float) -> list[BrokerSeen]:
+    async def _see(self, now: float) -> list[AlertInput]:
         """Return the state of the brokers that answer. They are asked at the same time."""
         seen = await asyncio.gather(
             *(source.see(now, self._back_s, errors=self._wants_errors) for source in self._sources),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.browse.session_reader import SessionMessages, SessionReader
-    from hopback.ops.contract.requests import GroupBy, Selection, Window
+    from hopback.ops.contract.requests import GroupBy, Selection, SessionLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class BrowseSession:
         return self._reader.source
 
     @property
-    def window(self) -> Window:
+    def limits(self) -> SessionLimits:
         """The requested number of messages and the requested time."""
-        return self._reader.window
+        return self._reader.limits
 
     @property
     def is_open(self) -> bool:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Self
 
 from hopback.errors import BrokerError
 from hopback.ops.browse.cost import check_delivery_count
-from hopback.ops.browse.head import Head
 from hopback.ops.browse.memory import estimate_memory, measure_memory
 from hopback.ops.browse.prefetch import ROOM_BYTES
-from hopback.ops.browse.stream_head import StreamHead
+from hopback.ops.browse.queue_messages import QueueMessages
+from hopback.ops.browse.stream_messages import StreamMessages
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import Cost, DeadLetter, LookProgress, OnProgress
 from hopback.ops.messages.dead_letter import read_dead_letter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel, Connection
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.contract.requests import Window
+    from hopback.ops.contract.requests import SessionLimits
 
 _SKIPPING_BYTES = 16 * 1024 * 1024
 """Memory for delivered messages in bytes while messages are skipped. Skipped messages are not kept."""
@@ -60,48 +60,48 @@ class SessionReader:
     channel: Channel
     source: DeadLetterQueue
     cost: Cost
-    window: Window
-    head: Head | StreamHead
+    limits: SessionLimits
+    messages: QueueMessages | StreamMessages
     count: int
     ready: int
 
     @classmethod
     async def open(
-        cls, connection: Connection, source: DeadLetterQueue, cost: Cost, window: Window
+        cls, connection: Connection, source: DeadLetterQueue, cost: Cost, limits: SessionLimits
     ) -> Self:
         """Open a channel. No message is taken yet."""
         channel = await connection.open_channel()
         ready = (await channel.declare_queue(Queue(source.name), passive=True)).messages
-        count = window.skip + window.limit
-        head: Head | StreamHead
+        count = limits.skip + limits.limit
+        messages: QueueMessages | StreamMessages
         if cost.is_stream:  # the broker's count is late, so reading finds the end
-            head = StreamHead(channel, source.name, count)
+            messages = StreamMessages(channel, source.name, count)
         else:
             count = min(count, ready)
-            room = min(_SKIPPING_BYTES if window.skip else ROOM_BYTES, window.max_bytes)
-            head = Head(channel, source.name, count, _PREFETCH, room_bytes=room)
-        return cls(connection, channel, source, cost, window, head, count, ready)
+            room = min(_SKIPPING_BYTES if limits.skip else ROOM_BYTES, limits.max_bytes)
+            messages = QueueMessages(channel, source.name, count, _PREFETCH, room_bytes=room)
+        return cls(connection, channel, source, cost, limits, messages, count, ready)
 
     @property
     def taken(self) -> int:
         """Number of messages that other consumers cannot get, with those held to keep the order."""
-        return 0 if self.cost.is_stream else self.head.taken
+        return 0 if self.cost.is_stream else self.messages.taken
 
     async def read(self, *, forced: bool, on_progress: OnProgress | None) -> SessionMessages:
-        """Take messages until the window is full or the queue is empty."""
-        window, head, turns = self.window, self.head, Turns()
+        """Take messages until a limit is reached or the queue is empty."""
+        limits, messages, turns = self.limits, self.messages, Turns()
         dead_letters: list[DeadLetter] = []
         deliveries: dict[str, Delivery] = {}
         held_bytes = seen = 0
-        while held_bytes < window.max_bytes:
-            delivery = await head.next()
+        while held_bytes < limits.max_bytes:
+            delivery = await messages.next()
             if delivery is None:
                 break
             seen += 1
-            if seen <= window.skip:
-                head.keep(delivery.tag)
+            if seen <= limits.skip:
+                messages.keep(delivery.tag)
             else:
-                head.keep_for_now(delivery.tag)  # a job may settle it
+                messages.keep_for_now(delivery.tag)  # a job may settle it
                 dead_letter = read_dead_letter(delivery, seen, self.source)
                 dead_letters.append(dead_letter)
                 deliveries[dead_letter.id] = delivery
@@ -111,8 +111,8 @@ class SessionReader:
             if on_progress is not None and seen % _REPORT_EVERY == 0:
                 on_progress(LookProgress(self.source.name, seen, self.count))
             await turns.after(estimate_memory(delivery))
-        is_at_end = self.cost.is_stream and head.taken < self.count and seen == head.taken
-        await head.finish()
+        is_at_end = self.cost.is_stream and messages.taken < self.count and seen == messages.taken
+        await messages.finish()
         return SessionMessages(
             tuple(dead_letters),
             deliveries,
@@ -127,13 +127,13 @@ class SessionReader:
         queue = self.source.queue
         if queue is not None and queue.type is QueueType.CLASSIC:
             return True
-        return await self.head.round_out(self.ready)
+        return await self.messages.round_out(self.ready)
 
     async def release(self) -> None:
         """Requeue all messages in order. The broker has requeued those of a lost connection."""
         with suppress(BrokerError):
             if self.cost.is_by_nack:
-                await self.head.give_back()
+                await self.messages.give_back()
             await self.channel.close()
         with suppress(BrokerError):
             await self.connection.close()

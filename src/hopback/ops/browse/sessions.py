@@ -16,7 +16,7 @@ from hopback.ops.contract.values import Cost, Moment, OnProgress, SessionView
 if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.contract.requests import Settings, Who, Window
+    from hopback.ops.contract.requests import SessionLimits, Settings, Who
 
 _REMEMBERED = 1000
 """Number of sessions that are remembered, so that a caller learns why a session has ended. The oldest
@@ -35,7 +35,7 @@ class Sessions:
     async def open(
         self,
         source: DeadLetterQueue,
-        window: Window,
+        limits: SessionLimits,
         cost: Cost,
         *,
         by: Who,
@@ -48,17 +48,17 @@ class Sessions:
         first message.
         """
         check_cost(cost, forced=forced)
-        self._check(window)
+        self._check(limits)
         connection = await self._broker.connect(browse_connection_name(source.name))
         opened_at, reader = self._clock.now(), None
         try:
-            reader = await SessionReader.open(connection, source, cost, window)
+            reader = await SessionReader.open(connection, source, cost, limits)
             held_by_others = self.count_held(source.name)
             messages = await reader.read(forced=forced, on_progress=on_progress)
         except BaseException:
             await (connection.close() if reader is None else asyncio.shield(reader.release()))
             raise
-        expires_at = min(self._clock.now() + window.seconds, opened_at + self._settings.session_s)
+        expires_at = min(self._clock.now() + limits.seconds, opened_at + self._settings.session_s)
         view = SessionView(
             id=f"s-{token_hex(8)}",
             queue=source.name,
@@ -80,16 +80,16 @@ class Sessions:
         self._forget_oldest()
         return session
 
-    def _check(self, window: Window) -> None:
-        limits = self._settings
-        if not 1 <= window.limit <= limits.session_messages:
-            raise BadRequest("limit", f"1 to {limits.session_messages}, got {window.limit}")
-        if not 1 <= window.max_bytes <= limits.session_bytes:
-            raise BadRequest("maxBytes", f"1 to {limits.session_bytes}, got {window.max_bytes}")
-        if not 0 < window.seconds <= limits.session_s:
-            raise BadRequest("ttlSeconds", f"up to {limits.session_s:g}, got {window.seconds:g}")
-        if len(self.active()) >= limits.sessions:
-            raise BadRequest("session", f"at most {limits.sessions} at once; release one first")
+    def _check(self, limits: SessionLimits) -> None:
+        most = self._settings
+        if not 1 <= limits.limit <= most.session_messages:
+            raise BadRequest("limit", f"1 to {most.session_messages}, got {limits.limit}")
+        if not 1 <= limits.max_bytes <= most.session_bytes:
+            raise BadRequest("maxBytes", f"1 to {most.session_bytes}, got {limits.max_bytes}")
+        if not 0 < limits.seconds <= most.session_s:
+            raise BadRequest("ttlSeconds", f"up to {most.session_s:g}, got {limits.seconds:g}")
+        if len(self.active()) >= most.sessions:
+            raise BadRequest("session", f"at most {most.sessions} at once; release one first")
 
     def _forget_oldest(self) -> None:
         ended = [known for known, each in self._sessions.items() if not each.is_open]
@@ -124,7 +124,7 @@ class Sessions:
     def renew(self, session_id: str, seconds: float | None) -> BrowseSession:
         """Extend a session from now, by default by its original time."""
         session, longest = self.one(session_id), self._settings.session_s
-        wanted = session.window.seconds if seconds is None else seconds
+        wanted = session.limits.seconds if seconds is None else seconds
         if not 0 < wanted <= longest:
             raise BadRequest("seconds", f"up to {longest:g}, got {wanted:g}")
         if self._clock.now() + wanted - session.view.opened_at > longest:

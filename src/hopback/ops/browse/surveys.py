@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hopback.errors import HopbackError
 from hopback.ops.browse.archive_survey import ArchiveSurveys
-from hopback.ops.browse.stream_head import offset_of
+from hopback.ops.browse.stream_messages import offset_of
 from hopback.ops.browse.survey_store import SurveyStore
 from hopback.ops.browse.trend import SAMPLE_S, Trends
 from hopback.ops.browse.walk import walk

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from hopback.errors import BrokerError
 from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.cost import check_delivery_count
-from hopback.ops.browse.head import Head
 from hopback.ops.browse.memory import estimate_memory
-from hopback.ops.browse.stream_head import StreamHead
+from hopback.ops.browse.queue_messages import QueueMessages
+from hopback.ops.browse.stream_messages import StreamMessages
 from hopback.ops.browse.turns import Turns
 
 if TYPE_CHECKING:
@@ -36,27 +36,27 @@ async def walk(
     that a lost connection could bring to its delivery limit.
     """
     connection = await broker.connect(look_connection_name(queue))
-    head: Head | StreamHead | None = None
+    reader: QueueMessages | StreamMessages | None = None
     try:
         channel = await connection.open_channel()
         if cost.is_stream:
-            head = StreamHead(channel, queue, count, offset)
+            reader = StreamMessages(channel, queue, count, offset)
         else:
-            head = Head(
+            reader = QueueMessages(
                 channel, queue, count, _PREFETCH, room_bytes=_ROOM_BYTES, keeps_consumer=True
             )
         turns = Turns()
-        while (delivery := await head.next()) is not None:
-            head.keep(delivery.tag)
+        while (delivery := await reader.next()) is not None:
+            reader.keep(delivery.tag)
             if cost.is_by_nack:
                 check_delivery_count(queue, delivery, cost)
             yield delivery
             await turns.after(estimate_memory(delivery))
-        await head.round_out()
+        await reader.round_out()
     finally:
         with suppress(BrokerError):  # the broker has requeued the messages of a lost connection
-            if cost.is_by_nack and head is not None:
-                await head.give_back()
-            elif isinstance(head, StreamHead):
-                await head.finish()
+            if cost.is_by_nack and reader is not None:
+                await reader.give_back()
+            elif isinstance(reader, StreamMessages):
+                await reader.finish()
         await connection.close()

@@ -97,10 +97,10 @@ class _AdoptRequest:
 
 async def _open(access: Access, stack: AsyncExitStack) -> tuple[ManagedBroker, ManagementApi]:
     """Open the broker until the stack is closed. Fail without a management API."""
-    from hopback.ops.cli.where import Where, open_broker
+    from hopback.ops.cli.access import OpsAccess, open_broker
 
-    where = Where(access.broker, access.management, access.amqp_only)
-    broker = await open_broker(where, stack, SystemClock())
+    named = OpsAccess(access.broker, access.management, access.amqp_only)
+    broker = await open_broker(named, stack, SystemClock())
     stack.push_async_callback(broker.close)
     if broker.management is None:
         raise CommandFailed(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.terminal import table
-from hopback.ops.cli.dlq_print import ago, form_option, output
-from hopback.ops.cli.where import (
-    Where,
+from hopback.ops.cli.access import (
+    OpsAccess,
+    access_options,
     complete_job,
     complete_queue,
-    where_options,
     with_dead_letters,
 )
+from hopback.ops.cli.dlq_print import ago, form_option, output
 from hopback.ops.contract.requests import AuditQuery
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     metavar="NUMBER",
     help="Only entries before this number.",
 )
-@where_options
+@access_options
 @form_option
 def audit(
     by: str,
@@ -67,14 +67,14 @@ def audit(
     limit: int,
     before: int | None,
     form: str,
-    where: Where,
+    access: OpsAccess,
 ) -> None:
     """Show the audit: changes, refused requests and displayed payloads.
 
     It is in the store (--store), or at the server (--server), where only admins may read it.
     """
     query = AuditQuery(by, action, queue, job, before, limit)
-    found = with_dead_letters(where, lambda dead_letters: dead_letters.audit(query))
+    found = with_dead_letters(access, lambda dead_letters: dead_letters.audit(query))
     output(form, found, lambda: print_audit(found, limit, time.time()))
 
 

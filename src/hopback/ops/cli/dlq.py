@@ -14,6 +14,7 @@ import click
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import on_terminal, table
 from hopback.errors import UnsafeOperation
+from hopback.ops.cli.access import OpsAccess, access_options, complete_queue, with_dead_letters
 from hopback.ops.cli.dlq_print import (
     ago,
     form_option,
@@ -29,14 +30,13 @@ from hopback.ops.cli.dlq_print import (
     told_search,
 )
 from hopback.ops.cli.job_options import named_option
-from hopback.ops.cli.where import Where, complete_queue, where_options, with_dead_letters
 from hopback.ops.contract.requests import (
     MOST_HELD,
-    SMALL_WINDOW,
+    USUAL_SESSION,
     GroupBy,
     RedriveRequest,
     Selection,
-    Window,
+    SessionLimits,
 )
 from hopback.ops.contract.search import (
     MOST_WALKED,
@@ -73,7 +73,7 @@ lift_option = click.option(
 within_option = click.option(
     "--within",
     type=click.IntRange(1, MOST_HELD),
-    default=SMALL_WINDOW.limit,
+    default=USUAL_SESSION.limit,
     show_default=True,
     metavar="N",
     help="Search only the first N messages.",
@@ -130,7 +130,7 @@ async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterato
     with progress_told() as tell:
         session = await dead_letters.open_session(
             look.queue,
-            Window(limit=size, skip=look.skip),
+            SessionLimits(limit=size, skip=look.skip),
             forced=look.forced,
             lift=look.lift,
             on_progress=tell,
@@ -142,14 +142,14 @@ async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterato
 
 
 @click.command(short_help="List dead-letter queues with their depths.")
-@where_options
+@access_options
 @form_option
 @click.option(
     "--detailed-exit-code", is_flag=True, help="Exit with status 10 if there is a dead letter."
 )
-def ls(form: str, detailed_exit_code: bool, where: Where) -> int:
+def ls(form: str, detailed_exit_code: bool, access: OpsAccess) -> int:
     """List the dead-letter queues with their depths, without reading messages."""
-    found = with_dead_letters(where, lambda dead_letters: list_queues(dead_letters, form))
+    found = with_dead_letters(access, lambda dead_letters: list_queues(dead_letters, form))
     return Exit.FOUND if detailed_exit_code and any(one.messages for one in found) else Exit.OK
 
 
@@ -162,11 +162,11 @@ async def list_queues(dead_letters: DeadLetters, form: str) -> Sequence[QueueSum
 
 @click.command(short_help="Show type, browsing cost and targets of a queue.")
 @queue_argument
-@where_options
+@access_options
 @form_option
-def show(queue: str, form: str, where: Where) -> None:
+def show(queue: str, form: str, access: OpsAccess) -> None:
     """Show depth, type, browsing cost and targets of QUEUE, without reading messages."""
-    with_dead_letters(where, lambda dead_letters: show_queue(dead_letters, queue, form))
+    with_dead_letters(access, lambda dead_letters: show_queue(dead_letters, queue, form))
 
 
 async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
@@ -186,14 +186,14 @@ async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
     help="Seconds between two readings.",
 )
 @click.option("--times", type=click.IntRange(min=1), metavar="N", help="Stop after N readings.")
-@where_options
+@access_options
 @form_option
 def watch(
-    queues: tuple[str, ...], interval: float, times: int | None, form: str, where: Where
+    queues: tuple[str, ...], interval: float, times: int | None, form: str, access: OpsAccess
 ) -> None:
     """Print the depths of all or the named dead-letter queues until Ctrl-C."""
     with_dead_letters(
-        where, lambda dead_letters: watch_queues(dead_letters, queues, interval, times, form)
+        access, lambda dead_letters: watch_queues(dead_letters, queues, interval, times, form)
     )
 
 
@@ -240,7 +240,7 @@ async def watch_queues(
     help="Only the first N messages. Default: all.",
 )
 @look_options
-@where_options
+@access_options
 @form_option
 def groups(
     queue: str,
@@ -250,7 +250,7 @@ def groups(
     lift: bool,
     forced: bool,
     form: str,
-    where: Where,
+    access: OpsAccess,
 ) -> None:
     """Count the messages of QUEUE by a common property, the largest group first.
 
@@ -258,7 +258,7 @@ def groups(
     group:3f9a.
     """
     look = Look(queue, limit, terms, forced, lift)
-    with_dead_letters(where, lambda dead_letters: list_groups(dead_letters, look, by, form))
+    with_dead_letters(access, lambda dead_letters: list_groups(dead_letters, look, by, form))
 
 
 async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, form: str) -> None:
@@ -293,14 +293,21 @@ async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, 
     help="Skip the first N messages. The broker holds them meanwhile.",
 )
 @look_options
-@where_options
+@access_options
 @form_option
 def peek(
-    queue: str, terms: str, limit: int, skip: int, lift: bool, forced: bool, form: str, where: Where
+    queue: str,
+    terms: str,
+    limit: int,
+    skip: int,
+    lift: bool,
+    forced: bool,
+    form: str,
+    access: OpsAccess,
 ) -> None:
     """List the messages at the head of QUEUE. They are held briefly and requeued in order."""
     look = Look(queue, limit, terms, forced, lift, skip)
-    with_dead_letters(where, lambda dead_letters: list_messages(dead_letters, look, form))
+    with_dead_letters(access, lambda dead_letters: list_messages(dead_letters, look, form))
 
 
 async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> None:
@@ -335,7 +342,7 @@ async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> Non
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the bytes to this file."
 )
 @look_options
-@where_options
+@access_options
 @form_option
 def get(
     queue: str,
@@ -347,13 +354,13 @@ def get(
     lift: bool,
     forced: bool,
     form: str,
-    where: Where,
+    access: OpsAccess,
 ) -> None:
     """Show one message of QUEUE. ID is the id from `peek`, a position in the queue, or a message id."""
     look = Look(queue, within, "", forced, lift)
     form = "bytes" if body else form
     with_dead_letters(
-        where, lambda dead_letters: show_message(dead_letters, look, message, form, payload, save)
+        access, lambda dead_letters: show_message(dead_letters, look, message, form, payload, save)
     )
 
 
@@ -400,7 +407,7 @@ async def hold_for(
     # An id begins with its place; a bare number is a place, too.
     named = name.partition("-")[0]
     place = int(named) if named.isdecimal() and named.isascii() and len(named) <= 7 else 0
-    size = look.limit or SMALL_WINDOW.limit
+    size = look.limit or USUAL_SESSION.limit
     if place > size:
         # What stands before it is passed over; what is around it may have moved a little meanwhile.
         beyond = replace(look, skip=max(place - size // 2, 0))
@@ -445,16 +452,16 @@ def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> Dea
 
 @click.command(short_help="List the errors of all queues.")
 @click.option("--survey", is_flag=True, help="Survey all queues first, where browsing is free.")
-@where_options
+@access_options
 @form_option
-def errors(survey: bool, form: str, where: Where) -> None:
+def errors(survey: bool, form: str, access: OpsAccess) -> None:
     """List the errors of all dead-letter queues from their last survey, the most frequent first.
 
     A survey reads every message once and requeues all in order. It skips queues with consumers or an
     active job, and queues where browsing could lose messages. From streams and files of discards it reads
     only new messages.
     """
-    with_dead_letters(where, lambda dead_letters: list_errors(dead_letters, form, survey=survey))
+    with_dead_letters(access, lambda dead_letters: list_errors(dead_letters, form, survey=survey))
 
 
 async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> None:
@@ -519,7 +526,7 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
     help="Maximum number of matches to show. All are counted.",
 )
 @click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
-@where_options
+@access_options
 @form_option
 def search(
     terms: tuple[str, ...],
@@ -527,7 +534,7 @@ def search(
     limit: int,
     forced: bool,
     form: str,
-    where: Where,
+    access: OpsAccess,
 ) -> int:
     """Find messages that contain every WORD in body, headers or key. A WORD may also be a filter term.
 
@@ -538,7 +545,7 @@ def search(
     text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)
     request = SearchRequest(text, queues, limit, forced)
     found = with_dead_letters(
-        where, lambda dead_letters: search_messages(dead_letters, request, form)
+        access, lambda dead_letters: search_messages(dead_letters, request, form)
     )
     return Exit.OK if found else Exit.NOT_FOUND
 

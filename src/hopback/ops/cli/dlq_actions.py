@@ -19,6 +19,7 @@ from msgspec import structs
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import header_pairs
 from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, details, json_line, on_terminal
+from hopback.ops.cli.access import OpsAccess, access_options, resume_command, with_dead_letters
 from hopback.ops.cli.dlq import (
     Look,
     hold_for,
@@ -32,7 +33,6 @@ from hopback.ops.cli.dlq import (
 from hopback.ops.cli.dlq_print import form_option, output, place_text, print_plan, progress_told
 from hopback.ops.cli.job_follow import see_through
 from hopback.ops.cli.job_options import job_options, named_option
-from hopback.ops.cli.where import Where, resume_command, where_options, with_dead_letters
 from hopback.ops.contract.options import with_options
 from hopback.ops.contract.requests import (
     BY_CALLER,
@@ -152,7 +152,7 @@ def _action_options(command: _Command) -> _Command:
 @_action_options
 @target_options
 @named_option(RedriveRequest, "change")
-@where_options
+@access_options
 @form_option
 def redrive(
     queue: str,
@@ -160,7 +160,7 @@ def redrive(
     target: Target,
     change: Path | None,
     choices: ActionChoices,
-    where: Where,
+    access: OpsAccess,
 ) -> int:
     """Send messages of QUEUE back, by default to the target of the design or to the failed queue.
 
@@ -183,7 +183,7 @@ def redrive(
     # contract/options.py explains how the fields of a request define the command options.
     options["max_redrives"] = options["max_redrives"] or None
     request = with_options(RedriveRequest, options, queue=queue, target=target, change=patch)
-    return _act(request, where, choices)
+    return _act(request, access, choices)
 
 
 @click.command(short_help="Write messages to a file and remove them.")
@@ -196,10 +196,10 @@ def redrive(
     metavar="FILE",
     help="File for the messages (.zst compresses). Default: a file in the user's state folder.",
 )
-@where_options
+@access_options
 @form_option
 def discard(
-    queue: str, options: dict[str, Any], export_to: str, choices: ActionChoices, where: Where
+    queue: str, options: dict[str, Any], export_to: str, choices: ActionChoices, access: OpsAccess
 ) -> int:
     """Remove messages of QUEUE permanently. Each is first written to a file.
 
@@ -207,7 +207,7 @@ def discard(
     """
     if export_to and not options["export"]:
         raise click.UsageError("--no-export and --export-to exclude each other.")
-    if export_to and where.server is not None:
+    if export_to and access.server is not None:
         raise CommandFailed(
             "--export-to names a file of this machine, and a server writes to its own",
             do="Leave it out: the plan says where the server writes. Or say --broker URL instead of"
@@ -216,17 +216,17 @@ def discard(
         )
     request = with_options(DiscardRequest, options, queue=queue, confirm=queue)
     choices = replace(choices, submission=Submission(export_to=export_to))
-    return _act(request, where, choices)
+    return _act(request, access, choices)
 
 
-def _act(request: JobRequest, where: Where, choices: ActionChoices) -> int:
+def _act(request: JobRequest, access: OpsAccess, choices: ActionChoices) -> int:
     """Plan the job, show the plan, ask for confirmation, and run the job.
 
     The connection is closed while a question is open. Without a question one connection is enough.
     """
     if choices.yes and request.reason.strip() and not choices.dry_run:
-        return with_dead_letters(where, lambda found: _plan_and_run(found, request, choices))
-    plan = with_dead_letters(where, lambda found: plan_job(found, request, choices))
+        return with_dead_letters(access, lambda found: _plan_and_run(found, request, choices))
+    plan = with_dead_letters(access, lambda found: plan_job(found, request, choices))
     if choices.dry_run:
         output(choices.form, plan, lambda: print_plan(plan, err=False))
         if plan.flaws:
@@ -239,7 +239,7 @@ def _act(request: JobRequest, where: Where, choices: ActionChoices) -> int:
         _confirm(plan)
     reason = ask_for_reason(request.reason)
     planned = structs.replace(request, reason=reason, selection=plan.selection)
-    return with_dead_letters(where, lambda found: run_job(found, planned, choices, plan))
+    return with_dead_letters(access, lambda found: run_job(found, planned, choices, plan))
 
 
 async def _plan_and_run(
@@ -355,7 +355,7 @@ async def run_job(
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show the copy and stop.")
 @look_options
-@where_options
+@access_options
 @form_option
 def edit(
     queue: str,
@@ -372,7 +372,7 @@ def edit(
     lift: bool,
     forced: bool,
     form: str,
-    where: Where,
+    access: OpsAccess,
 ) -> int:
     """Send a copy of one message of QUEUE with another payload or other headers.
 
@@ -390,7 +390,7 @@ def edit(
         raise click.UsageError("Say what to change: --body, --content-type, --header or --without.")
     look = Look(queue, within, "", forced, lift)
     shown = with_dead_letters(
-        where, lambda dead_letters: _find_message(dead_letters, look, message)
+        access, lambda dead_letters: _find_message(dead_letters, look, message)
     )
     if dry_run:
         output(form, shown, lambda: details(_edit_lines(shown, change, target)))
@@ -403,7 +403,7 @@ def edit(
     # By its hash: others may have come or gone before it meanwhile.
     digest = shown.dead_letter.digest
     sent = with_dead_letters(
-        where, lambda dead_letters: send_edited(dead_letters, look, digest, change, target, why)
+        access, lambda dead_letters: send_edited(dead_letters, look, digest, change, target, why)
     )
     output(
         form, sent, lambda: click.echo(safe(f"Sent a changed copy as message {sent.message_id}."))
@@ -472,13 +472,13 @@ async def send_edited(
 @queue_argument
 @named_option(RedriveRequest, "reason")
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@where_options
-def restore_limit(queue: str, reason: str, yes: bool, where: Where) -> None:
+@access_options
+def restore_limit(queue: str, reason: str, yes: bool, access: OpsAccess) -> None:
     """Delete the policy with which --lift-limit lifted the delivery limit of QUEUE.
 
     The previous limit applies again. Refused while it would remove messages of the queue.
     """
     if not yes:
         ask(f"Put the former delivery limit of {queue} back in force?")
-    with_dead_letters(where, lambda dead_letters: dead_letters.restore_limit(queue, reason=reason))
+    with_dead_letters(access, lambda dead_letters: dead_letters.restore_limit(queue, reason=reason))
     click.echo(safe(f"The former delivery limit of {queue} is in force again."), err=True)

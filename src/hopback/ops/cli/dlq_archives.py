@@ -15,6 +15,7 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, details, on_terminal
+from hopback.ops.cli.access import OpsAccess, access_options, with_dead_letters
 from hopback.ops.cli.dlq import (
     Look,
     filter_option,
@@ -25,7 +26,6 @@ from hopback.ops.cli.dlq import (
 )
 from hopback.ops.cli.dlq_print import form_option, output
 from hopback.ops.cli.job_options import rate_option
-from hopback.ops.cli.where import Where, where_options, with_dead_letters
 from hopback.ops.contract.requests import Pace, Selection
 from hopback.text import count_of
 from hopback.text import one_line as safe
@@ -55,7 +55,7 @@ _AT_ONCE = 1 << 20  # bytes for one write: few calls, and little to lose when it
     help="Only the first N messages. Default: all.",
 )
 @look_options
-@where_options
+@access_options
 def export(
     queue: str,
     path: Path | None,
@@ -63,11 +63,13 @@ def export(
     limit: int | None,
     lift: bool,
     forced: bool,
-    where: Where,
+    access: OpsAccess,
 ) -> None:
     """Export the messages of QUEUE as lines of JSON, with exact bytes and types. No message is removed."""
     look = Look(queue, limit, terms, forced, lift)
-    count = with_dead_letters(where, lambda dead_letters: export_messages(dead_letters, look, path))
+    count = with_dead_letters(
+        access, lambda dead_letters: export_messages(dead_letters, look, path)
+    )
     to = "" if path is None else f" to {path}"
     click.echo(safe(f"Exported {count_of(count)}{to}."), err=True)
 
@@ -138,7 +140,7 @@ def _unwritable(path: Path, error: OSError) -> CommandFailed:
 @click.option("--reason", default="", metavar="TEXT", help="Reason for the audit.")
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @click.option("--dry-run", is_flag=True, help="Check the file, show its contents and stop.")
-@where_options
+@access_options
 @form_option
 def import_(
     path: Path,
@@ -149,7 +151,7 @@ def import_(
     yes: bool,
     dry_run: bool,
     form: str,
-    where: Where,
+    access: OpsAccess,
 ) -> int:
     """Publish the messages of FILE, written by `export` or `discard`, into their original queues.
 
@@ -167,7 +169,7 @@ def import_(
         if not yes and found:
             ask(f"Import {count_of(found.total())}?", changes="this publishes messages")
         done = with_dead_letters(
-            where,
+            access,
             lambda dead_letters: import_messages(dead_letters, file, queue, rate, skip, reason),
         )
     result = {**plan, "published": done.published, "lines": done.lines, "problem": done.problem}

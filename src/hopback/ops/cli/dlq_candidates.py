@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.terminal import table
+from hopback.ops.cli.access import OpsAccess, access_options, with_dead_letters
 from hopback.ops.cli.dlq_print import form_option, output
-from hopback.ops.cli.where import Where, where_options, with_dead_letters
 from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.text import count_of
 from hopback.text import one_line as safe
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="List queues that may contain dead letters.")
-@where_options
+@access_options
 @form_option
-def candidates(form: str, where: Where) -> None:
+def candidates(form: str, access: OpsAccess) -> None:
     """List queues with messages and without a consumer that may contain dead letters.
 
     `hopback dlq add QUEUE` declares that a queue contains dead letters, `hopback dlq ignore QUEUE` that it
     does not.
     """
-    with_dead_letters(where, lambda dead_letters: list_candidates(dead_letters, form))
+    with_dead_letters(access, lambda dead_letters: list_candidates(dead_letters, form))
 
 
 async def list_candidates(dead_letters: DeadLetters, form: str) -> None:
@@ -66,31 +66,31 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason for 
     "--origin", default="", metavar="QUEUE", help="The queue in which its messages failed."
 )
 @_reason
-@where_options
-def add(queue: str, origin: str, reason: str, where: Where) -> None:
+@access_options
+def add(queue: str, origin: str, reason: str, access: OpsAccess) -> None:
     """Declare that QUEUE contains dead letters, so that it is listed and can be browsed."""
     said = QueueAnswer(queue, CandidateAnswer.ADD, origin, reason=reason)
-    with_dead_letters(where, lambda dead_letters: answer(dead_letters, said))
+    with_dead_letters(access, lambda dead_letters: answer(dead_letters, said))
 
 
 @click.command(short_help="Declare that a queue contains no dead letters.")
 @click.argument("queue")
 @_reason
-@where_options
-def ignore(queue: str, reason: str, where: Where) -> None:
+@access_options
+def ignore(queue: str, reason: str, access: OpsAccess) -> None:
     """Declare that QUEUE contains no dead letters, so that it is not listed as a candidate."""
     said = QueueAnswer(queue, CandidateAnswer.IGNORE, reason=reason)
-    with_dead_letters(where, lambda dead_letters: answer(dead_letters, said))
+    with_dead_letters(access, lambda dead_letters: answer(dead_letters, said))
 
 
 @click.command(short_help="Withdraw the declaration about a queue.")
 @click.argument("queue")
 @_reason
-@where_options
-def forget(queue: str, reason: str, where: Where) -> None:
+@access_options
+def forget(queue: str, reason: str, access: OpsAccess) -> None:
     """Withdraw the declaration about QUEUE. The topology of the broker decides again."""
     said = QueueAnswer(queue, CandidateAnswer.FORGET, reason=reason)
-    with_dead_letters(where, lambda dead_letters: answer(dead_letters, said))
+    with_dead_letters(access, lambda dead_letters: answer(dead_letters, said))
 
 
 async def answer(dead_letters: DeadLetters, said: QueueAnswer) -> None:

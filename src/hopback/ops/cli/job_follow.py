@@ -47,9 +47,9 @@ class Meter:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
-    def add(self, at: float, settled: int) -> None:
+    def add(self, at: float, finished: int) -> None:
         """So many are through at that moment."""
-        self._samples.append((at, settled))
+        self._samples.append((at, finished))
         while len(self._samples) > 2 and at - self._samples[0][0] > _SPAN_S:
             self._samples.popleft()
 
@@ -73,15 +73,15 @@ def _waits_for(job: Job) -> str:
     return job.reason if job.state is JobState.RUNNING else ""
 
 
-def _settled_count(job: Job) -> int:
+def _finished_count(job: Job) -> int:
     return job.counts.done + job.counts.skipped + job.counts.failed
 
 
 def bar_line(job: Job, rate: float | None, columns: int) -> str:
     """The bar as one line that fits."""
     counts = job.counts
-    settled = _settled_count(job)
-    share = min(settled / max(counts.selected, 1), 1.0)
+    finished = _finished_count(job)
+    share = min(finished / max(counts.selected, 1), 1.0)
     cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
     filled = int(share * cells)
     left = time_left(job, rate)
@@ -91,7 +91,7 @@ def bar_line(job: Job, rate: float | None, columns: int) -> str:
         f"{job.kind} {job.queue}",
         "" if waits_for else "━" * filled + "─" * (cells - filled),
         f"{int(share * 100):3d}%",
-        f"{settled:,}/{counts.selected:,}",
+        f"{finished:,}/{counts.selected:,}",
         f"{rate:,.0f}/s" if rate is not None and not waits_for else "",
         f"{_brief(left)} left" if left is not None else "",
         f"failed {counts.failed:,}" if counts.failed or not waits_for else "",
@@ -133,7 +133,7 @@ class Bar:
 
     def show(self, job: Job) -> None:
         """Draw it."""
-        self._meter.add(self._now(), _settled_count(job))
+        self._meter.add(self._now(), _finished_count(job))
         columns = shutil.get_terminal_size().columns
         line = bar_line(job, self._meter.rate, columns)
         click.echo("\r" + line.ljust(min(self._drawn, columns - 1)), err=True, nl=False)
@@ -158,7 +158,7 @@ class _EveryFewSeconds:
     def show(self, job: Job) -> None:
         """Write it down if it is time."""
         now, known = self._now(), self._reason
-        self._meter.add(now, _settled_count(job))
+        self._meter.add(now, _finished_count(job))
         self._reason = job.reason
         if now >= self._next or self._reason != known:
             self._next = now + _BETWEEN_RECORDS_S

@@ -9,16 +9,16 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask_for_reason, table
-from hopback.ops.cli.dlq_print import form_option, output, print_job, print_jobs
-from hopback.ops.cli.job_follow import exit_code, follow, see_through, signals_heard
-from hopback.ops.cli.where import (
-    Where,
+from hopback.ops.cli.access import (
+    OpsAccess,
+    access_options,
     complete_job,
     complete_queue,
     resume_command,
-    where_options,
     with_dead_letters,
 )
+from hopback.ops.cli.dlq_print import form_option, output, print_job, print_jobs
+from hopback.ops.cli.job_follow import exit_code, follow, see_through, signals_heard
 from hopback.ops.contract.values import FailedMessage, Job, JobState
 from hopback.text import count_of
 from hopback.text import one_line as safe
@@ -56,36 +56,36 @@ def jobs() -> None:
     metavar="N",
     help="Maximum number of entries.",
 )
-@where_options
+@access_options
 @form_option
-def ls(queue: str, active: bool, limit: int, form: str, where: Where) -> None:
+def ls(queue: str, active: bool, limit: int, form: str, access: OpsAccess) -> None:
     """List jobs of one or all brokers, the newest first."""
     found = with_dead_letters(
-        where, lambda dead_letters: dead_letters.jobs(queue=queue, active=active, limit=limit)
+        access, lambda dead_letters: dead_letters.jobs(queue=queue, active=active, limit=limit)
     )
     output(form, found, lambda: print_jobs(found, time.time()))
 
 
 @jobs.command(short_help="Show a job.")
 @_job_argument
-@where_options
+@access_options
 @form_option
-def show(job: str, form: str, where: Where) -> None:
+def show(job: str, form: str, access: OpsAccess) -> None:
     """Show the owner, reason, state and counts of JOB."""
-    found = with_dead_letters(where, lambda dead_letters: dead_letters.job(job))
+    found = with_dead_letters(access, lambda dead_letters: dead_letters.job(job))
     output(form, found, lambda: print_job(found))
 
 
 @jobs.command(short_help="Follow a job until it ends.")
 @_job_argument
-@where_options
+@access_options
 @form_option
-def watch(job: str, form: str, where: Where) -> int:
+def watch(job: str, form: str, access: OpsAccess) -> int:
     """Follow JOB until it ends, and exit with its status.
 
     Ctrl-C ends the watching, not the job.
     """
-    return with_dead_letters(where, lambda dead_letters: watch_job(dead_letters, job, form))
+    return with_dead_letters(access, lambda dead_letters: watch_job(dead_letters, job, form))
 
 
 async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
@@ -101,22 +101,24 @@ async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
 
 @jobs.command(short_help="Pause a job after the messages in flight.")
 @_job_argument
-@where_options
+@access_options
 @form_option
-def pause(job: str, form: str, where: Where) -> None:
+def pause(job: str, form: str, access: OpsAccess) -> None:
     """Pause JOB after the messages in flight, in whichever process it runs."""
-    found = with_dead_letters(where, lambda dead_letters: dead_letters.pause(job))
+    found = with_dead_letters(access, lambda dead_letters: dead_letters.pause(job))
     output(form, found, lambda: _say(found, "is told to pause"))
 
 
 @jobs.command(short_help="Resume a paused, interrupted or failed job.")
 @_job_argument
-@where_options
+@access_options
 @form_option
-def resume(job: str, form: str, where: Where) -> int:
+def resume(job: str, form: str, access: OpsAccess) -> int:
     """Resume JOB. A paused job resumes in its process, any other in this one."""
     again = resume_command(job)
-    return with_dead_letters(where, lambda dead_letters: resume_job(dead_letters, job, form, again))
+    return with_dead_letters(
+        access, lambda dead_letters: resume_job(dead_letters, job, form, again)
+    )
 
 
 async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str) -> int:
@@ -138,11 +140,11 @@ async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str)
 
 @jobs.command(short_help="Cancel a job after the messages in flight.")
 @_job_argument
-@where_options
+@access_options
 @form_option
-def cancel(job: str, form: str, where: Where) -> None:
+def cancel(job: str, form: str, access: OpsAccess) -> None:
     """Cancel JOB after the messages in flight, in whichever process it runs. The others are requeued."""
-    found = with_dead_letters(where, lambda dead_letters: dead_letters.cancel(job))
+    found = with_dead_letters(access, lambda dead_letters: dead_letters.cancel(job))
     output(form, found, lambda: _say(found, "is told to end"))
 
 
@@ -155,9 +157,9 @@ def _say(job: Job, request: str) -> None:
 @jobs.command(short_help="Change the rate of a job.")
 @_job_argument
 @click.argument("rate", metavar="(R | none)")
-@where_options
+@access_options
 @form_option
-def rate(job: str, rate: str, form: str, where: Where) -> None:
+def rate(job: str, rate: str, form: str, access: OpsAccess) -> None:
     """Limit JOB to R messages per second, or remove the limit with `none`."""
     try:
         wanted = None if rate == "none" else float(rate)
@@ -165,7 +167,7 @@ def rate(job: str, rate: str, form: str, where: Where) -> None:
         raise click.BadParameter(
             f"expected a number above 0 or none, got {rate!r}.", param_hint="RATE"
         ) from None
-    found = with_dead_letters(where, lambda dead_letters: dead_letters.set_rate(job, wanted))
+    found = with_dead_letters(access, lambda dead_letters: dead_letters.set_rate(job, wanted))
     output(form, found, lambda: _say(found, f"goes at {rate} messages per second"))
 
 
@@ -182,9 +184,9 @@ def rate(job: str, rate: str, form: str, where: Where) -> None:
 @click.option(
     "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N entries."
 )
-@where_options
+@access_options
 @form_option
-def failures(job: str, limit: int, after: int, form: str, where: Where) -> None:
+def failures(job: str, limit: int, after: int, form: str, access: OpsAccess) -> None:
     """List the messages that JOB could not move or skipped, with the reasons.
 
     All of them are still in the queue.
@@ -194,7 +196,7 @@ def failures(job: str, limit: int, after: int, form: str, where: Where) -> None:
         known = await dead_letters.job(job)
         return known, await dead_letters.failures(job, cursor=after, limit=limit)
 
-    known, found = with_dead_letters(where, read)
+    known, found = with_dead_letters(access, read)
     output(form, found, lambda: print_failures(known, found, after))
 
 
@@ -223,9 +225,9 @@ def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> 
     help="Maximum number of messages to show. All are counted.",
 )
 @click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
-@where_options
+@access_options
 @form_option
-def came_back(job: str, limit: int, forced: bool, form: str, where: Where) -> int:
+def came_back(job: str, limit: int, forced: bool, form: str, access: OpsAccess) -> int:
     """Show the messages sent by JOB that are dead again, with their new error.
 
     Reads the whole queue, requeues all messages in order, and records the number with JOB. Exits with
@@ -236,7 +238,7 @@ def came_back(job: str, limit: int, forced: bool, form: str, where: Where) -> in
 
     request = SearchRequest(job=job, limit=limit, force=forced)
     found = with_dead_letters(
-        where, lambda dead_letters: search_messages(dead_letters, request, form)
+        access, lambda dead_letters: search_messages(dead_letters, request, form)
     )
     return Exit.OK if found else Exit.NOT_FOUND
 
@@ -246,9 +248,9 @@ def came_back(job: str, limit: int, forced: bool, form: str, where: Where) -> in
 )
 @_job_argument
 @click.option("--reason", default="", metavar="TEXT", help="Reason for the audit.")
-@where_options
+@access_options
 @form_option
-def retry_failures(job: str, reason: str, form: str, where: Where) -> int:
+def retry_failures(job: str, reason: str, form: str, access: OpsAccess) -> int:
     """Start a new job for exactly the messages that JOB could not move."""
     why = ask_for_reason(reason)
 
@@ -256,4 +258,4 @@ def retry_failures(job: str, reason: str, form: str, where: Where) -> int:
         begun = await dead_letters.retry_failures(job, reason=why)
         return await see_through(dead_letters, begun, form, resume_command(begun.id))
 
-    return with_dead_letters(where, retry)
+    return with_dead_letters(access, retry)

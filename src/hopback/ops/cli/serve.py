@@ -16,16 +16,16 @@ from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import Exit
 from hopback.cli.options import EnvironmentCommand, HttpAddress, cannot_listen, url_host
 from hopback.clock import SystemClock
-from hopback.ops.cli.journal import journal
-from hopback.ops.cli.where import (
-    Where,
+from hopback.ops.cli.access import (
+    OpsAccess,
     apply_settings,
-    broker_where_options,
+    broker_access_options,
     file_brokers,
     open_broker,
     open_operations,
     operation_settings,
 )
+from hopback.ops.cli.journal import journal
 
 if TYPE_CHECKING:
     from hopback.ops.http.settings import AdminSettings
@@ -45,7 +45,7 @@ class _ServeChoices:
 
 
 @click.command(cls=EnvironmentCommand, short_help="Serve the admin page and the HTTP API.")
-@broker_where_options
+@broker_access_options
 @click.option(
     "--http",
     type=HttpAddress(),
@@ -76,7 +76,7 @@ class _ServeChoices:
     show_default=True,
     help="Role of the --new-key.",
 )
-def serve(new_key: str | None, role: str, where: Where, **options: Any) -> int:
+def serve(new_key: str | None, role: str, access: OpsAccess, **options: Any) -> int:
     """Serve the admin page and the HTTP API.
 
     Without --config there is no sign-in and only this machine is served.
@@ -85,16 +85,16 @@ def serve(new_key: str | None, role: str, where: Where, **options: Any) -> int:
 
     if new_key is not None:
         return _print_key(new_key, role)
-    choices = _ServeChoices(config=where.config, **options)
+    choices = _ServeChoices(config=access.config, **options)
     settings = admin.AdminSettings()
     if choices.config is not None:
         settings = admin.read_settings(choices.config, os.environ)
-    if settings.brokers and where.broker is not None:
+    if settings.brokers and access.broker is not None:
         raise click.UsageError(
             "--broker (or HOPBACK_BROKER) and the [[brokers]] of --config both say what to serve:"
             " leave one of them away."
         )
-    if not settings.brokers and where.broker is None:
+    if not settings.brokers and access.broker is None:
         raise click.UsageError(
             "Missing option '--broker' (or HOPBACK_BROKER, or [[brokers]] in --config)."
         )
@@ -103,18 +103,18 @@ def serve(new_key: str | None, role: str, where: Where, **options: Any) -> int:
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=quick_loop()) as runner:
-        runner.run(_serve(where, choices, settings))
+        runner.run(_serve(access, choices, settings))
     return Exit.OK
 
 
-async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) -> None:
+async def _serve(access: OpsAccess, choices: _ServeChoices, settings: AdminSettings) -> None:
     from hopback.ops.http import create_app
     from hopback.ops.http import serve as serve_app
     from hopback.ops.http.auth import new_secret
 
     link = new_secret() if choices.dev else None
     async with AsyncExitStack() as stack:
-        operations = await _open_brokers(where, stack, choices.config, settings)
+        operations = await _open_brokers(access, stack, choices.config, settings)
         await operations[0].journal.store_id()  # report an unusable database before serving
         app = create_app(*operations, settings=settings, link=link)
 
@@ -143,18 +143,18 @@ async def _serve(where: Where, choices: _ServeChoices, settings: AdminSettings) 
 
 
 async def _open_brokers(
-    where: Where, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
+    access: OpsAccess, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
 ) -> list[Operations]:
     """Open the brokers of the settings on one journal, or the one of the options. None is asked yet."""
     from hopback.ops.operations import Operations
 
     editing, lease = settings.deadletters.editing, settings.jobs.lease_seconds
     if not settings.brokers:
-        return [await open_operations(where, stack, editing=editing, lease=lease)]
+        return [await open_operations(access, stack, editing=editing, lease=lease)]
     clock = SystemClock()
-    kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
+    kept = await stack.enter_async_context(journal(access.store, clock, lease=lease))
     brokers = [
-        await open_broker(apply_settings(each, where), stack, clock, name=each.name, ask=False)
+        await open_broker(apply_settings(each, access), stack, clock, name=each.name, ask=False)
         for each in file_brokers(config)
     ]
     shared = operation_settings(editing=editing, lease=lease)

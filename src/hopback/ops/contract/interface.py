@@ -12,8 +12,8 @@ from hopback.ops.contract.requests import (
     BY_CALLER,
     BY_DESIGN,
     NEWEST,
-    SMALL_WINDOW,
     UNHURRIED,
+    USUAL_SESSION,
     WHOLE_QUEUE,
     AuditQuery,
     Edit,
@@ -21,10 +21,10 @@ from hopback.ops.contract.requests import (
     JobRequest,
     Pace,
     Selection,
+    SessionLimits,
     Submission,
     Target,
     Who,
-    Window,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DeadLetters(Protocol):
     async def open_session(
         self,
         queue: str,
-        window: Window = SMALL_WINDOW,
+        limits: SessionLimits = USUAL_SESSION,
         *,
         forced: bool = False,
         lift: bool = False,

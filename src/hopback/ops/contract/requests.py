@@ -158,7 +158,7 @@ class GroupBy(StrEnum):
     ERROR = "error"
 
 
-class Window(_Asked, frozen=True):
+class SessionLimits(_Asked, frozen=True):
     """How many messages a session holds, and for how long.
 
     The first `skip` messages are passed over. The broker holds them until the session ends, and this process
@@ -171,11 +171,11 @@ class Window(_Asked, frozen=True):
     skip: _Skipped = 0
 
 
-SMALL_WINDOW = Window()
+USUAL_SESSION = SessionLimits()
 """A hundred messages for five minutes."""
 
 
-class SessionRequest(Window, frozen=True):
+class SessionRequest(SessionLimits, frozen=True):
     """A browse session. `forced` accepts the danger of looking, `lift` removes it by a policy."""
 
     forced: bool = field(default=False, name="force")

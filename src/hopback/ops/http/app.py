@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from hopback.broker.named_brokers import broker_path
 from hopback.ops.alerts.http import ALERT_PAGES, ALERTS
-from hopback.ops.alerts.watch import Alerting, AlertSource
+from hopback.ops.alerts.watch import Alerting, AlertReader
 from hopback.ops.contract.endpoints import SHARED
 from hopback.ops.http.access import ACCESS, ACCESS_PAGES
 from hopback.ops.http.api import ApiTable, api_routes, openapi_document, sent_path
@@ -143,7 +143,7 @@ def _services(
     """Return the services of each broker."""
     recent = [RecentAnswers(each) for each in operations]
     sources = [
-        AlertSource(
+        AlertReader(
             each.broker.name,
             answers.sweep,
             each.jobs,

@@ -187,14 +187,14 @@ class FormUpload:
         found = _BOUNDARY.match(content_type)
         if found is None:
             raise Refused(415, "not-a-form", "Expected a form with a file (multipart/form-data).")
-        self._mark = b"\r\n--" + found[1].encode()
+        self._boundary = b"\r\n--" + found[1].encode()
         self._pieces = pieces
         self._buffer = b"\r\n"  # the first mark stands at the beginning of the body
         self.fields: dict[str, str] = {}
 
     async def file(self) -> AsyncIterator[bytes]:
         """The content of the file; before its first piece, `fields` has what was sent before it."""
-        await self._until(self._mark, _LONGEST_FIELD)
+        await self._until(self._boundary, _LONGEST_FIELD)
         for _ in range(_MOST_FIELDS):
             while len(self._buffer) < 2:
                 await self._more()
@@ -209,18 +209,18 @@ class FormUpload:
                 async for piece in self._content():
                     yield piece
                 return
-            value = await self._until(self._mark, _LONGEST_FIELD)
+            value = await self._until(self._boundary, _LONGEST_FIELD)
             self.fields[name[1].decode("utf-8", "replace")] = value.decode("utf-8", "replace")
         raise _bad("expected a file, found none")
 
     async def _content(self) -> AsyncIterator[bytes]:
         while True:
-            end = self._buffer.find(self._mark)
+            end = self._buffer.find(self._boundary)
             if end >= 0:
                 yield self._buffer[:end]
                 return
             # A mark may have come in half.
-            keep = len(self._mark) - 1
+            keep = len(self._boundary) - 1
             if len(self._buffer) > keep:
                 yield self._buffer[:-keep]
                 self._buffer = self._buffer[-keep:]

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-_WINDOW_S = 60.0  # seconds of one count: an attack shows in the audit while it lasts
-_ROWS_OF_A_STRANGER = 1  # rows per window without authentication, which anyone can cause
-_ROWS_OF_A_CALLER = 20  # rows per window of an authenticated caller
-_MOST_WINDOWS = 100  # callers and addresses counted apart: at most 200 rows a minute
+_PERIOD_S = 60.0  # seconds of one count: an attack shows in the audit while it lasts
+_ROWS_OF_A_STRANGER = 1  # rows per period without authentication, which anyone can cause
+_ROWS_OF_A_CALLER = 20  # rows per period of an authenticated caller
+_MOST_PERIODS = 100  # callers and addresses counted apart: at most 200 rows a minute
 _ELSEWHERE = ""
 
 
@@ -36,7 +36,7 @@ class Denial:
 
 
 @dataclass(slots=True)
-class _DenialWindow:
+class _DenialPeriod:
     """The refusals of one caller, or of one address without authentication, since `begun`."""
 
     begun: float
@@ -51,35 +51,35 @@ class Denials:
     def __init__(self, clock: Clock, write: Callable[[Denial], Awaitable[None]]) -> None:
         self._clock = clock
         self._write = write
-        self._windows: dict[str, _DenialWindow] = {}
+        self._periods: dict[str, _DenialPeriod] = {}
 
     async def add(self, denial: Denial) -> None:
         """Write the refusal to the audit, or count it."""
         await self.flush()
         known = bool(denial.caller)
         key = denial.caller or f"address {denial.address}"
-        if key not in self._windows and len(self._windows) >= _MOST_WINDOWS:
+        if key not in self._periods and len(self._periods) >= _MOST_PERIODS:
             key = _ELSEWHERE
-        window = self._windows.setdefault(key, _DenialWindow(self._clock.now(), denial))
-        if window.rows < (_ROWS_OF_A_CALLER if known and key else _ROWS_OF_A_STRANGER):
-            window.rows += 1
+        period = self._periods.setdefault(key, _DenialPeriod(self._clock.now(), denial))
+        if period.rows < (_ROWS_OF_A_CALLER if known and key else _ROWS_OF_A_STRANGER):
+            period.rows += 1
             await self._write(denial)
         else:
-            window.counted += 1
+            period.counted += 1
 
     async def flush(self, *, everything: bool = False) -> None:
-        """Write the counts of the windows that are over, or of all windows when the service ends."""
+        """Write the counts of the periods that are over, or of all periods when the service ends."""
         now = self._clock.now()
         over = [
             key
-            for key, window in self._windows.items()
-            if everything or not 0 <= now - window.begun < _WINDOW_S
+            for key, period in self._periods.items()
+            if everything or not 0 <= now - period.begun < _PERIOD_S
         ]
         for key in over:
-            window = self._windows.pop(key)
-            if window.counted:
-                first = window.first
-                details = {"times": window.counted, "seconds": round(now - window.begun)}
+            period = self._periods.pop(key)
+            if period.counted:
+                first = period.first
+                details = {"times": period.counted, "seconds": round(now - period.begun)}
                 several = key == _ELSEWHERE
                 await self._write(
                     Denial(

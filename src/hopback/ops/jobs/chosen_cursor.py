@@ -63,7 +63,7 @@ _EVENTS = {
     CursorEvent.ACKED: ("_ignore", STAYS),
     CursorEvent.SENDING: ("_ignore", STAYS),
     CursorEvent.DRAINED: ("_ignore", STAYS),
-    CursorEvent.SETTLED: ("_ignore", STAYS),
+    CursorEvent.APPLIED: ("_ignore", STAYS),
     CursorEvent.SHARED: ("_ignore", STAYS),
     CursorEvent.SAVING: ("_ignore", STAYS),
     CursorEvent.SEEK: ("_seek", frozenset({CursorState.SEEKING})),

@@ -38,7 +38,7 @@ KEPT       The message stays in the queue and belongs to the head.
 ACKED      The message was moved. Its mark is among the last acks of the window.
 PAUSE, CONTINUE      Begin and end of PAUSED.
 LAST_ALONE, DRAINED  Begin and end of LAST.
-SETTLED    The broker has read every ack: with equal messages, the window contains only held ones.
+APPLIED    The broker has read every ack: with equal messages, the window contains only held ones.
 SHARED     Another consumer takes messages: this job is never resumed.
 SAVING     Note whether messages of the window have equal marks.
 
@@ -84,7 +84,7 @@ _EVENTS = {
     CursorEvent.SAVING: ("_find_twins", STAYS),
     CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
     CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
-    CursorEvent.SETTLED: ("_settle", STAYS),
+    CursorEvent.APPLIED: ("_forget_acks", STAYS),
     CursorEvent.SHARED: ("_share", STAYS),
     CursorEvent.PAUSE: ("_pause", frozenset({CursorState.PAUSED})),
 }
@@ -160,7 +160,7 @@ class ClassicCursor(CountingCursor):
     def _continue(self, _value: object) -> None:
         self.state = CursorState.TAKING
 
-    def _settle(self, _value: object) -> None:
+    def _forget_acks(self, _value: object) -> None:
         if self._has_twins:
             self._acked.clear()
 

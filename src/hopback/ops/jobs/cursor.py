@@ -105,7 +105,7 @@ class CursorEvent(Enum):
     CONTINUE = "continue"  # the queue may deliver messages again
     LAST_ALONE = "last alone"  # the last message is about to be sent, after all others were acked
     DRAINED = "drained"  # no message is in flight, and no further message will be sent
-    SETTLED = "settled"  # the queue has applied every ack
+    APPLIED = "applied"  # the queue has applied every ack
     SHARED = "shared"  # another consumer takes messages from the queue
     SEEK = "seek"  # every message of the searched part was delivered: search behind it
     SAVING = "saving"  # every delivered message was reported: the next checkpoint is saved

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hopback.ops.brokers.consumers import job_tag
-from hopback.ops.browse.head import Head
+from hopback.ops.browse.queue_messages import QueueMessages
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
 from hopback.ops.jobs.cursor_driver import read_head
@@ -30,8 +30,9 @@ _REQUEUE_S = 2.0
 that are missing after that were taken by another consumer, or it still holds them: the job stops."""
 _ASK_REQUEUED_S = 0.05
 """Seconds between two counts of such a queue."""
-_REMEMBERED_WINDOWS = 6
-"""Windows of acks whose marks are remembered: far more than a broker leaves unread."""
+_REMEMBERED = 6
+"""Acks whose marks are remembered, as a multiple of the messages in flight: far more than a broker leaves
+unread."""
 
 _DOUBT = (
     "when the job went on, {queue!r} had more messages than expected: new ones, or done ones that a killed"
@@ -51,7 +52,7 @@ async def choose_cursor(
     """
     job, began, selection = run.job, run.job.checkpoint, run.job.spec.selection
     is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
-    remembered = _REMEMBERED_WINDOWS * job.spec.pace.in_flight
+    remembered = _REMEMBERED * job.spec.pace.in_flight
     if selection.digests is not None:
         return ChosenCursor(
             began,
@@ -137,7 +138,7 @@ def source_of(
 ) -> Source:
     """Return the source that takes as many messages from the queue as the cursor can need."""
     is_classic = snapshot.is_classic(job.queue)
-    return Head(
+    return QueueMessages(
         channel,
         job.queue,
         cursor.count,

@@ -154,7 +154,7 @@ class CursorDriver:
         if self.cursor.accepts(CursorEvent.SAVING):
             self.cursor.handle(CursorEvent.SAVING)
 
-    async def settle(self) -> None:
+    async def await_acks(self) -> None:
         """Wait until the queue has applied every ack, as far as the broker can show it.
 
         A quorum queue counts a consumer that has ended until it has applied the acks of all its messages.
@@ -166,8 +166,8 @@ class CursorDriver:
             await self.other_consumers()
             if self.source.holders or not self._is_type_known:
                 return
-        if self.cursor.accepts(CursorEvent.SETTLED):
-            self.cursor.handle(CursorEvent.SETTLED)
+        if self.cursor.accepts(CursorEvent.APPLIED):
+            self.cursor.handle(CursorEvent.APPLIED)
 
     async def other_consumers(self) -> int:
         """Return the number of other consumers of the queue, as the broker counts them."""

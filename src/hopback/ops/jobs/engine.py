@@ -177,7 +177,7 @@ class Engine:
         cursor, driver = self._driver.cursor, self._driver
         is_paused = cursor.state is CursorState.PAUSED
         if is_paused and not driver.is_exhausted and not driver.has_delivered:
-            await self._settle_all()
+            await self._await_all_acks()
             cursor.handle(CursorEvent.CONTINUE)
             await self._progress.save()
         return await self._reader.take(self._sender)
@@ -187,7 +187,7 @@ class Engine:
         cursor = self._driver.cursor
         if self._driver.is_exhausted and cursor.sends_last_alone:
             # The last message goes alone, after the acks of all others: if it is gone, all are.
-            await self._settle_all()
+            await self._await_all_acks()
             cursor.handle(CursorEvent.LAST_ALONE)
         cursor.handle(CursorEvent.SENDING)
         await self._check_not_shared()
@@ -197,11 +197,11 @@ class Engine:
             cursor.handle(CursorEvent.PAUSE)
         await self._progress.save()
 
-    async def _settle_all(self) -> None:
+    async def _await_all_acks(self) -> None:
         """Wait until every message that was sent has landed, and its ack was applied."""
         await self._sender.drain()
         await self._may_continue()
-        await self._driver.settle()
+        await self._driver.await_acks()
 
     async def _check_not_shared(self) -> None:
         """End the job if another consumer takes messages: the first ones could not be counted."""
@@ -217,7 +217,7 @@ class Engine:
             )
 
     async def _send(self, batch: list[SelectedMessage]) -> None:
-        """Send the messages as the window has room, so that the broker never waits for the job."""
+        """Send the messages as soon as others were confirmed, so that the broker never waits for the job."""
         sender, control = self._sender, self._run.control
         await sender.wait_for_room()
         turns = Turns(TURN_BYTES)
@@ -311,7 +311,7 @@ class Engine:
         The run also takes messages that must be requeued together with its own to keep the order.
         """
         driver, counts = self._driver, self._progress.counts
-        await driver.settle()
+        await driver.await_acks()
         # Messages need time to return: unless the job has watched, finding none proves nothing.
         ready = (await self._returns.look(counts=False)).ready
         self._has_others = ready + driver.held - counts.skipped - counts.failed > 0

@@ -141,7 +141,7 @@ class Checkpoint:
     in_place: bool = False
     """Quorum queues: the queue requeues all messages of the job in their original order, before all
     others."""
-    is_settled: bool = False
+    acks_applied: bool = False
     """Quorum queues: the queue still has every message of the window."""
     unsure: int = 0
     """Quorum queues: number of selected messages that may remain, besides `rest`."""

@@ -51,9 +51,9 @@ DELIVERED  FINDING: hold the message, and begin TAKING with the first fresh one.
 EMPTY      FINDING: every redelivered message is held. Otherwise: the missing messages have left the queue.
 TOO_MANY   The driver cannot hold all redelivered messages: they are not in place.
 KEPT       The message stays in the queue and belongs to the head.
-ACKED      The message was moved. Its mark stays in the window until SETTLED.
+ACKED      The message was moved. Its mark stays in the window until APPLIED.
 SENDING    Messages will be sent: the acks of the window are no longer known to be applied.
-SETTLED    The queue has applied every ack: the window contains only held messages.
+APPLIED    The queue has applied every ack: the window contains only held messages.
 LAST_ALONE, DRAINED  Begin and end of LAST.
 SHARED     Another consumer takes messages: this job is never resumed.
 
@@ -64,7 +64,7 @@ Invariants
 3. A checkpoint of FINDING contains the number of messages that are certainly taken together.
 4. At most `head + rest` messages belong to the selection, whatever the queue delivers.
 5. A job that has seen another consumer (`is_shared`) is never resumed, because counting would be wrong.
-6. `is_settled` is true only if no message was sent since the queue has applied every ack. Then all
+6. `acks_applied` is true only if no message was sent since the queue has applied every ack. Then all
    messages of the window are in the queue, and the length of the head is known without the anchor.
 """
 
@@ -105,7 +105,7 @@ _EVENTS = {
     CursorEvent.SENDING: ("_send", STAYS),
     CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
     CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
-    CursorEvent.SETTLED: ("_settle", STAYS),
+    CursorEvent.APPLIED: ("_forget_acks", STAYS),
     CursorEvent.SHARED: ("_share", STAYS),
     CursorEvent.SAVING: ("_ignore", STAYS),
 }
@@ -152,7 +152,7 @@ class QuorumCursor(CountingCursor):
         # A queue applies acks in their order, and delivers no more messages than the prefetch allows.
         self._acked = deque(maxlen=max(remembered, self.first_prefetch + prefetch))
         self._found: list[Delivery] = []
-        self._is_settled = False
+        self._acks_applied = False
         self._unsure = checkpoint.unsure
         """Number of selected messages that may remain behind those that certainly belong to the job."""
 
@@ -205,7 +205,7 @@ class QuorumCursor(CountingCursor):
             window=self._window,
             rest=max(self._budget - self._taken, 0),
             in_place=self.is_in_place,
-            is_settled=self._is_settled,
+            acks_applied=self._acks_applied,
             is_shared=self._is_shared,
             unsure=self._unsure,
             last=last,
@@ -256,7 +256,7 @@ class QuorumCursor(CountingCursor):
             return 0
         if began.is_shared:
             return None
-        if began.is_settled and (in_place or self._is_whole):
+        if began.acks_applied and (in_place or self._is_whole):
             return began.kept + len(began.window)
         if in_place:
             return find_head(began, found, self._by_count)
@@ -267,10 +267,10 @@ class QuorumCursor(CountingCursor):
         return began.kept + is_certain
 
     def _send(self, _value: object) -> None:
-        self._is_settled = False
+        self._acks_applied = False
 
-    def _settle(self, _value: object) -> None:
-        self._is_settled = True
+    def _forget_acks(self, _value: object) -> None:
+        self._acks_applied = True
         self._acked.clear()
 
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hopback.ops.jobs.journal import JobSpec
 
-_WINDOWS = 3
-"""Number of windows of a job with a rate: its last messages must not wait for too long."""
-_WINDOWS_QUORUM = 8
-"""Number of windows of a quorum queue. Each checkpoint costs a save and a passive declare, so the marks of
-seven windows are saved in one checkpoint while one window is in flight. A killed job requeues all of them."""
-_WINDOWS_AHEAD = 20
-"""Number of windows of a long classic queue: 10,000 messages with the default window, which is the number
-RabbitMQ moves in a second (benchmarks/ADMIN.md)."""
+_PACED = 3
+"""Messages that a job with a rate holds, as a multiple of those in flight: the last ones must not wait for
+too long."""
+_QUORUM = 8
+"""The multiple for a quorum queue. Each checkpoint costs a save and a passive declare, so it contains the
+marks of seven times as many messages as are in flight. A killed job requeues all of them."""
+_CLASSIC = 20
+"""The multiple for a long classic queue: 10,000 messages by default, which is the number that RabbitMQ moves
+in a second (benchmarks/ADMIN.md)."""
 _AHEAD_OF = 20
 """At most one message in 20 of a selection is held: messages that are not held yet distinguish equal ones."""
 
@@ -27,10 +28,10 @@ def choose_prefetch(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
     rest costs a classic queue little. A job with a rate holds few messages, because the broker would
     requeue the last ones before their turn.
     """
-    window = spec.pace.in_flight
+    in_flight = spec.pace.in_flight
     if is_paced:
-        return _WINDOWS * window
+        return _PACED * in_flight
     if not is_classic:
-        return _WINDOWS_QUORUM * window
-    ahead = min(spec.selection.count // _AHEAD_OF, _WINDOWS_AHEAD * window)
-    return max(ahead, _WINDOWS * window)
+        return _QUORUM * in_flight
+    ahead = min(spec.selection.count // _AHEAD_OF, _CLASSIC * in_flight)
+    return max(ahead, _PACED * in_flight)

@@ -1,7 +1,7 @@
 """Send messages by an action, and ack each one after its action has succeeded.
 
-The broker confirms sent messages later, in any order. Up to a window of them are in flight. A message that
-fails is not acked: the job sends it again, alone, after all others have landed.
+The broker confirms sent messages later, in any order. Up to `in_flight` of them are on their way. A failed
+message is not acked: the job sends it again, alone, after all others have landed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.pace import Control
 
 _BUSY = 4
-"""The broker is busy while one message in this number of the window is in flight."""
+"""The broker is busy while one in this number of the allowed messages is in flight."""
 _NEW_CHANNEL_AFTER = 3
 """Attempts on one channel. A channel that keeps refusing may itself be the cause (RabbitMQ ≤ 3.12.0)."""
 
@@ -46,7 +46,7 @@ class Sender:
 
     @property
     def is_full(self) -> bool:
-        """Whether the window is full."""
+        """Whether no further message may be in flight."""
         return len(self._in_flight) >= self._pace.in_flight
 
     @property
@@ -90,7 +90,7 @@ class Sender:
             self.lost = self.lost or lost
 
     async def wait_for_room(self) -> None:
-        """Wait until the window and the channel have room."""
+        """Wait until another message may be in flight and the channel has room."""
         while self.is_full:
             await self._wait_for_landing()
         # If the channel has ended, sending fails, and the retry finds out why.

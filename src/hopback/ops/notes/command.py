@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.terminal import table
+from hopback.ops.cli.access import OpsAccess, access_options, complete_queue, with_dead_letters
 from hopback.ops.cli.dlq_print import ago, form_option, output
-from hopback.ops.cli.where import Where, complete_queue, where_options, with_dead_letters
 from hopback.ops.contract.codec import convert
 from hopback.ops.notes.values import GroupNote, NewFilter, NewNote, SavedFilter
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 
 
-def _need_broker(where: Where) -> None:
+def _need_broker(access: OpsAccess) -> None:
     """Require a broker, because notes belong to one."""
-    if where.broker is None and where.server is None:
+    if access.broker is None and access.server is None:
         raise click.UsageError("Missing option '--broker URL' or '--server URL'.")
 
 
@@ -36,16 +36,16 @@ _group = click.option("--group", default="", metavar="FINGERPRINT", help="Only t
 @_group
 @click.option("--add", "text", metavar="TEXT", help="Add this note to the group.")
 @click.option("--remove", metavar="ID", help="Remove this note.")
-@where_options
+@access_options
 @form_option
 def notes(
-    queue: str, group: str, text: str | None, remove: str | None, form: str, where: Where
+    queue: str, group: str, text: str | None, remove: str | None, form: str, access: OpsAccess
 ) -> None:
     """List the notes on the groups of QUEUE, the newest first, or add or remove a note.
 
     A group is specified by its fingerprint, which `hopback dlq groups QUEUE` shows.
     """
-    _need_broker(where)
+    _need_broker(access)
     if text is not None and not group:
         raise click.UsageError("Missing option '--group': the group of the note.")
 
@@ -57,7 +57,7 @@ def notes(
             await kept.remove(queue, remove)
         return await kept.of(queue, group)
 
-    found = with_dead_letters(where, work)
+    found = with_dead_letters(access, work)
     rows = [(one.id, one.group, one.text, one.by, ago(one.at, time.time())) for one in found]
     output(form, found, lambda: _print(("id", "group", "note", "by", "written"), rows))
 
@@ -65,16 +65,16 @@ def notes(
 @click.command(short_help="Show the actions on a group or a queue.")
 @_queue
 @_group
-@where_options
+@access_options
 @form_option
-def history(queue: str, group: str, form: str, where: Where) -> None:
+def history(queue: str, group: str, form: str, access: OpsAccess) -> None:
     """Show the re-drives, discards and notes of QUEUE or of one of its groups, the newest first."""
-    _need_broker(where)
+    _need_broker(access)
 
     async def work(dead_letters: DeadLetters) -> tuple[AuditEntry, ...]:
         return await dead_letters.notes.history(queue, group)
 
-    found = with_dead_letters(where, work)
+    found = with_dead_letters(access, work)
     rows = [
         (ago(one.at, time.time()), one.by, one.action, one.job, one.reason, one.result)
         for one in found
@@ -86,13 +86,13 @@ def history(queue: str, group: str, form: str, where: Where) -> None:
 @_queue
 @click.option("--save", nargs=2, metavar="NAME FILTER", help="Save a filter under this name.")
 @click.option("--remove", metavar="NAME", help="Remove this saved filter.")
-@where_options
+@access_options
 @form_option
 def filters(
-    queue: str, save: tuple[str, str] | None, remove: str | None, form: str, where: Where
+    queue: str, save: tuple[str, str] | None, remove: str | None, form: str, access: OpsAccess
 ) -> None:
     """List the saved filters of QUEUE, or save or remove a filter."""
-    _need_broker(where)
+    _need_broker(access)
 
     async def work(dead_letters: DeadLetters) -> tuple[SavedFilter, ...]:
         kept = dead_letters.notes
@@ -103,7 +103,7 @@ def filters(
             await kept.remove_filter(queue, remove)
         return await kept.filters(queue)
 
-    found = with_dead_letters(where, work)
+    found = with_dead_letters(access, work)
     rows = [(one.name, one.filter, one.by, ago(one.at, time.time())) for one in found]
     output(form, found, lambda: _print(("name", "filter", "by", "saved"), rows))
 

@@ -27,7 +27,7 @@ from hopback.ops.contract.queue_rules import (
     targets_of,
 )
 from hopback.ops.contract.requests import (
-    SMALL_WINDOW,
+    USUAL_SESSION,
     Edit,
     EditRequest,
     GroupBy,
@@ -118,7 +118,7 @@ class BoardRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BoardBroker:
+class BoardSection:
     """A broker in the list, with the queues that the visitor may see."""
 
     services: Services
@@ -148,7 +148,7 @@ class BoardBroker:
         return trouble_title(error, f"Broker {name}" if name else "The broker")
 
 
-async def _shown_brokers(visit: Visit) -> list[BoardBroker]:
+async def _shown_brokers(visit: Visit) -> list[BoardSection]:
     """Return this broker, or on the page over all brokers those that the visitor may see."""
     if not visit.services.spans_brokers:
         seen = [visit.services]
@@ -167,7 +167,7 @@ async def _shown_brokers(visit: Visit) -> list[BoardBroker]:
         rows = (
             BoardRow(services, one) for one in queues if principal.allows(Role.VIEWER, one.queue)
         )
-        shown.append(BoardBroker(services, swept, tuple(rows)))
+        shown.append(BoardSection(services, swept, tuple(rows)))
     return shown
 
 
@@ -458,7 +458,7 @@ async def _session(visit: Visit) -> Response:
         view=view,
         # The same number as in the list of queues.
         depth=max((one.depth.total or 0 for one in swept if one.queue == view.queue), default=0),
-        by_bytes=not view.complete and view.held_bytes > _NEARLY * SMALL_WINDOW.max_bytes,
+        by_bytes=not view.complete and view.held_bytes > _NEARLY * USUAL_SESSION.max_bytes,
         by=by,
         bad_by=bad_by,
         groups=shown,

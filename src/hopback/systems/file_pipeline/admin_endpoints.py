@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hopback.ops import JobState, RedriveRequest, Selection, Submission, Who, Window
+from hopback.ops import JobState, RedriveRequest, Selection, SessionLimits, Submission, Who
 from hopback.ops.http import (
     BadToken,
     Refused,
@@ -134,7 +134,7 @@ class _AdminEndpoints:
         digits = text is not None and re.fullmatch(r"[0-9]{1,9}", text)
         limit = _limit(int(digits[0]) if digits else text, _PEEKED)
         queue = await self._queue(request)
-        window = Window(limit, _PEEK_BYTES, _PEEK_S)
+        window = SessionLimits(limit, _PEEK_BYTES, _PEEK_S)
         session = await self.operations.open_session(queue.queue, window, by=who)
         try:
             page = await self.operations.messages(session.id, size=limit)

@@ -9,7 +9,7 @@ import pytest
 from hopback.ops.alerts.book import AlertBook
 from hopback.ops.alerts.sender import mail_of
 from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertState
-from hopback.ops.alerts.watch import Alerting, AlertSource
+from hopback.ops.alerts.watch import Alerting, AlertReader
 from hopback.ops.contract.values import Moment
 from hopback.ops.http.overview import Sweep
 from hopback.ops.http.settings import parse_settings
@@ -27,7 +27,7 @@ def _alerting(found: Raffle, book: AlertBook) -> Alerting:
     alerts = {"rules": [rule], "targets": [target], "wait_seconds": 3600}
     settings = parse_settings({"alerts": alerts}, {}, "test").alerts
     operations = found.operations
-    source = AlertSource(
+    source = AlertReader(
         "",
         Sweep(operations.queues, operations.clock),
         operations.jobs,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hopback.ops.alerts.quiet import parse_quiet
 from hopback.ops.alerts.rules import (
     AlertDecision,
+    AlertInput,
     AlertManners,
-    BrokerSeen,
     FingerprintSeen,
     QueueSeen,
     decide_alerts,
@@ -40,10 +40,10 @@ class _Watch:
         self.notices: list[AlertNotice] = []
 
     def look(self, now: float, *queues: QueueSeen, jobs: tuple[Job, ...] = ()) -> AlertDecision:
-        return self.look_at(now, BrokerSeen("", queues, jobs))
+        return self.look_at(now, AlertInput("", queues, jobs))
 
     def look_at(
-        self, now: float, *brokers: BrokerSeen, served: tuple[str, ...] = ()
+        self, now: float, *brokers: AlertInput, served: tuple[str, ...] = ()
     ) -> AlertDecision:
         known = self.alerts.values()
         decision = decide_alerts(self.rules, brokers, known, now, self.manners, served)
@@ -162,7 +162,7 @@ def test_a_broker_that_gets_a_name_takes_its_alerts_along() -> None:
     watch.look_at(_NOW + 1, served=names)  # neither answers
     ((alert,), said) = watch.alerts.values(), list(watch.said)
     assert (alert.broker, alert.url, alert.state) == ("north", "/brokers/north/queues/q", "firing")
-    deep, empty = (BrokerSeen("north", (QueueSeen("q", depth),)) for depth in (11, 0))
+    deep, empty = (AlertInput("north", (QueueSeen("q", depth),)) for depth in (11, 0))
     watch.look_at(_NOW + 2, deep, served=names)
     assert (len(watch.alerts), watch.said) == (1, said)
     watch.look_at(_NOW + 3, empty, served=names)
@@ -172,7 +172,7 @@ def test_a_broker_that_gets_a_name_takes_its_alerts_along() -> None:
 def test_alerts_of_a_broker_that_is_served_no_longer_are_over() -> None:
     """Nobody would ever see them end."""
     watch = _Watch(_DEEP)
-    watch.look_at(_NOW, BrokerSeen("south", (QueueSeen("q", 11),)), served=("north", "south"))
+    watch.look_at(_NOW, AlertInput("south", (QueueSeen("q", 11),)), served=("north", "south"))
     watch.look_at(_NOW + 1, served=("north", "south"))
     assert len(watch.firing) == 1
     watch.look_at(_NOW + 2, served=("north",))
@@ -183,7 +183,7 @@ def test_a_rule_may_be_about_one_broker() -> None:
     """The same queue of another broker is another thing."""
     watch = _Watch(AlertRule("deep", AlertKind.DEPTH, above=10, broker="production"))
     deep = QueueSeen("q", 11)
-    watch.look_at(_NOW, BrokerSeen("staging", (deep,)), BrokerSeen("production", (deep,)))
+    watch.look_at(_NOW, AlertInput("staging", (deep,)), AlertInput("production", (deep,)))
     assert [one.broker for one in watch.alerts.values()] == ["production"]
 
 

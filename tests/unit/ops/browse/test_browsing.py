@@ -11,7 +11,7 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.requests import GroupBy, Selection, Settings, Window
+from hopback.ops.contract.requests import GroupBy, Selection, SessionLimits, Settings
 from hopback.ops.contract.values import HeldBack, Price
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy, Queue
@@ -47,7 +47,9 @@ async def test_the_time_of_a_session_runs_from_when_it_holds_its_messages() -> N
         await shop.publish(Message("", DLQ, b"x", properties(f"m{n}")) for n in range(3))
         shop.broker.faults.latency = 40.0
         for seconds, left in ((60.0, 60.0), (1500.0, 1300.0)):
-            session = await shop.operations.open_session(DLQ, Window(limit=3, seconds=seconds))
+            session = await shop.operations.open_session(
+                DLQ, SessionLimits(limit=3, seconds=seconds)
+            )
             now = shop.operations.clock.now()
             assert now - session.opened_at > 60.0
             assert session.expires_at - now <= left
@@ -71,7 +73,7 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
             for n in range(50)
         )
         operations = shop.operations
-        session = await operations.open_session(DLQ, Window(limit=30), by=ANN)
+        session = await operations.open_session(DLQ, SessionLimits(limit=30), by=ANN)
         assert (session.held, session.complete, session.by) == (30, False, "Ann")
         page = await operations.messages(session.id, size=20)
         assert ([dead_letter.place for dead_letter in page.dead_letters], page.matching) == (
@@ -105,7 +107,7 @@ async def test_a_session_ends_by_itself_and_can_be_renewed() -> None:
     """When its time is over everything is back; renewing holds on, but not forever."""
     async with open_shop() as shop:
         await shop.park(3)
-        session = await shop.operations.open_session(DLQ, Window(seconds=60))
+        session = await shop.operations.open_session(DLQ, SessionLimits(seconds=60))
         await asyncio.sleep(50)
         await shop.operations.renew(session.id)
         await asyncio.sleep(50)
@@ -141,7 +143,7 @@ async def test_sessions_of_any_size_keep_the_order_of_a_quorum_queue(
     async with open_shop(version=version) as shop:
         await shop.park(400)
         for limit in (200, 50, 1, 120, 400, 7, 200):
-            session = await shop.operations.open_session(DLQ, Window(limit=limit))
+            session = await shop.operations.open_session(DLQ, SessionLimits(limit=limit))
             assert (session.held, session.order_kept) == (limit, True)
             await shop.operations.release(session.id)
             assert shop.bodies(DLQ) == [b"%d" % n for n in range(400)]
@@ -152,7 +154,9 @@ async def test_a_session_holds_no_more_bytes_than_it_may() -> None:
     """The window of bytes ends it, give or take the last message."""
     async with open_shop("raffle") as shop:
         await shop.publish(Message("", "raffle_dlq", bytes(100_000)) for _ in range(50))
-        session = await shop.operations.open_session("raffle_dlq", Window(max_bytes=1_000_000))
+        session = await shop.operations.open_session(
+            "raffle_dlq", SessionLimits(max_bytes=1_000_000)
+        )
         assert session.held == 10
         assert 1_000_000 <= session.held_bytes <= 1_000_000 + 110_000
 
@@ -165,7 +169,7 @@ async def test_headers_count_as_much_as_bodies_do() -> None:
         await shop.publish(
             Message("", "raffle_dlq", b"", Properties(headers=headers)) for _ in range(10)
         )
-        window = Window(max_bytes=16 * 1024 * 1024)
+        window = SessionLimits(max_bytes=16 * 1024 * 1024)
         session = await shop.operations.open_session("raffle_dlq", window)
         assert session.held == 6
         assert session.held_bytes > 16 * 1024 * 1024
@@ -223,12 +227,12 @@ async def test_limits_of_sessions_are_told() -> None:
     async with open_shop(settings=Settings(sessions=1, session_messages=50)) as shop:
         await shop.park(3)
         with pytest.raises(BadRequest, match="limit: expected 1 to 50, got 51"):
-            await shop.operations.open_session(DLQ, Window(limit=51))
+            await shop.operations.open_session(DLQ, SessionLimits(limit=51))
         with pytest.raises(BadRequest, match="ttlSeconds"):
-            await shop.operations.open_session(DLQ, Window(limit=1, seconds=9999))
-        session = await shop.operations.open_session(DLQ, Window(limit=2))
+            await shop.operations.open_session(DLQ, SessionLimits(limit=1, seconds=9999))
+        session = await shop.operations.open_session(DLQ, SessionLimits(limit=2))
         with pytest.raises(BadRequest, match="at most 1 at once"):
-            await shop.operations.open_session(DLQ, Window(limit=2))
+            await shop.operations.open_session(DLQ, SessionLimits(limit=2))
         with pytest.raises(BadFilter):
             await shop.operations.messages(session.id, "nonsense>1")
         with pytest.raises(NoSuch, match="message"):
@@ -266,7 +270,7 @@ async def test_under_a_limit_what_was_held_goes_back_by_nack_where_that_is_not_c
     async with open_shop("ratatoskr", version=V43) as shop:
         await shop.park(5)
         for _ in range(100):
-            session = await shop.operations.open_session(DLQ, Window(limit=3))
+            session = await shop.operations.open_session(DLQ, SessionLimits(limit=3))
             await shop.operations.release(session.id)
             assert (await shop.operations.survey(DLQ)).seen == 5
         assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
@@ -375,7 +379,7 @@ async def test_a_queue_has_as_many_messages_while_some_are_looked_at(skip: int) 
         await shop.park(60)
         cost = (await shop.operations.queue(DLQ)).cost
         assert len([delivery async for delivery in walk(shop.broker, DLQ, 60, cost)]) == 60
-        session = await shop.operations.open_session(DLQ, Window(limit=10, skip=skip))
+        session = await shop.operations.open_session(DLQ, SessionLimits(limit=10, skip=skip))
         depth = (await shop.operations.queue(DLQ)).depth
         assert (session.held, depth.total) == (10, 60)
         await shop.operations.release(session.id)

@@ -36,8 +36,8 @@ from hopback.ops.contract.requests import (
     MOST_IN_FLIGHT,
     MOST_REDRIVES,
     RAMP,
-    SMALL_WINDOW,
     UNHURRIED,
+    USUAL_SESSION,
     DiscardRequest,
     Edit,
     GroupBy,
@@ -287,7 +287,7 @@ def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
 
 def test_a_session_has_the_same_defaults_and_bounds_whoever_asks() -> None:
     """Library, API and command."""
-    assert structs.asdict(SMALL_WINDOW).items() <= structs.asdict(SessionRequest()).items()
+    assert structs.asdict(USUAL_SESSION).items() <= structs.asdict(SessionRequest()).items()
     convert(SessionRequest, {"limit": MOST_HELD})
     for wrong in (0, MOST_HELD + 1):
         with pytest.raises(BadRequest):
@@ -296,4 +296,4 @@ def test_a_session_has_the_same_defaults_and_bounds_whoever_asks() -> None:
         (option,) = (one for one in command.params if one.name == name)
         assert (option.type.min, option.type.max) == (1, MOST_HELD)  # type: ignore[attr-defined]
     (within,) = (one for one in get.params if one.name == "within")
-    assert within.default == SMALL_WINDOW.limit
+    assert within.default == USUAL_SESSION.limit

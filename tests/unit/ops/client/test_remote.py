@@ -26,10 +26,10 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
+    SessionLimits,
     Submission,
     Target,
     TargetKind,
-    Window,
 )
 from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
@@ -73,7 +73,7 @@ async def test_a_server_gives_the_values_that_the_library_gives() -> None:
         assert structs.replace(there, depth=here.depth) == here
         detail = await library.queue(DLQ)
         assert structs.replace(await remote.queue(DLQ), depth=detail.depth) == detail
-        session = await remote.open_session(DLQ, Window(limit=5))
+        session = await remote.open_session(DLQ, SessionLimits(limit=5))
         assert (session.held, session.complete) == (5, False)
         page = await remote.messages(session.id, "error:TimeoutError", size=2)
         assert (len(page.dead_letters), page.matching, page.next) == (2, 3, "3")

@@ -14,7 +14,13 @@ import pytest
 
 from hopback.errors import CountMismatch, NoSuch, ServerUnavailable
 from hopback.ops.client import RemoteDeadLetters
-from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind, Window
+from hopback.ops.contract.requests import (
+    RedriveRequest,
+    Selection,
+    SessionLimits,
+    Target,
+    TargetKind,
+)
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
@@ -129,7 +135,7 @@ async def test_a_look_deep_into_a_queue_is_waited_for_and_tells_how_far_it_is() 
         told: list[LookProgress] = []
         began = asyncio.get_running_loop().time()
         session = await remote.open_session(
-            DLQ, Window(limit=10, skip=2490), on_progress=told.append
+            DLQ, SessionLimits(limit=10, skip=2490), on_progress=told.append
         )
         assert asyncio.get_running_loop().time() - began > 60.0
         assert (session.skipped, session.held) == (2490, 10)
@@ -146,10 +152,10 @@ async def test_who_does_not_accept_events_gets_the_answer_alone() -> None:
     async with _served(30) as (found, remote, transport):
         transport.accepts = False
         with pytest.raises(ServerUnavailable, match="ReadTimeout"):
-            await remote.open_session(DLQ, Window(limit=10))
+            await remote.open_session(DLQ, SessionLimits(limit=10))
         assert found.operations.sessions() == ()
         found.broker.faults.latency = 0.0
-        assert (await remote.open_session(DLQ, Window(limit=30))).held == 30
+        assert (await remote.open_session(DLQ, SessionLimits(limit=30))).held == 30
 
 
 @in_virtual_time
@@ -159,7 +165,7 @@ async def test_a_caller_who_gives_up_leaves_nothing_held() -> None:
         async with _served(30) as (found, remote, _):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await remote.open_session(DLQ, Window(limit=30))
+                    await remote.open_session(DLQ, SessionLimits(limit=30))
             await asyncio.sleep(4 * _SLOW_S)  # the broker hears late that the channel is closed
             found.broker.faults.latency = 0.0
             assert found.operations.sessions() == ()
@@ -171,7 +177,7 @@ async def test_what_is_refused_after_minutes_is_refused_as_at_once() -> None:
     """With the error of the library, in the server's words."""
     async with _served(30) as (_, remote, _transport):
         with pytest.raises(NoSuch, match="nowhere"):
-            await remote.open_session("nowhere.dlq", Window(limit=10))
+            await remote.open_session("nowhere.dlq", SessionLimits(limit=10))
         asked = RedriveRequest(
             queue=DLQ,
             selection=Selection(filter="error:TimeoutError"),

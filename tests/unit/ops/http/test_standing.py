@@ -10,7 +10,7 @@ from msgspec import structs
 
 from hopback.message import Properties
 from hopback.ops.alerts.values import Alert, AlertKind, AlertState, ToldState
-from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Window
+from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, SessionLimits
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.page.rendering import renderer, visible
 from hopback.topology.model import Queue
@@ -55,7 +55,7 @@ async def test_an_address_that_leads_nowhere_is_a_page_for_people() -> None:
 async def test_what_others_hold_is_said_before_a_job_leaves_it_out() -> None:
     """The first step counts what is there for the job, and names what is not."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
-        await service.operations.open_session(DLQ, Window(limit=2))
+        await service.operations.open_session(DLQ, SessionLimits(limit=2))
         first = await service.client.get(f"/queues/{DLQ}/re-drive")
     assert "<b>1</b> messages now; 2 more are held for looking and stay" in first.text
 
@@ -132,7 +132,7 @@ async def test_the_notice_of_no_sign_in_is_read_once() -> None:
 async def test_a_look_of_our_own_is_no_consumer_to_be_warned_of() -> None:
     """A quorum queue counts a cancelled consumer as long as it holds messages: that is the look's own."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
-        await service.operations.open_session(DLQ, Window(limit=3))
+        await service.operations.open_session(DLQ, SessionLimits(limit=3))
         page = await service.client.get(f"/queues/{DLQ}")
         await service.operations.release(service.operations.sessions()[0].id)
     assert "Go on looking" in page.text

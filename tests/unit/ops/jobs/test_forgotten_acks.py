@@ -21,7 +21,7 @@ from hopback.ops.contract.requests import (
     RAMP,
     Pace,
     Selection,
-    Window,
+    SessionLimits,
 )
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.classic_cursor import ClassicCursor
@@ -283,7 +283,7 @@ async def test_chosen_messages_whose_acks_were_forgotten() -> None:
     parked = _parked()
     async with _life(parked) as life:
         await life.shop.publish(parked)
-        session = await life.shop.operations.open_session(DLQ, Window(limit=_LIMIT), by=ANN)
+        session = await life.shop.operations.open_session(DLQ, SessionLimits(limit=_LIMIT), by=ANN)
         asked = redrive(selection=Selection(session=session.id), pace=_PACE)
         life.ident = (await life.shop.operations.start(asked)).id
         await life.reach(60)
@@ -347,7 +347,7 @@ async def test_acks_that_were_read_are_remembered() -> None:
             for delivery in held:
                 cursor.handle(CursorEvent.DELIVERED, delivery)
                 cursor.handle(CursorEvent.ACKED, delivery.tag)
-            cursor.handle(CursorEvent.SETTLED)
+            cursor.handle(CursorEvent.APPLIED)
             mark = cursor.checkpoint()
             assert mark.window == tuple(map(mark_of, held))
             assert (mark.last, mark.last_stays) == (mark_of(held[-1]), False)

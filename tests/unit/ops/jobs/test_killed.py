@@ -10,7 +10,7 @@ import pytest
 from hopback.broker.embedded import run_virtual
 from hopback.message import Message
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.requests import Pace, Selection, Settings, Window
+from hopback.ops.contract.requests import Pace, Selection, SessionLimits, Settings
 from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time
 from tests.unit.ops.jobs.kills import Steps
@@ -231,7 +231,7 @@ async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
         await shop.publish(_parked(twins=False))
         await _browsed(shop)
         steps.broker, shop.broker.faults = shop.broker, steps
-        session = await shop.operations.open_session(DLQ, Window(limit=10), by=ANN)
+        session = await shop.operations.open_session(DLQ, SessionLimits(limit=10), by=ANN)
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[:6])
         steps.kill_at(1)

@@ -132,11 +132,11 @@ def test_marks_of_acked_messages_stay_until_acks_are_applied() -> None:
     _deliver(cursor, "AB")
     cursor.handle(CursorEvent.ACKED, 1)
     assert len(cursor.checkpoint().window) == 2
-    cursor.handle(CursorEvent.SETTLED)
+    cursor.handle(CursorEvent.APPLIED)
     assert len(cursor.checkpoint().window) == 1
-    assert cursor.checkpoint().is_settled
+    assert cursor.checkpoint().acks_applied
     cursor.handle(CursorEvent.SENDING)
-    assert not cursor.checkpoint().is_settled
+    assert not cursor.checkpoint().acks_applied
 
 
 def test_messages_that_are_not_in_the_queue_are_gone_and_not_moved() -> None:

@@ -30,11 +30,11 @@ from hopback.ops.contract.requests import (
     AuditQuery,
     Pace,
     Selection,
+    SessionLimits,
     Settings,
     Submission,
     Target,
     TargetKind,
-    Window,
 )
 from hopback.ops.contract.values import Job, JobState
 from hopback.ops.jobs.journal import ControlRequest, MemoryJournal
@@ -134,7 +134,7 @@ async def test_a_session_is_taken_over_by_the_job() -> None:
     """Exactly the chosen messages go; the rest of the session returns in order; the session is over."""
     async with open_shop() as shop:
         await shop.park(20)
-        session = await shop.operations.open_session(DLQ, Window(limit=10), by=ANN)
+        session = await shop.operations.open_session(DLQ, SessionLimits(limit=10), by=ANN)
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[2:8:2])
         request = redrive(selection=Selection(session=session.id, ids=chosen), expected_count=3)

@@ -59,7 +59,7 @@ _PASSWORD = re.compile(r"(//[^/@:]*):[^/]*@")
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class OpsAccess:
     """Connection options of commands that operate on dead letters."""
 
     broker: str | None = None
@@ -123,21 +123,21 @@ _SERVER = (
 )
 
 
-def where_options(command: _Command) -> _Command:
+def access_options(command: _Command) -> _Command:
     """Give a command everything that says where the dead letters are, as `where`."""
-    return _with_where(command, *_BROKER, config_option, *_SERVER)
+    return _with_access(command, *_BROKER, config_option, *_SERVER)
 
 
-def broker_where_options(command: _Command) -> _Command:
+def broker_access_options(command: _Command) -> _Command:
     """The same without a server and its --config: for what is one, and has one of its own."""
-    return _with_where(command, *_BROKER)
+    return _with_access(command, *_BROKER)
 
 
-def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
+def _with_access(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
     @wraps(command)
     def called(**said: Any) -> object:
-        own = {name: said.pop(name) for name in Where.__slots__ if name in said}
-        return command(where=Where(**own), **said)
+        own = {name: said.pop(name) for name in OpsAccess.__slots__ if name in said}
+        return command(access=OpsAccess(**own), **said)
 
     found = cast("_Command", called)
     for option in reversed(options):
@@ -145,11 +145,11 @@ def _with_where(command: _Command, *options: Callable[[_Command], _Command]) -> 
     return found
 
 
-def with_dead_letters(where: Where, work: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
+def with_dead_letters(access: OpsAccess, work: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
     """Do the work on the dead letters, on a new event loop."""
 
     async def working() -> _T:
-        async with open_dead_letters(where) as dead_letters:
+        async with open_dead_letters(access) as dead_letters:
             try:
                 return await work(dead_letters)
             except NoSuch as missing:
@@ -179,28 +179,28 @@ async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> Hopbac
 
 
 @asynccontextmanager
-async def open_dead_letters(where: Where) -> AsyncIterator[DeadLetters]:
+async def open_dead_letters(access: OpsAccess) -> AsyncIterator[DeadLetters]:
     """Those of the server if one is named, else those of the broker, in this process."""
     async with AsyncExitStack() as stack:
-        if where.server is not None:
+        if access.server is not None:
             from hopback.ops.client import RemoteDeadLetters
 
-            _warn_of_plain_token(where)
-            name = where.broker if where.is_named else None
-            remote = RemoteDeadLetters(where.server, where.token, broker=name)
+            _warn_of_plain_token(access)
+            name = access.broker if access.is_named else None
+            remote = RemoteDeadLetters(access.server, access.token, broker=name)
             yield await stack.enter_async_context(remote)
         else:
             # Who may use the broker may also publish to it: editing is theirs, after a question.
-            operations = await open_operations(where, stack, editing=True)
+            operations = await open_operations(access, stack, editing=True)
             # Without a broker only the store can be asked, and that for the jobs of all brokers.
-            yield operations.acting_as(_user(), everywhere=where.broker is None)
+            yield operations.acting_as(_user(), everywhere=access.broker is None)
 
 
-def _warn_of_plain_token(where: Where) -> None:
-    server = urlsplit(where.server or "")
+def _warn_of_plain_token(access: OpsAccess) -> None:
+    server = urlsplit(access.server or "")
     host = server.hostname or ""
     is_here = host == "localhost" or is_loopback(host)
-    if where.token and server.scheme == "http" and not is_here:
+    if access.token and server.scheme == "http" and not is_here:
         click.echo(
             f"Warning: the token goes to {safe(host)} without encryption."
             " Give --server an https:// address.",
@@ -209,7 +209,7 @@ def _warn_of_plain_token(where: Where) -> None:
 
 
 async def open_operations(
-    where: Where,
+    access: OpsAccess,
     stack: AsyncExitStack,
     *,
     editing: bool = False,
@@ -223,14 +223,14 @@ async def open_operations(
 
     beside: tuple[str, ...] = ()
     is_first = True
-    if where.is_named:
-        name = where.broker or ""
-        chosen, brokers = named_broker(name, where.config), file_brokers(where.config)
-        where, beside = apply_settings(chosen, where), journal_names(brokers)
+    if access.is_named:
+        name = access.broker or ""
+        chosen, brokers = named_broker(name, access.config), file_brokers(access.config)
+        access, beside = apply_settings(chosen, access), journal_names(brokers)
         is_first = brokers[0].name == name
     clock = SystemClock()
-    kept = await stack.enter_async_context(journal(where.store, clock, lease=lease))
-    broker = await open_broker(where, stack, clock)
+    kept = await stack.enter_async_context(journal(access.store, clock, lease=lease))
+    broker = await open_broker(access, stack, clock)
     settings = operation_settings(editing=editing, lease=lease)
     return await stack.enter_async_context(
         Operations(broker, journal=kept, settings=settings, beside=beside, is_first=is_first)
@@ -245,7 +245,7 @@ def operation_settings(*, editing: bool, lease: float = 30.0) -> Settings:
 
 
 async def open_broker(
-    where: Where, stack: AsyncExitStack, clock: Clock, *, name: str = "", ask: bool = True
+    access: OpsAccess, stack: AsyncExitStack, clock: Clock, *, name: str = "", ask: bool = True
 ) -> ManagedBroker:
     """Return the broker of the options. Its management API is open as long as the stack is.
 
@@ -254,19 +254,19 @@ async def open_broker(
     from hopback.designs import DESIGNS
     from hopback.ops.brokers.managed_broker import ManagedBroker
 
-    broker, vhost = _broker(where.broker)
+    broker, vhost = _broker(access.broker)
     # --hardened is for the designs among them; a file says itself what it declares.
     topologies = tuple(
-        TopologySource(source, where.hardened and source in DESIGNS).topology()
-        for source in where.topologies
+        TopologySource(source, access.hardened and source in DESIGNS).topology()
+        for source in access.topologies
     )
     return ManagedBroker(
         broker,
         name=name,
-        management=await _management(where, broker, stack, ask=ask),
+        management=await _management(access, broker, stack, ask=ask),
         vhost=vhost,
         topologies=topologies,
-        overrides=map(_override, where.named),
+        overrides=map(_override, access.named),
         clock=clock,
     )
 
@@ -294,31 +294,31 @@ def journal_names(brokers: Iterable[BrokerSettings]) -> tuple[str, ...]:
     return tuple(ManagedBroker(broker, vhost=vhost).journal_name for broker, vhost in opened)
 
 
-def apply_settings(named: BrokerSettings, where: Where) -> Where:
+def apply_settings(named: BrokerSettings, access: OpsAccess) -> OpsAccess:
     """Complete the options with the settings of a broker. Options take precedence."""
     return replace(
-        where,
+        access,
         broker=named.url,
-        management=where.management or named.management or None,
-        amqp_only=where.amqp_only or named.amqp_only,
-        topologies=where.topologies or named.topologies,
-        hardened=where.hardened or named.hardened,
-        named=(*named.dlq, *where.named),
+        management=access.management or named.management or None,
+        amqp_only=access.amqp_only or named.amqp_only,
+        topologies=access.topologies or named.topologies,
+        hardened=access.hardened or named.hardened,
+        named=(*named.dlq, *access.named),
     )
 
 
 async def _management(
-    where: Where, broker: Broker, stack: AsyncExitStack, *, ask: bool
+    access: OpsAccess, broker: Broker, stack: AsyncExitStack, *, ask: bool
 ) -> ManagementApi | None:
-    if where.broker is None:
+    if access.broker is None:
         return None
-    if where.broker == EMBEDDED:
+    if access.broker == EMBEDDED:
         from hopback.broker.embedded import EmbeddedBroker
         from hopback.broker.embedded.management import EmbeddedManagement
 
         return EmbeddedManagement(broker) if isinstance(broker, EmbeddedBroker) else None
-    access = Access(where.broker, where.management, where.amqp_only)
-    return await reach_management(access, stack, ask=ask)
+    named = Access(access.broker, access.management, access.amqp_only)
+    return await reach_management(named, stack, ask=ask)
 
 
 def _broker(url: str | None) -> tuple[Broker, str]:
@@ -382,7 +382,7 @@ def resume_command(job: str) -> str:
     said = [
         word
         for param in ctx.command.params
-        if param.name in Where.__slots__
+        if param.name in OpsAccess.__slots__
         and param.name != "token"
         and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
         for word in _option_words(param.opts[0], ctx.params[param.name])
@@ -436,13 +436,13 @@ def _completions(
     said = {
         name: value
         for name, value in ctx.params.items()
-        if name in Where.__slots__ and value is not None
+        if name in OpsAccess.__slots__ and value is not None
     }
 
     async def asking() -> list[tuple[str, str]]:
         async with (
             asyncio.timeout(_COMPLETION_S),
-            open_dead_letters(Where(**said)) as dead_letters,
+            open_dead_letters(OpsAccess(**said)) as dead_letters,
         ):
             return await ask(dead_letters)
 

@@ -11,9 +11,15 @@ import pytest
 from hopback.broker.named_brokers import BadBrokers
 from hopback.cli.app import run
 from hopback.cli.exits import Exit
+from hopback.ops.cli.access import (
+    OpsAccess,
+    apply_settings,
+    file_brokers,
+    journal_names,
+    resume_command,
+)
 from hopback.ops.cli.dlq_actions import redrive
 from hopback.ops.cli.journal import state_folder
-from hopback.ops.cli.where import Where, apply_settings, file_brokers, journal_names, resume_command
 
 
 @pytest.fixture(autouse=True)
@@ -109,15 +115,15 @@ def test_a_broker_is_named_by_the_settings_file(settings: Path) -> None:
     """With everything that the file says of it; what the options say goes before."""
     found = {each.name: each for each in file_brokers(settings)}
     assert list(found) == ["prod", "lab:a", "lab:b/c"]
-    where = apply_settings(found["lab:b/c"], Where(named=("more",)))
-    assert (where.broker, where.named, where.topologies) == (
+    access = apply_settings(found["lab:b/c"], OpsAccess(named=("more",)))
+    assert (access.broker, access.named, access.topologies) == (
         "amqp://lab.test:3/b%2Fc",
         ("failed=orders", "more"),
         ("raffle",),
     )
-    assert apply_settings(found["prod"], Where()).management == "http://prod.test:2"
+    assert apply_settings(found["prod"], OpsAccess()).management == "http://prod.test:2"
     assert (
-        apply_settings(found["prod"], Where(management="http://x.test")).management
+        apply_settings(found["prod"], OpsAccess(management="http://x.test")).management
         == "http://x.test"
     )
     assert len(set(journal_names(found.values()))) == 3

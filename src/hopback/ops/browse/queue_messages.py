@@ -38,7 +38,7 @@ _ROUND_OUT_ROOM = 4
 """Memory for these messages, as a multiple of that of one consumer. Beyond that the order is given up."""
 
 
-class Head:
+class QueueMessages:
     """The first `count` messages of a queue, about `prefetch` of them at a time.
 
     It is a `Source` of jobs. `first` is the prefetch of the first consumer. `is_quorum` is None if the type

@@ -30,7 +30,7 @@ def offset_of(delivery: Delivery) -> int:
     return offset if isinstance(offset, int) and not isinstance(offset, bool) else -1
 
 
-class StreamHead:
+class StreamMessages:
     """The first `count` messages of a stream from `offset` on, None for its first message.
 
     A stream keeps its messages and their order, so holding and requeueing have no effect.
