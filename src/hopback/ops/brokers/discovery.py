@@ -95,11 +95,6 @@ _NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
 """From then on a nack with requeue is no failed delivery; a reject, a closed channel and a crash are."""
 
 
-def spent_too_much(delivery_count: int, cost: Cost) -> bool:
-    """Whether a message of this count has used up half of its deliveries: time to stop looking."""
-    return spent(delivery_count, cost.limit)
-
-
 def _stream(queue: Queue, *, killed: bool) -> Cost:
     if not killed:
         return Cost(

@@ -58,8 +58,6 @@ class QueueRule:
     """Return the queues of a request, or None if they are unknown: then the role must hold for all queues."""
     is_everywhere: bool = False
     """The role must hold for all queues."""
-    hides_others: bool = False
-    """The answer contains only queues that the caller may see."""
     is_in_path: bool = False
     """The path names the queue, so the role is checked before the request is read."""
     find_role: Callable[[Any], Awaitable[Role]] | None = None
@@ -135,9 +133,7 @@ def queues_of_answer(answer: QueueAnswer) -> tuple[str, ...]:
 
 
 NO_QUEUE = QueueRule("no queue")
-VISIBLE_QUEUES = QueueRule(
-    "any queue; the answer contains only queues that the caller may see", hides_others=True
-)
+VISIBLE_QUEUES = QueueRule("any queue; the answer contains only queues that the caller may see")
 BROKER_MAP = QueueRule("any queue; the answer is the topology of the whole broker")
 EVERY_QUEUE = QueueRule("all queues", is_everywhere=True)
 PATH_QUEUE = QueueRule("the queue in the path", _path_queue, is_in_path=True)

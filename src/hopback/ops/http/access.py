@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 from msgspec import Meta, Struct, field
@@ -119,27 +119,35 @@ async def _list_keys(call: Call[Empty, None]) -> KeyList:
 @ACCESS.row("POST", "/admin/keys", Role.ADMIN, EVERY_QUEUE, body=NewKey, answer=MadeKey, status=201)
 async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
     """Create an API key. Its secret is shown only once."""
-    body, services = call.body, call.services
-    now = services.clock.now()
+    secret, key = await _add_key(call, call.body)
+    return MadeKey(key_answer(key), secret)
+
+
+async def _add_key(asked: Call[Any, Any] | Visit, new: NewKey) -> tuple[str, ApiKey]:
+    """Create a key for the broker of a request. Return its secret and the key."""
+    services, now = asked.services, asked.services.clock.now()
     secret, key = new_key(
-        body.name,
-        services.grant(body.role, tuple(body.queues) or EVERYTHING),
-        expires=now + body.days * _DAY_S,
-        made_by=call.principal.name,
+        new.name,
+        services.grant(new.role, tuple(new.queues) or EVERYTHING),
+        expires=now + new.days * _DAY_S,
+        made_by=asked.principal.name,
         now=now,
     )
-    details = {"key": key.id, "name": key.name, "role": body.role.value}
-    await call.operations.note("key.create", details=details)
+    details = {"key": key.id, "name": key.name, "role": new.role.value}
+    await asked.operations.note("key.create", details=details)
     await services.shared.gate.keys.add(key)
-    return MadeKey(key_answer(key), secret)
+    return secret, key
 
 
 @ACCESS.row("DELETE", "/admin/keys/{key}", Role.ADMIN, EVERY_QUEUE, status=204)
 async def _delete_key(call: Call[Empty, None]) -> None:
     """Revoke a key."""
-    key = await call.services.remove_key(call.path["key"])
-    details = {"key": key.id, "name": key.name}
-    await call.operations.note("key.delete", details=details)
+    await _remove_key(call)
+
+
+async def _remove_key(asked: Call[Any, Any] | Visit) -> None:
+    key = await asked.services.remove_key(asked.path["key"])
+    await asked.operations.note("key.delete", details={"key": key.id, "name": key.name})
 
 
 @ACCESS.answer(endpoints.AUDIT)
@@ -184,30 +192,18 @@ def _you_page(visit: Visit, secret: str) -> Response:
 
 @ACCESS_PAGES.post("/keys", Role.ADMIN, EVERY_QUEUE)
 async def _make_key_by_page(visit: Visit) -> Response:
-    services, now = visit.services, visit.services.clock.now()
     role, name = visit.field("role"), visit.field("name").strip()
     if role not in set(Role) or not 1 <= len(name) <= 100:
         raise Refused(400, "bad-field", "Expected a name, and viewer, operator or admin as role.")
     days = visit.number("days", 90, least=1, most=3650)
-    queues = tuple(visit.field("queues").replace(",", " ").split()) or EVERYTHING
-    secret, key = new_key(
-        name,
-        services.grant(Role(role), queues),
-        expires=now + days * _DAY_S,
-        made_by=visit.principal.name,
-        now=now,
-    )
-    details = {"key": key.id, "name": key.name, "role": role}
-    await visit.operations.note("key.create", details=details)
-    await services.shared.gate.keys.add(key)
+    queues = visit.field("queues").replace(",", " ").split()
+    secret, _ = await _add_key(visit, NewKey(name, Role(role), queues, days))
     return _you_page(visit, secret)
 
 
 @ACCESS_PAGES.post("/keys/{key}/delete", Role.ADMIN, EVERY_QUEUE)
 async def _delete_key_by_page(visit: Visit) -> Response:
-    key = await visit.services.remove_key(visit.path["key"])
-    details = {"key": key.id, "name": key.name}
-    await visit.operations.note("key.delete", details=details)
+    await _remove_key(visit)
     return see_other("/you?told=key-deleted")
 
 

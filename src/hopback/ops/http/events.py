@@ -338,12 +338,3 @@ class _EventResponse(StreamedResponse):
                 del self._opened[self._caller]
             if self._on_end is not None:
                 await self._on_end()
-
-
-def _event_response(events: AsyncIterator[bytes]) -> StreamingResponse:
-    """A stream that is not counted, as it was before there were limits."""
-    return _EventResponse(events, Counter({"": 1}), "")
-
-
-def _event_stream(jobs: AsyncIterator[Job]) -> StreamingResponse:
-    return _event_response(job_events(jobs))

@@ -27,7 +27,7 @@ from hopback.topology.asyncapi import write_asyncapi
 from hopback.topology.definitions import write_definitions
 from hopback.topology.diagram import draw_flow
 from hopback.topology.document import from_document, to_document
-from hopback.topology.hazards.rule import Finding, Severity  # noqa: TC001  msgspec reads them at run time
+from hopback.topology.hazards.rule import Finding  # noqa: TC001  msgspec reads it at run time
 
 if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
@@ -68,22 +68,12 @@ class TopologyAnswer(Struct, frozen=True, rename="camel"):
     topology: dict[str, Any]
 
 
-class FindingAnswer(Struct, frozen=True, rename="camel"):
-    """A hazard."""
-
-    rule: str
-    severity: Severity
-    place: str
-    explanation: str
-    fix: str
-
-
 class CheckAnswer(Struct, frozen=True, rename="camel"):
     """The hazards of what stands on the broker, the gravest first."""
 
     broker_version: str
     read_at: Moment
-    items: list[FindingAnswer]
+    items: tuple[Finding, ...]
     total: int
 
 
@@ -178,18 +168,11 @@ async def _show_topology(call: Call[TopologyQuery, None]) -> object:
     )
 
 
-def finding_answer(finding: Finding) -> FindingAnswer:
-    """A hazard."""
-    return FindingAnswer(
-        finding.rule, finding.severity, finding.place, finding.explanation, finding.fix
-    )
-
-
 @TOPOLOGY.row("GET", "/admin/topology/check", Role.VIEWER, BROKER_MAP, answer=CheckAnswer)
 async def _check_topology(call: Call[Empty, None]) -> CheckAnswer:
     """List the hazards in the topology of the broker."""
     drawing = await call.services.recent.drawings.get()
-    snapshot, items = drawing.snapshot, [finding_answer(each) for each in drawing.findings]
+    snapshot, items = drawing.snapshot, tuple(drawing.findings)
     return CheckAnswer(str(snapshot.version), Moment(snapshot.at), items, len(items))
 
 

@@ -41,14 +41,9 @@ _MOST_SEEN = 1000
 
 @dataclass(frozen=True, slots=True)
 class WatchTime:
-    """How long a job watches after each stage, in seconds, with the reason in words.
-
-    `needed_s` is the time that a message may need to return. It can be longer than `seconds`, which is
-    limited.
-    """
+    """How long a job watches after each stage, in seconds, with the reason in words."""
 
     seconds: float
-    needed_s: float
     text: str
 
 
@@ -96,15 +91,14 @@ class WatchTimer:
     def time(self) -> WatchTime:
         """The time to watch, by all messages so far."""
         if self._asked is not None:
-            return WatchTime(self._asked, self._asked, f"{seconds_text(self._asked)}, as asked for")
+            return WatchTime(self._asked, f"{seconds_text(self._asked)}, as asked for")
         ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
         planned, words = max(ways, key=lambda way: way[0])
         needed = planned * _SLACK + _CONSUMER_S
         if needed <= LONGEST_FOUND_WATCH_S:
-            return WatchTime(needed, needed, f"{seconds_text(needed)}: {words}")
+            return WatchTime(needed, f"{seconds_text(needed)}: {words}")
         return WatchTime(
             LONGEST_FOUND_WATCH_S,
-            needed,
             f"{seconds_text(LONGEST_FOUND_WATCH_S)}, though {words}: a message may need"
             f" {seconds_text(needed)} until it is dead again; ask for a longer watch to see all of that",
         )
