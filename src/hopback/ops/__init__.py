@@ -98,8 +98,12 @@ if TYPE_CHECKING:
         TimelineEntry as TimelineEntry,
         WayCheck as WayCheck,
     )
-    from hopback.ops.jobs.journal import Journal as Journal, MemoryJournal as MemoryJournal
-    from hopback.ops.jobs.journal_sql import SqlJournal as SqlJournal, open_journal as open_journal
+    from hopback.ops.jobs.journal import Journal as Journal
+    from hopback.ops.jobs.journal_sql import (
+        MemoryJournal as MemoryJournal,
+        SqlJournal as SqlJournal,
+        open_journal as open_journal,
+    )
     from hopback.ops.contract.patch import (
         ChangeSample as ChangeSample,
         PatchOperation as PatchOperation,
@@ -133,8 +137,8 @@ _HOMES = {
         LimitPolicy LookProgress MessageView Moment Page Price QueueDetail QueueSummary
         ReachedQueue SessionView Survey TargetChoice TimelineEntry WayCheck
     """,
-    "hopback.ops.jobs.journal": "Journal MemoryJournal",
-    "hopback.ops.jobs.journal_sql": "SqlJournal open_journal",
+    "hopback.ops.jobs.journal": "Journal",
+    "hopback.ops.jobs.journal_sql": "MemoryJournal SqlJournal open_journal",
     "hopback.ops.contract.patch": "ChangeSample PatchOperation",
     "hopback.ops.notes.values": "GroupNote NewFilter NewNote SavedFilter",
     "hopback.ops.brokers.managed_broker": "ManagedBroker",

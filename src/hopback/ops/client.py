@@ -94,7 +94,7 @@ _REMEDIES = {
 
 
 class RemoteDeadLetters:
-    """The operations of a server; use it as an async context manager.
+    """`DeadLetters` of a server; use it as an async context manager. The interface describes the methods.
 
     `token` is a bearer token or an API key. `broker` names one of the brokers of the server, by default the
     first. ServerUnavailable if the server sends no data for `silence_s` seconds. BadRequest for a URL that is
@@ -142,7 +142,6 @@ class RemoteDeadLetters:
         await self._client.aclose()
 
     def acting_as(self, who: Who) -> Self:
-        """Return this client. The server knows its caller by the token."""
         del who
         return self
 
@@ -155,7 +154,6 @@ class RemoteDeadLetters:
 
     @property
     def notes(self) -> RemoteNotes:
-        """Notes on groups, saved filters and the history of groups."""
         return RemoteNotes(self)
 
     async def call(self, row: ApiEndpoint, *given: object, **named: object) -> Any:
@@ -176,7 +174,6 @@ class RemoteDeadLetters:
         lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Open a browse session. The answer may take minutes."""
         asked = SessionRequest(**structs.asdict(limits), forced=forced, lift=lift)
         answer = await self._ask_long(
             endpoints.OPEN_SESSION, queue, body=asked, on_progress=on_progress
@@ -184,7 +181,6 @@ class RemoteDeadLetters:
         return from_json(SessionView, answer)
 
     async def release(self, session: str) -> None:
-        """Requeue all messages of a session. A session that has ended is not an error."""
         try:
             await self._ask_long(endpoints.RELEASE, session)
         except SessionOver:
@@ -193,7 +189,7 @@ class RemoteDeadLetters:
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
-        """List matching dead letters. A page that is larger than an answer is put together."""
+        # An answer has a limited size. A larger page is put together from several answers.
         found = Page((), 0, str(cursor))
         while found.next is not None and len(found.dead_letters) < size:
             limit = min(size - len(found.dead_letters), LARGEST_PAGE)
@@ -212,19 +208,16 @@ class RemoteDeadLetters:
         limit: int | None = None,
         forced: bool = False,
     ) -> Survey:
-        """Group a whole queue by a search at the server."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
         return await collect_survey(request, self.search(request))
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None
     ) -> ErrorOverview:
-        """List the errors of all queues. `survey` has an endpoint of its own."""
         row = endpoints.SURVEY if survey else endpoints.ERRORS
         return from_json(ErrorOverview, await self._ask_long(row, on_progress=on_progress))
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
-        """Search whole queues at the server. Closing the generator cancels the search."""
         async with aclosing(self._events(endpoints.SEARCH, body=request)) as events:
             async for kind, data in events:
                 if kind == "search":
@@ -237,7 +230,6 @@ class RemoteDeadLetters:
         *,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
-        """Return the plan of a job."""
         asked = structs.replace(request, dry_run=True)
         return from_json(JobPlan, await self._submit(asked, submission, on_progress))
 
@@ -248,7 +240,6 @@ class RemoteDeadLetters:
         *,
         on_progress: OnProgress | None = None,
     ) -> Job:
-        """Start a job at the server and return it."""
         return from_json(Job, await self._submit(request, submission, on_progress))
 
     async def _submit(
@@ -266,14 +257,12 @@ class RemoteDeadLetters:
         )
 
     async def events(self, job: str) -> AsyncIterator[Job]:
-        """Yield the job now and after every change until it has ended."""
         async with aclosing(self._events(endpoints.FOLLOW_JOB, job)) as events:
             async for kind, data in events:
                 if kind == "job":
                     yield from_json(Job, data)
 
     async def wait(self, job: str) -> Job:
-        """Return when the job is neither running nor paused."""
         async for _job in self.events(job):
             pass
         return await self.interrupt(job)
@@ -286,7 +275,6 @@ class RemoteDeadLetters:
     async def export(
         self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """Export messages as lines of JSON."""
         import httpx
 
         # The server sends no data while no message matches the filter.
@@ -304,7 +292,7 @@ class RemoteDeadLetters:
         pace: Pace = UNHURRIED,
         reason: str = "",
     ) -> Imported:
-        """Publish exported messages into `queue`, which is required, without a rate."""
+        """The server imports into one `queue`, which is required, and without a rate."""
         import httpx
 
         if queue is None or pace.rate is not None:

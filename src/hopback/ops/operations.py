@@ -69,7 +69,8 @@ from hopback.ops.contract.values import (
 )
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
-from hopback.ops.jobs.journal import JobRecord, Journal, JournalShare, MemoryJournal
+from hopback.ops.jobs.journal import JobRecord, Journal, JournalShare
+from hopback.ops.jobs.journal_sql import MemoryJournal
 from hopback.ops.jobs.plan import Planner, check_request
 from hopback.ops.jobs.runner import JobRunner, new_job_id
 from hopback.ops.messages.filters import parse_filter
@@ -92,16 +93,12 @@ _CONSUMED = "consumed"
 
 
 class Operations:
-    """The operations on dead letters; use it as an async context manager.
+    """`DeadLetters` in this process; use it as an async context manager. The interface describes the methods.
 
     Several brokers can share a journal. `beside` contains the `journal_name`s of the others. Their jobs and
     audit entries are neither listed nor controlled here. With `is_first`, entries that belong to none of the
     brokers are listed here. On exit every browse session is released, the jobs of this process are
     interrupted, and the query connection is closed. Interrupted jobs can be resumed by any process.
-
-    Every method raises `NoSuch` for an unknown name, `BadRequest` or `BadFilter` for an invalid request,
-    `UnsafeOperation` if messages could be lost, `JobConflict` if another job prevents the operation, and
-    `BrokerError` if the broker fails.
     """
 
     runs_jobs_here = True
@@ -137,14 +134,10 @@ class Operations:
 
     @property
     def keeps_jobs(self) -> bool:
-        """Whether the journal outlives this process, so that jobs can be resumed."""
         return not isinstance(self.journal, MemoryJournal)
 
     def acting_as(self, who: Who, *, everywhere: bool = False) -> Self:
-        """Return the same operations on behalf of this user, whom the audit then names.
-
-        With `everywhere`, `jobs` lists the jobs of all brokers in the journal.
-        """
+        """With `everywhere`, `jobs` lists the jobs of all brokers in the journal."""
         bound = copy(self)
         bound._who, bound._everywhere = who, everywhere  # noqa: SLF001  a copy of itself
         return bound
@@ -156,13 +149,11 @@ class Operations:
         await self.close()
 
     async def close(self) -> None:
-        """Release every session and interrupt every job of this process. Safe to repeat."""
         await self._runner.close()
         await self._sessions.close()
         await self.broker.close()
 
     async def queues(self) -> tuple[QueueSummary, ...]:
-        """List all dead-letter queues by name, with their depths. Reads no messages."""
         snapshot = await self.broker.snapshot()
         names, readings = [each.name for each in snapshot.dead_letter_queues], snapshot.readings
         depths = await self.broker.depths(names, readings)
@@ -176,7 +167,6 @@ class Operations:
         )
 
     async def queue(self, name: str) -> QueueDetail:
-        """Return one queue with exact depth, type, limit, browsing cost, origins, targets and active job."""
         snapshot = await self.broker.recent_snapshot()
         found = snapshot.one(name)
         active = next((job.view for job in await self._records(queue=name, active=True)), None)
@@ -191,69 +181,52 @@ class Operations:
         return (await self.broker.snapshot()).one(name)
 
     async def candidates(self) -> CandidateList:
-        """List queues with messages and without consumers that may be dead-letter queues."""
         return await self._recognition.candidates(self.broker)
 
-    async def answer_candidate(self, said: QueueAnswer, *, by: Who | None = None) -> None:
-        """Add a queue to the dead-letter queues, or ignore it. The answer is saved and audited."""
-        person = by or self._who
+    async def answer_candidate(self, said: QueueAnswer) -> None:
+        person = self._who
         kept = structs.replace(said, by=person.name or person.id)
         await self._recognition.answer(kept, self.broker)
         details = {"mainQueue": said.main_queue} if said.main_queue else {}
         action = f"queue.{said.answer.value}"
-        await self.note(action, by=by, queue=said.queue, reason=said.reason, details=details)
+        await self.note(action, queue=said.queue, reason=said.reason, details=details)
 
-    async def lift_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> str:
-        """Lift the queue's delivery limit by a policy for this queue. Return the name of the policy.
-
-        UnsafeOperation if it cannot be lifted: without management, or if an operator policy or an argument
-        sets the limit.
-        """
+    async def lift_limit(self, queue: str, *, reason: str = "") -> str:
         snapshot = await self.broker.snapshot()
         snapshot.one(queue)
         policy = await self.broker.lift(snapshot, queue)
-        await self.note("limit.lift", by=by, queue=queue, reason=reason, details={"policy": policy})
+        await self.note("limit.lift", queue=queue, reason=reason, details={"policy": policy})
         return policy
 
-    async def restore_limit(self, queue: str, *, by: Who | None = None, reason: str = "") -> None:
-        """Delete the policy of `lift_limit`, if there is one.
-
-        UnsafeOperation if a message was returned so often that the limit would soon remove it.
-        """
+    async def restore_limit(self, queue: str, *, reason: str = "") -> None:
         snapshot = await self.broker.snapshot()
         if not self.broker.is_lifted(snapshot, queue):  # the policy may exist without its queue
             snapshot.one(queue)
         await self.broker.restore(queue)
-        await self.note("limit.restore", by=by, queue=queue, reason=reason)
+        await self.note("limit.restore", queue=queue, reason=reason)
 
     async def open_session(
         self,
         queue: str,
         limits: SessionLimits = USUAL_SESSION,
         *,
-        by: Who | None = None,
         forced: bool = False,
         lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Open a browse session, which holds messages for inspection. Progress is reported to `on_progress`.
-
-        UnsafeOperation if browsing could lose messages, unless `forced`. With `lift` the delivery limit is
-        lifted first. The session ends when its time is over.
-        """
         snapshot = await self.broker.snapshot()
         found = snapshot.one(queue)
         if lift and snapshot.cost(queue).price is Price.REFUSED:
-            await self.lift_limit(queue, by=by, reason="to look at it")
+            await self.lift_limit(queue, reason="to look at it")
             snapshot = await self.broker.snapshot()
         cost = snapshot.cost(queue)
         session = await self._sessions.open(
-            found, limits, cost, by=by or self._who, forced=forced, on_progress=on_progress
+            found, limits, cost, by=self._who, forced=forced, on_progress=on_progress
         )
         details = {"session": session.id, "held": session.view.held}
         details |= {"forced": True} if forced else {}
         try:
-            await self.note("session.open", by=by, queue=queue, details=details)
+            await self.note("session.open", queue=queue, details=details)
         except BaseException:  # the caller does not get the id and could not release it
             await session.release("it was not opened")
             raise
@@ -268,11 +241,9 @@ class Operations:
         return self._sessions.one(session_id).view
 
     async def renew(self, session_id: str, seconds: float | None = None) -> SessionView:
-        """Extend a session from now by its usual time, or by `seconds`."""
         return self._sessions.renew(session_id, seconds).view
 
     async def release(self, session_id: str) -> None:
-        """Release a session and requeue its messages in order. Does nothing if it has ended."""
         await self._sessions.release(session_id)
 
     async def return_messages(self, session_id: str) -> None:
@@ -286,36 +257,32 @@ class Operations:
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
     ) -> Page:
-        """Return the matching dead letters of a session that follow position `cursor`."""
         held = self._sessions.one(session)
         return await held.page(parse_filter(where), cursor=int(cursor), size=size)
 
-    async def message(self, session: str, message: str, *, by: Who | None = None) -> MessageView:
-        """Return one message in full, with its re-drive target. The audit records that it was shown."""
+    async def message(self, session: str, message: str) -> MessageView:
         held = self._sessions.one(session)
         view = await view_message(self.broker, held, message)
-        await self._audit_shown(held, message, by)
+        await self._audit_shown(held, message)
         return view
 
     def delivery(self, session: str, message: str) -> Delivery:
         """Return the delivery of a message, for callers in this process. It is not audited."""
         return self._sessions.one(session).delivery(message)
 
-    async def body(self, session: str, message: str, *, by: Who | None = None) -> bytes:
-        """Return the body of one message. The audit records that it was shown."""
+    async def body(self, session: str, message: str) -> bytes:
         held = self._sessions.one(session)
         content = held.delivery(message).body
-        await self._audit_shown(held, message, by)
+        await self._audit_shown(held, message)
         return content
 
-    async def _audit_shown(self, session: BrowseSession, message: str, by: Who | None) -> None:
+    async def _audit_shown(self, session: BrowseSession, message: str) -> None:
         details = {"session": session.id, "message": message}
-        await self.note("message.show", by=by, queue=session.source.name, details=details)
+        await self.note("message.show", queue=session.source.name, details=details)
 
     async def groups(
         self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
-        """Group the dead letters of a session by a common property, the largest group first."""
         return await self._sessions.one(session).groups(by, parse_filter(where))
 
     async def survey(
@@ -326,38 +293,28 @@ class Operations:
         *,
         limit: int | None = None,
         forced: bool = False,
-        who: Who | None = None,
     ) -> Survey:
-        """Group all messages of a queue in one pass. The cost is that of one browse session."""
         request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
         found = await collect_survey(
             request, Search(self.broker, request, self._sessions).progress()
         )
-        await self.note("queue.survey", by=who, queue=queue, details={"seen": found.seen})
+        await self.note("queue.survey", queue=queue, details={"seen": found.seen})
         return found
 
     async def errors(
-        self, *, survey: bool = False, by: Who | None = None, on_progress: OnProgress | None = None
+        self, *, survey: bool = False, on_progress: OnProgress | None = None
     ) -> ErrorOverview:
-        """Return the errors of all queues by their last surveys. With `survey` all are surveyed first."""
         if not survey:
             return await self.surveys.errors()
         found = await self.surveys.run(on_progress=on_progress)
-        await self.note("queues.survey", by=by, details={"seen": found.messages})
+        await self.note("queues.survey", details={"seen": found.messages})
         return found
 
     async def trend(self, queue: str) -> QueueTrend:
-        """Return the recorded depths of a queue."""
         (await self.broker.snapshot()).one(queue)
         return await self.surveys.trends.of(queue)
 
-    async def search(
-        self, request: SearchRequest, *, by: Who | None = None
-    ) -> AsyncGenerator[SearchProgress, None]:
-        """Search whole queues. Closing the generator cancels the search. The audit records the counts.
-
-        A complete search for the returned messages of a job records their number with the job.
-        """
+    async def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
         job = await self._record(request.job) if request.job else None
         if job is not None:
             self._check_broker(job)
@@ -374,7 +331,7 @@ class Operations:
             action = "messages.search" if job is None else "job.came-back"
             details = {"filter": request.where, "seen": last.seen, "found": last.matching}
             queue = asked.queues[0] if len(asked.queues) == 1 else ""
-            await self.note(action, by=by, queue=queue, job=request.job, details=details)
+            await self.note(action, queue=queue, job=request.job, details=details)
 
     async def plan(
         self,
@@ -383,9 +340,8 @@ class Operations:
         *,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
-        """Return the plan of a job without starting it."""
         active = next(iter(await self._records(queue=request.queue, active=True)), None)
-        return await self._planner.plan(request, submission, self._name, active, on_progress)
+        return await self._planner.plan(request, submission, active, on_progress)
 
     async def start(
         self,
@@ -394,14 +350,6 @@ class Operations:
         *,
         on_progress: OnProgress | None = None,
     ) -> Job:
-        """Start a job and return it. It runs in the background.
-
-        CountMismatch if the number of selected messages is not the expected one. JobConflict if the queue
-        has an active job. A repeated `key` returns the existing job. If the caller is cancelled before the
-        job is saved, no job is started. If it is cancelled later, the job continues.
-        """
-        if submission.by == NOBODY:
-            submission = structs.replace(submission, by=self._who)
         if submission.key is not None:
             known = await self.journal.keyed(self._name, submission.key)
             if known is not None and known.queue != request.queue:
@@ -415,22 +363,29 @@ class Operations:
         job_id = new_job_id()
         others = await self._planner.other_consumers(request.queue, snapshot)
         spec, held = await self._planner.spec(
-            request, submission, snapshot, self._name, job_id, on_progress
+            request, submission, self._who, snapshot, job_id, on_progress
         )
 
         async def begin() -> Job:
             job = await self._runner.begin(job_id, spec, snapshot, held)
             if job.id == job_id:
                 beside = {"otherConsumers": others} if others else {}
-                await self._audit_job("job.start", job, submission.by, request.reason, **beside)
+                await self._audit_job("job.start", job, request.reason, more=beside)
             return job.view
 
         return await self._runner.begin_shielded(begin())
 
     async def _audit_job(
-        self, action: str, job: JobRecord, by: Who | None, reason: str = "", **further: object
+        self,
+        action: str,
+        job: JobRecord,
+        reason: str = "",
+        *,
+        by: Who | None = None,
+        more: Mapping[str, object] | None = None,
     ) -> None:
-        details: dict[str, object] = {"kind": job.kind, "selected": job.counts.selected, **further}
+        details: dict[str, object] = {"kind": job.kind, "selected": job.counts.selected}
+        details |= more or {}
         if job.spec.target_text:
             details["target"] = job.spec.target_text
         if job.spec.selection.filter:
@@ -440,7 +395,6 @@ class Operations:
         await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)
 
     async def job(self, job_id: str) -> Job:
-        """Return the present state of a job."""
         return (await self._record(job_id)).view
 
     async def _record(self, job_id: str) -> JobRecord:
@@ -455,7 +409,6 @@ class Operations:
     async def jobs(
         self, *, queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[Job, ...]:
-        """List jobs, the newest first."""
         broker = "" if self._everywhere else self._name
         found = await self.journal.jobs(broker=broker, queue=queue, active=active, limit=limit)
         return tuple(record.view for record in found)
@@ -463,34 +416,29 @@ class Operations:
     async def failures(
         self, job_id: str, *, cursor: int = 0, limit: int = 100
     ) -> tuple[FailedMessage, ...]:
-        """List the messages that a job could not move or left out, from number `cursor` on."""
         await self.job(job_id)
         return await self.journal.failures(job_id, cursor, limit)
 
     async def events(self, job_id: str) -> AsyncIterator[Job]:
-        """Yield the job now and after every change, until it is no longer active."""
         async for record in self._runner.news(job_id):
             yield record.view
 
     async def wait(self, job_id: str) -> Job:
-        """Wait until the job is neither running nor paused, and return it."""
         newest: JobRecord | None = None
         async for record in self._runner.news(job_id):
             newest = record
         await self._runner.join(job_id)
         return await self.job(job_id) if newest is None else newest.view
 
-    async def pause(self, job_id: str, *, by: Who | None = None) -> Job:
-        """Pause a job after the messages in flight, in whichever process it runs."""
+    async def pause(self, job_id: str) -> Job:
         job = await self._record(job_id)
         if job.state is not JobState.PAUSED:
             job.to(JobState.PAUSED, self.clock.now())
             await self._runner.change_control(job_id, lambda asked: replace(asked, paused=True))
-            await self._audit_job("job.pause", job, by)
+            await self._audit_job("job.pause", job)
         return await self.job(job_id)
 
-    async def resume(self, job_id: str, *, by: Who | None = None) -> Job:
-        """Resume a job: a paused one in its process, an interrupted or failed one in this process."""
+    async def resume(self, job_id: str) -> Job:
         job = await self._record(job_id)
         if job.state is JobState.PAUSED:
             await self._runner.change_control(job_id, lambda asked: replace(asked, paused=False))
@@ -498,7 +446,7 @@ class Operations:
             job.to(JobState.RUNNING, self.clock.now())
             self._check_broker(job)
             job = await self._runner.begin_again(job, await self._planner.snapshot_for(job.spec))
-        await self._audit_job("job.resume", job, by)
+        await self._audit_job("job.resume", job)
         return job.view
 
     async def take_over(self) -> tuple[Job, ...]:
@@ -509,7 +457,7 @@ class Operations:
         """
         taken = []
         async for job, again in self._runner.take_over(await self._records()):
-            await self._audit_job("job.take-over", again, Who("hopback", "hopback"), job.reason)
+            await self._audit_job("job.take-over", again, job.reason, by=Who("hopback", "hopback"))
             taken.append(again.view)
         return tuple(taken)
 
@@ -518,53 +466,46 @@ class Operations:
         if job.spec.broker != self._name:
             raise BadRequest("job", f"one of {self._name}; {job.id} belongs to {job.spec.broker}")
 
-    async def cancel(self, job_id: str, *, by: Who | None = None) -> Job:
-        """Cancel a job after the messages in flight. The other messages are requeued."""
+    async def cancel(self, job_id: str) -> Job:
         job = await self._record(job_id)
         ended = job.to(JobState.CANCELLED, self.clock.now(), "cancelled")
         if job.is_active:
             await self._runner.change_control(job_id, lambda asked: replace(asked, cancelled=True))
         else:
             await self.journal.amend(ended)
-        await self._audit_job("job.cancel", job, by)
+        await self._audit_job("job.cancel", job)
         return await self.job(job_id)
 
-    async def interrupt(self, job_id: str, *, by: Who | None = None) -> Job:
-        """Interrupt a job after the messages in flight, so that it can be resumed, and call `close`.
-
-        For a process that is about to exit.
-        """
+    async def interrupt(self, job_id: str) -> Job:
         with suppress(JobConflict):  # the job has just ended
-            await self.pause(job_id, by=by)
+            await self.pause(job_id)
             async for job in self.events(job_id):
                 if job.state is not JobState.RUNNING:
                     break
         await self.close()
         return await self.job(job_id)
 
-    async def set_rate(self, job_id: str, rate: float | None, *, by: Who | None = None) -> Job:
-        """Change the rate of a job, in messages per second. None removes the limit."""
+    async def set_rate(self, job_id: str, rate: float | None) -> Job:
         check(NewRate, NewRate(rate))
         job = await self._record(job_id)
         if not job.is_active:
             raise JobConflict(f"job {job_id} is {job.state}: only a running job has a rate", job)
         await self._runner.change_control(job_id, lambda asked: replace(asked, rate=rate))
-        await self._audit_job("job.rate", job, by, rate="no limit" if rate is None else rate)
+        await self._audit_job("job.rate", job, more={"rate": "no limit" if rate is None else rate})
         return structs.replace(await self.job(job_id), rate=rate)
 
-    async def retry_failures(self, job_id: str, *, by: Who | None = None, reason: str = "") -> Job:
-        """Start a job for the failures of another. BadRequest if there are none."""
+    async def retry_failures(self, job_id: str, *, reason: str = "") -> Job:
         job = await self._record(job_id)
         self._check_broker(job)
-        spec = await self._planner.spec_for_failures(job, self.journal, by or self._who, reason)
+        spec = await self._planner.spec_for_failures(job, self.journal, self._who, reason)
         again = await self._runner.begin(new_job_id(), spec, await self._planner.snapshot_for(spec))
-        await self._audit_job("job.retry-failures", again, by, spec.request.reason)
+        await self._audit_job("job.retry-failures", again, spec.request.reason)
         return again.view
 
-    async def came_back(self, job_id: str, *, forced: bool = False, by: Who | None = None) -> int:
+    async def came_back(self, job_id: str, *, forced: bool = False) -> int:
         """Count the messages in the queue that this job had sent and that are dead again."""
         found = 0
-        async for progress in self.search(SearchRequest(job=job_id, limit=0, force=forced), by=by):
+        async for progress in self.search(SearchRequest(job=job_id, limit=0, force=forced)):
             found = progress.matching
         return found
 
@@ -574,21 +515,18 @@ class Operations:
         selection: Selection = WHOLE_QUEUE,
         *,
         forced: bool = False,
-        by: Who | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Yield messages as lines of JSON. No message is removed."""
         details: dict[str, object] = {"session": selection.session, "filter": selection.filter}
         if selection.session:
             lines = export_session(self._sessions, queue, selection)
         else:
             lines = export_queue(self.broker, queue, selection, forced=forced)
-        return self._export_lines(lines, queue, by, details)
+        return self._export_lines(lines, queue, details)
 
     async def _export_lines(
         self,
         lines: AsyncGenerator[bytes, None],
         queue: str,
-        by: Who | None,
         details: dict[str, object],
     ) -> AsyncGenerator[bytes, None]:
         count = 0
@@ -599,7 +537,7 @@ class Operations:
                     yield line
         finally:
             details["lines"] = count
-            await self.note("messages.export", by=by, queue=queue, details=details)
+            await self.note("messages.export", queue=queue, details=details)
 
     async def import_lines(
         self,
@@ -607,18 +545,11 @@ class Operations:
         *,
         queue: str | None = None,
         pace: Pace = UNHURRIED,
-        by: Who | None = None,
         reason: str = "",
     ) -> Imported:
-        """Publish exported messages into the queue they were in, or into `queue`, and wait for the confirms.
-
-        The audit has an entry from the start, and a second one with the result.
-        """
-
         async def write(result: str, published: int = 0, problem: str = "") -> None:
             await self.note(
                 "messages.import",
-                by=by,
                 queue=queue or "",
                 reason=reason,
                 result=result,
@@ -643,22 +574,15 @@ class Operations:
         edit: Edit,
         *,
         target: Target = BY_DESIGN,
-        by: Who | None = None,
         reason: str = "",
     ) -> str:
-        """Send a changed copy of a message. Return its message id. The original stays in its queue.
-
-        NotAllowed unless the settings allow it.
-        """
         if not self.settings.editing:
             raise NotAllowed("editing messages is switched off here")
         held = self._sessions.one(session)
-        person, now = by or self._who, self.clock.now()
+        person, now = self._who, self.clock.now()
         sent = await send_copy(self.broker, held, message, edit, target, person, now)
         details = {"message": message, "copy": sent, "session": session}
-        await self.note(
-            "message.edit", by=by, queue=held.source.name, reason=reason, details=details
-        )
+        await self.note("message.edit", queue=held.source.name, reason=reason, details=details)
         return sent
 
     async def queues_reached(self, queue: str, target: Target) -> frozenset[str] | None:
@@ -671,7 +595,6 @@ class Operations:
 
     @property
     def notes(self) -> JournalNotes:
-        """Notes on groups, saved filters, and the history of a group."""
         share = (self.journal, self._name, self.clock, self._who)
         return JournalNotes(*share, self.note, self.audit)
 
@@ -683,7 +606,6 @@ class Operations:
         return known | new
 
     async def alerts(self) -> AlertList:
-        """List the alerts that a service keeps in the same database, and the targets."""
         return await self.alert_book.list_alerts()
 
     async def test_alert(self, target: str) -> AlertTestResult:
@@ -691,7 +613,6 @@ class Operations:
         raise BadRequest("target", f"a service that knows {target!r} by its settings (--server)")
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
-        """List audit entries, the newest first."""
         return await self.journal.read(query, None if self._everywhere else self._share)
 
     async def note(

@@ -88,7 +88,10 @@ class DeadLetters(Protocol):
         """Declare that a queue contains dead letters, or that it does not. The audit records it."""
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:
-        """Lift the delivery limit of a queue by a policy. Return the name of the policy."""
+        """Lift the delivery limit of a queue by a policy. Return the name of the policy.
+
+        UnsafeOperation without management, or if an operator policy or an argument sets the limit.
+        """
 
     async def restore_limit(self, queue: str, *, reason: str = "") -> None:
         """Restore the delivery limit of a queue. Refused while the limit would drop messages."""
@@ -149,7 +152,10 @@ class DeadLetters(Protocol):
         """Return the depth of a queue over the last month, as far as the store has it."""
 
     def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
-        """Search whole queues. Closing the generator cancels the search."""
+        """Search whole queues. Closing the generator cancels the search.
+
+        A complete search for the returned messages of a job records their number with the job.
+        """
 
     async def plan(
         self,
@@ -167,7 +173,12 @@ class DeadLetters(Protocol):
         *,
         on_progress: OnProgress | None = None,
     ) -> Job:
-        """Start a job and return it. It runs in the background."""
+        """Start a job and return it. It runs in the background.
+
+        CountMismatch if the number of selected messages is not the expected one. A repeated `key` returns the
+        existing job. If the caller is cancelled before the job is saved, no job is started. If it is
+        cancelled later, the job continues.
+        """
 
     async def job(self, job: str, /) -> Job:
         """Return a job."""
@@ -200,7 +211,7 @@ class DeadLetters(Protocol):
     async def interrupt(self, job: str, /) -> Job:
         """Stop a job of this process after the messages in flight are confirmed. It can be resumed.
 
-        A job that runs in another process continues.
+        For a process that is about to exit: the operations are closed. A job of another process continues.
         """
 
     async def set_rate(self, job: str, /, rate: float | None) -> Job:
@@ -238,7 +249,10 @@ class DeadLetters(Protocol):
         pace: Pace = UNHURRIED,
         reason: str = "",
     ) -> Imported:
-        """Publish exported messages, each confirmed, into their original queue or into `queue`."""
+        """Publish exported messages, each confirmed, into their original queue or into `queue`.
+
+        The audit has an entry from the start, and a second one with the result.
+        """
 
     @property
     def notes(self) -> GroupNotes:

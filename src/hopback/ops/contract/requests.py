@@ -427,7 +427,6 @@ class Submission(_Asked, frozen=True, kw_only=True):
     after the job and is in the folder of exports. A name that ends in `.zst` is compressed.
     """
 
-    by: Who = NOBODY
     key: str | None = None
     operation: str = ""
     stamped: bool | None = None
@@ -435,7 +434,7 @@ class Submission(_Asked, frozen=True, kw_only=True):
 
 
 BY_CALLER = Submission()
-"""A submission by the person for whom the operations act."""
+"""A submission without a key."""
 
 
 class JobsQuery(_Asked, frozen=True, omit_defaults=True):

@@ -1,25 +1,23 @@
-"""The journal of jobs and audit: its values, its protocol, a journal in memory, and the retention."""
+"""The journal of jobs and audit: its values, its protocol and the retention."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from itertools import islice
-from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import structs
-
-from hopback.errors import JobConflict, LeaseLost
+from hopback.errors import JobConflict
 from hopback.headers import timestamp
 from hopback.ops.contract.requests import (
     BY_DESIGN,
+    NOBODY,
     AuditQuery,
     JobKind,
     JobRequest,
     Pace,
     RedriveRequest,
     Submission,
+    Who,
 )
 from hopback.ops.contract.values import (
     ACTIVE,
@@ -30,7 +28,6 @@ from hopback.ops.contract.values import (
     JobState,
     Moment,
 )
-from hopback.sql.sqlite import MemoryDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -90,6 +87,7 @@ class JobSpec(Submission, frozen=True, kw_only=True):
     """
 
     request: JobRequest
+    by: Who = NOBODY
     broker: str
     selection: SelectionSnapshot
     target_text: str = ""
@@ -426,133 +424,3 @@ class Journal(Protocol):
         self, query: AuditQuery, share: JournalShare | None = None
     ) -> tuple[AuditEntry, ...]:
         """Return audit entries, the newest first: all, or those of one broker's share."""
-
-
-class MemoryJournal:
-    """A journal in memory, for one process."""
-
-    def __init__(self) -> None:
-        self.database: SqlDatabase = MemoryDatabase()
-        self._jobs: dict[str, JobRecord] = {}
-        self._owners: dict[str, str] = {}
-        self._requests: dict[str, ControlRequest] = {}
-        self._failures: dict[str, list[FailedMessage]] = {}
-        self._audit: list[AuditEntry] = []
-        self._documents: dict[tuple[str, str], dict[str, str]] = {}
-        self._brokers: dict[int, str] = {}
-        self._written = 0
-        self._store_id = token_hex(4)
-
-    async def begin(self, job: JobRecord, owner: str) -> JobRecord:
-        if job.spec.key is not None and job.id not in self._jobs:
-            known = await self.keyed(job.spec.broker, job.spec.key)
-            if known is not None:
-                return known
-        for other in self._jobs.values():
-            if other.id == job.id:
-                continue
-            if other.is_active and (other.spec.broker, other.queue) == (job.spec.broker, job.queue):
-                raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other)
-        self._jobs[job.id] = job
-        self._owners[job.id] = owner
-        self._requests[job.id] = ControlRequest(rate=job.rate)
-        return job
-
-    async def save(self, job: JobRecord, owner: str) -> None:
-        self._check(job.id, owner)
-        self._jobs[job.id] = job
-
-    async def amend(self, job: JobRecord) -> None:
-        known = self._jobs[job.id]
-        if known.is_active:
-            raise JobConflict(f"job {job.id} is {known.state}", known)
-        self._jobs[job.id] = job
-
-    async def renew(self, job_id: str, owner: str) -> ControlRequest:
-        self._check(job_id, owner)
-        return self._requests[job_id]
-
-    def _check(self, job_id: str, owner: str) -> None:
-        if self._owners.get(job_id) != owner:
-            raise LeaseLost(f"job {job_id} is run by another process now")
-
-    async def control(self, job_id: str) -> ControlRequest:
-        return self._requests[job_id]
-
-    async def set_control(self, job_id: str, request: ControlRequest) -> None:
-        self._requests[job_id] = request
-
-    async def job(self, job_id: str) -> JobRecord | None:
-        return self._jobs.get(job_id)
-
-    async def keyed(self, broker: str, key: str) -> JobRecord | None:
-        asked = (broker, key)
-        jobs = self._jobs.values()
-        return next((job for job in jobs if (job.spec.broker, job.spec.key) == asked), None)
-
-    async def jobs(
-        self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
-    ) -> tuple[JobRecord, ...]:
-        found = (
-            job
-            for job in reversed(self._jobs.values())
-            if (not broker or job.spec.broker == broker)
-            and (not queue or job.queue == queue)
-            and (not active or job.is_active)
-        )
-        return tuple(islice(found, limit))
-
-    async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
-        self._failures.setdefault(job_id, []).extend(failures)
-
-    async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
-        return tuple(self._failures.get(job_id, ())[cursor : cursor + limit])
-
-    async def remember(
-        self, broker: str, kind: str, documents: Mapping[str, str], now: float
-    ) -> None:
-        self._documents.setdefault((broker, kind), {}).update(documents)
-
-    async def remembered(self, broker: str, kind: str) -> dict[str, str]:
-        return dict(self._documents.get((broker, kind), {}))
-
-    async def unlearn(self, broker: str, kind: str, key: str) -> None:
-        self._documents.get((broker, kind), {}).pop(key, None)
-
-    async def store_id(self) -> str:
-        return self._store_id
-
-    async def write(self, entry: AuditEntry, broker: str = "") -> None:
-        self._written += 1
-        self._brokers[self._written] = broker
-        self._audit.append(structs.replace(entry, number=self._written))
-
-    async def forget(
-        self, *, audit_before: float, jobs_before: float, now: float, limit: int
-    ) -> Forgotten:
-        old = [entry.number for entry in self._audit if entry.at < audit_before][:limit]
-        self._audit = [entry for entry in self._audit if entry.number not in old]
-        for number in old:
-            del self._brokers[number]
-        over = [job.id for job in self._jobs.values() if job.is_over and job.updated < jobs_before][
-            :limit
-        ]
-        for each in over:
-            del self._jobs[each], self._owners[each], self._requests[each]
-            self._failures.pop(each, None)
-        return Forgotten(len(old), len(over), len(old) + len(over))
-
-    async def read(
-        self, query: AuditQuery, share: JournalShare | None = None
-    ) -> tuple[AuditEntry, ...]:
-        found = (
-            entry
-            for entry in reversed(self._audit)
-            if (not query.by or entry.by == query.by)
-            and (not query.action or entry.action == query.action)
-            and (not query.queue or entry.queue == query.queue)
-            and (not query.job or entry.job == query.job)
-            and (query.before is None or entry.number < query.before)
-            and (share is None or share.holds(self._brokers[entry.number]))
-        )
-        return tuple(islice(found, query.limit))

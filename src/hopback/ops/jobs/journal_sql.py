@@ -10,11 +10,13 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from hopback.clock import Clock, SystemClock
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.ops.contract.values import ACTIVE, AuditEntry, FailedMessage, JobState, Moment
 from hopback.ops.jobs.journal import (
@@ -25,12 +27,11 @@ from hopback.ops.jobs.journal import (
     JournalShare,
 )
 from hopback.sql.database import Execute, Row, RowRefused, SqlDatabase, placeholders
-from hopback.sql.sqlite import SqliteDatabase, sqlite_file
+from hopback.sql.sqlite import MemoryDatabase, SqliteDatabase, sqlite_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from hopback.clock import Clock
     from hopback.ops.contract.requests import AuditQuery
 
 
@@ -309,6 +310,13 @@ class SqlJournal:
         names = ", ".join(f":{column}" for column in rows[0])
         insert = f"INSERT INTO {table} ({columns}) VALUES ({names})"
         await self.database.write(lambda execute: execute(insert, rows))
+
+
+class MemoryJournal(SqlJournal):
+    """A journal in memory, for one process. Its leases do not expire."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(MemoryDatabase(), clock or SystemClock(), lease=inf)
 
 
 def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execute) -> None:

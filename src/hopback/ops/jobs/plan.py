@@ -25,6 +25,7 @@ from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.codec import check
 from hopback.ops.contract.requests import (
+    NOBODY,
     DiscardRequest,
     GroupBy,
     JobKind,
@@ -272,8 +273,8 @@ class Planner:
         self,
         request: JobRequest,
         submission: Submission,
+        by: Who,
         snapshot: BrokerSnapshot,
-        broker: str,
         job: str,
         on_progress: OnProgress | None = None,
     ) -> tuple[JobSpec, ChosenMessages | None]:
@@ -300,7 +301,7 @@ class Planner:
             estimate=asked.estimate if count is None else "",
         )
         request = structs.replace(request, selection=counted)
-        spec = self._spec_of(request, submission, selection, snapshot, broker, job)
+        spec = self._spec_of(request, submission, by, selection, snapshot, job)
         await self.check_ways(spec, snapshot)
         return spec, held
 
@@ -350,9 +351,9 @@ class Planner:
         self,
         request: JobRequest,
         submission: Submission,
+        by: Who,
         selection: SelectionSnapshot,
         snapshot: BrokerSnapshot,
-        broker: str,
         job: str,
     ) -> JobSpec:
         stamped, text = submission.stamped, ""
@@ -365,10 +366,10 @@ class Planner:
             stamped = design is not None and design.stamps_redrives
         return JobSpec(
             request=request,
-            broker=broker,
+            broker=self._broker.journal_name,
             selection=selection,
             target_text=text,
-            by=submission.by,
+            by=by,
             key=submission.key,
             operation=submission.operation,
             stamped=stamped,
@@ -454,7 +455,6 @@ class Planner:
         self,
         request: JobRequest,
         submission: Submission,
-        broker: str,
         active: JobRecord | None = None,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
@@ -467,7 +467,7 @@ class Planner:
         source, cost = snapshot.one(request.queue), snapshot.cost(request.queue, killed=True)
         look = snapshot.cost(request.queue)
         selection, held = await self._select(request, snapshot.ready)
-        spec = self._spec_of(request, submission, selection, snapshot, broker, "JOB")
+        spec = self._spec_of(request, submission, NOBODY, selection, snapshot, "JOB")
         wanted = parse_filter(selection.filter)
         dry_run = DryRun(request, source, wanted, self._clock.now(), snapshot.routes())
         others = await self.other_consumers(request.queue, snapshot, active)

@@ -135,16 +135,17 @@ class _AdminEndpoints:
         limit = _limit(int(digits[0]) if digits else text, _PEEKED)
         queue = await self._queue(request)
         window = SessionLimits(limit, _PEEK_BYTES, _PEEK_S)
-        session = await self.operations.open_session(queue.queue, window, by=who)
+        operations = self.operations.acting_as(who)
+        session = await operations.open_session(queue.queue, window)
         try:
-            page = await self.operations.messages(session.id, size=limit)
+            page = await operations.messages(session.id, size=limit)
             deliveries = []
             for dead_letter in page.dead_letters:
                 # Writes to the audit that this caller has seen the message.
-                await self.operations.message(session.id, dead_letter.id, by=who)
-                deliveries.append(self.operations.delivery(session.id, dead_letter.id))
+                await operations.message(session.id, dead_letter.id)
+                deliveries.append(operations.delivery(session.id, dead_letter.id))
         finally:
-            await self.operations.release(session.id)
+            await operations.release(session.id)
         ready, room = max(queue.depth.ready or 0, len(deliveries)), _PARSED_BYTES
         items: list[dict[str, Any]] = []
         for place, delivery in enumerate(deliveries, 1):
@@ -165,8 +166,9 @@ class _AdminEndpoints:
             reason=f"{request.method} {request.url.path}",
             max_redrives=None,
         )
-        submission = Submission(by=who, stamped=True, operation=operation)
-        job = await self.operations.wait((await self.operations.start(redrive, submission)).id)
+        submission = Submission(stamped=True, operation=operation)
+        started = await self.operations.acting_as(who).start(redrive, submission)
+        job = await self.operations.wait(started.id)
         # The messages that are still in the queue, in its order.
         reasons = [one.reason for one in await self.operations.failures(job.id)]
         if job.state in _UNFINISHED:

@@ -73,7 +73,7 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
             for n in range(50)
         )
         operations = shop.operations
-        session = await operations.open_session(DLQ, SessionLimits(limit=30), by=ANN)
+        session = await operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=30))
         assert (session.held, session.complete, session.by) == (30, False, "Ann")
         page = await operations.messages(session.id, size=20)
         assert ([dead_letter.place for dead_letter in page.dead_letters], page.matching) == (
@@ -89,7 +89,7 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
         groups = (await operations.groups(session.id, GroupBy.FINGERPRINT)).items
         assert [group.count for group in groups] == [10, 10, 10]
         ident = page.dead_letters[3].id
-        assert await operations.body(session.id, ident, by=ANN) == b"3"
+        assert await operations.acting_as(ANN).body(session.id, ident) == b"3"
         view = await operations.message(session.id, ident)
         assert view.way is not None
         assert (view.way.exchange, view.way.routing_key, view.way.flaw) == ("", "orders", None)
@@ -321,7 +321,7 @@ async def test_a_survey_groups_a_whole_queue() -> None:
             Message("", DLQ, b"x", properties(f"m{n}", {"x-final-error": f"Boom {n % 2}"}))
             for n in range(2500)
         )
-        found = await shop.operations.survey(DLQ, GroupBy.ERROR, who=ANN)
+        found = await shop.operations.acting_as(ANN).survey(DLQ, GroupBy.ERROR)
         assert (found.seen, found.matching, found.complete) == (2500, 2500, True)
         assert sum(group.count for group in found.groups) == 2500
         assert len(shop.queue(DLQ).ready) == 2500

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hopback.broker.embedded import Fault, Faults
-from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.journal import MemoryJournal
+from hopback.ops.jobs.journal_sql import MemoryJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.embedded import EmbeddedBroker
     from hopback.ops.jobs.journal import JobRecord
+    from hopback.sql.sqlite import MemoryDatabase
 
-__all__ = ["KilledJournal", "Steps"]
+__all__ = ["KilledJournal", "Steps", "end_leases"]
 
 _STEPS = (Fault.CUT_BEFORE_PUBLISH, Fault.CUT_BEFORE_SETTLE, Fault.CUT_AFTER_SETTLE)
+
+
+def end_leases(journal: MemoryJournal) -> None:
+    """Let every running job look as if its process had not renewed its lease."""
+    database = cast("MemoryDatabase", journal.database)
+    database._open().execute("UPDATE hopback_jobs SET leased_by = '', leased_until = 0")
 
 
 class KilledJournal(MemoryJournal):
@@ -30,10 +35,7 @@ class KilledJournal(MemoryJournal):
 
     def kill(self) -> None:
         """The process is gone; another one sees that its lease has run out."""
-        for ident, job in self._jobs.items():
-            if job.is_active:
-                self._owners[ident] = ""
-                self._jobs[ident] = job.to(JobState.INTERRUPTED, time.time(), "killed")
+        end_leases(self)
 
     async def save(self, job: JobRecord, owner: str) -> None:
         """Write down, and be killed before or after."""

@@ -55,7 +55,9 @@ async def _discarded_and_imported(file: Path) -> None:
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done, done.reason) == (JobState.COMPLETED, 701, "")
         assert shop.queue(DLQ).messages == ()
-        imported = await shop.operations.import_lines(read_lines(file), by=ANN, reason="a mistake")
+        imported = await shop.operations.acting_as(ANN).import_lines(
+            read_lines(file), reason="a mistake"
+        )
         assert (imported.published, imported.lines, imported.problem) == (701, 701, "")
         first, *others = shop.queue(DLQ).ready
         assert (first.body, first.properties.headers["x"], first.properties.message_id) == (
@@ -102,7 +104,7 @@ async def test_an_export_changes_nothing() -> None:
     """Of a queue or of a session, with a filter; each line tells what happened to its message."""
     async with open_shop() as shop:
         await shop.park(40)
-        lines = [line async for line in shop.operations.export(DLQ, by=ANN)]
+        lines = [line async for line in shop.operations.acting_as(ANN).export(DLQ)]
         assert [read_line(line).body for line in lines] == [b"%d" % n for n in range(40)]
         assert json.loads(lines[0])["about"]["place"] == 1
         session = await shop.operations.open_session(DLQ)
@@ -145,8 +147,8 @@ async def test_an_edited_copy_goes_back_and_the_original_stays() -> None:
         await shop.park(1, headers={"x-bad": 1, "x-good": 2})
         session = await shop.operations.open_session(DLQ)
         (dead_letter,) = (await shop.operations.messages(session.id)).dead_letters
-        copy = await shop.operations.edit_and_redrive(
-            session.id, dead_letter.id, edit, by=ANN, reason="wrong tenant"
+        copy = await shop.operations.acting_as(ANN).edit_and_redrive(
+            session.id, dead_letter.id, edit, reason="wrong tenant"
         )
         (sent,) = shop.queue(MAIN).ready
         assert (sent.body, sent.properties.message_id) == (b'{"fixed": true}', copy)

@@ -26,9 +26,9 @@ async def test_the_file_pipeline_waits_once_more_and_tells_everybody() -> None:
         await channel.declare_queue(Queue("heard"))
         await channel.bind(Binding("domain.events", "heard", "operations.#"))
         await shop.park(2, queue="q.validator.dlq")
-        job = await shop.operations.start(
+        job = await shop.operations.acting_as(ANN).start(
             redrive(queue="q.validator.dlq", selection=Selection(limit=1)),
-            Submission(by=ANN, operation="corr-1"),
+            Submission(operation="corr-1"),
         )
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done) == (JobState.COMPLETED, 1)
@@ -208,7 +208,7 @@ async def test_only_failures_are_tried_again() -> None:
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.failed) == (JobState.COMPLETED, 2)
         await shop.publish([Message("", dlq, b"new")])
-        again = await shop.operations.retry_failures(job.id, by=ANN)
+        again = await shop.operations.acting_as(ANN).retry_failures(job.id)
         ended = await shop.operations.wait(again.id)
         assert (ended.counts.selected, ended.counts.failed) == (2, 2)
         assert shop.bodies(dlq) == [b"a", b"b", b"new"]

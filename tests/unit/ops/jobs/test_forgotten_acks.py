@@ -26,11 +26,13 @@ from hopback.ops.contract.requests import (
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.classic_cursor import ClassicCursor
 from hopback.ops.jobs.cursor import CursorEvent, mark_of
-from hopback.ops.jobs.journal import Checkpoint, MemoryJournal
+from hopback.ops.jobs.journal import Checkpoint
+from hopback.ops.jobs.journal_sql import MemoryJournal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
 from hopback.version import BrokerVersion
+from tests.unit.ops.jobs.kills import end_leases
 from tests.unit.ops.shop import (
     ANN,
     DLQ,
@@ -75,10 +77,7 @@ class _Lost(MemoryJournal):
 
     def kill(self) -> None:
         """The process is gone; another one sees that its lease has run out."""
-        for ident, job in self._jobs.items():
-            if job.is_active:
-                self._owners[ident] = ""
-                self._jobs[ident] = job.to(JobState.INTERRUPTED, time.time(), "killed")
+        end_leases(self)
 
 
 @asynccontextmanager
@@ -283,7 +282,9 @@ async def test_chosen_messages_whose_acks_were_forgotten() -> None:
     parked = _parked()
     async with _life(parked) as life:
         await life.shop.publish(parked)
-        session = await life.shop.operations.open_session(DLQ, SessionLimits(limit=_LIMIT), by=ANN)
+        session = await life.shop.operations.acting_as(ANN).open_session(
+            DLQ, SessionLimits(limit=_LIMIT)
+        )
         asked = redrive(selection=Selection(session=session.id), pace=_PACE)
         life.ident = (await life.shop.operations.start(asked)).id
         await life.reach(60)

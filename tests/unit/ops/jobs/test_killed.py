@@ -231,7 +231,7 @@ async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
         await shop.publish(_parked(twins=False))
         await _browsed(shop)
         steps.broker, shop.broker.faults = shop.broker, steps
-        session = await shop.operations.open_session(DLQ, SessionLimits(limit=10), by=ANN)
+        session = await shop.operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=10))
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[:6])
         steps.kill_at(1)

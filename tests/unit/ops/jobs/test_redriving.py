@@ -37,7 +37,8 @@ from hopback.ops.contract.requests import (
     TargetKind,
 )
 from hopback.ops.contract.values import Job, JobState
-from hopback.ops.jobs.journal import ControlRequest, MemoryJournal
+from hopback.ops.jobs.journal import ControlRequest
+from hopback.ops.jobs.journal_sql import MemoryJournal
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.policy.redrive import Redriver
 from hopback.testing import in_virtual_time
@@ -134,7 +135,7 @@ async def test_a_session_is_taken_over_by_the_job() -> None:
     """Exactly the chosen messages go; the rest of the session returns in order; the session is over."""
     async with open_shop() as shop:
         await shop.park(20)
-        session = await shop.operations.open_session(DLQ, SessionLimits(limit=10), by=ANN)
+        session = await shop.operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=10))
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[2:8:2])
         request = redrive(selection=Selection(session=session.id, ids=chosen), expected_count=3)
@@ -182,7 +183,7 @@ async def test_pause_resume_and_cancel() -> None:
     async with open_shop() as shop:
         await shop.park(100)
         job = await shop.operations.start(redrive(pace=Pace(rate=10)))
-        await shop.operations.pause(job.id, by=ANN)
+        await shop.operations.acting_as(ANN).pause(job.id)
         seen = [news.state async for news in _until(shop, job.id, JobState.PAUSED)]
         assert seen[-1] is JobState.PAUSED
         moved = len(shop.bodies(MAIN))

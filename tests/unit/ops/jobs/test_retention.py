@@ -9,18 +9,19 @@ from hopback.ops.http.settings import AdminSettings, parse_settings
 from hopback.ops.jobs.journal import (
     JobRecord,
     JobSpec,
-    MemoryJournal,
     Retention,
     SelectionSnapshot,
     forget_old,
 )
+from hopback.ops.jobs.journal_sql import MemoryJournal
 
 _DAY = 86_400.0
 
 
 async def test_what_is_older_than_it_is_kept_goes() -> None:
     """Old entries and finished jobs go, with one entry about it; numbers are never given twice."""
-    clock, journal = ManualClock(0.0), MemoryJournal()
+    clock = ManualClock(0.0)
+    journal = MemoryJournal(clock)
     for number, state in enumerate((JobState.COMPLETED, JobState.FAILED)):
         spec = JobSpec(
             request=RedriveRequest(queue=f"q{number}.dlq", reason="t"),
@@ -54,7 +55,8 @@ def test_the_service_keeps_what_the_library_keeps() -> None:
 
 async def test_zero_days_keep_for_ever() -> None:
     """Nothing goes, and nothing is said."""
-    clock, journal = ManualClock(0.0), MemoryJournal()
+    clock = ManualClock(0.0)
+    journal = MemoryJournal(clock)
     await journal.write(AuditEntry(Moment(0), "Ann", "job.start"))
     clock.advance(1e9)
     assert (await forget_old(journal, clock, Retention(0, 0))).rows == 0

@@ -11,7 +11,7 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import AuditQuery, Pace, Selection, SessionLimits
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.journal import MemoryJournal
+from hopback.ops.jobs.journal_sql import MemoryJournal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from tests.unit.ops.jobs.kills import Steps
@@ -168,7 +168,7 @@ async def test_what_somebody_looks_at_is_not_taken_for_done() -> None:
     steps = Steps()
     async with open_shop(journal=steps.journal) as shop:
         job = await _interrupted(shop, steps)
-        session = await shop.operations.open_session(DLQ, SessionLimits(limit=_HELD), by=ANN)
+        session = await shop.operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=_HELD))
         await shop.operations.resume(job.id)
         async for seen in shop.operations.events(job.id):
             if f"'hopback browse {DLQ}'" in seen.reason:
