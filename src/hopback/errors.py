@@ -109,14 +109,14 @@ __all__ = [
 class HopbackError(Exception):
     """The base class of all exceptions that Hopback raises on purpose."""
 
-    remedy: ClassVar[str] = "Read the message: it names what was found and what was expected."
+    remedy: ClassVar[str] = "Read the message. It contains the value found and the value expected."
 
 
 class TopologyError(HopbackError):
     """The declared topology cannot be used."""
 
     remedy: ClassVar[str] = (
-        "Change the declaration; `hopback topology check` explains each finding."
+        "Change the declaration. `hopback topology check` explains each finding."
     )
 
 
@@ -136,7 +136,7 @@ class InvalidTopology(TopologyError):
     """A topology, file or parameter is invalid. `problems` lists all problems."""
 
     remedy: ClassVar[str] = (
-        "Correct every line listed; each names its place and what belongs there."
+        "Correct every listed line. Each contains its place and the expected value."
     )
 
     def __init__(self, problems: tuple[Problem, ...], *, where: str = "topology") -> None:
@@ -151,8 +151,9 @@ class TopologyConflict(TopologyError):
     """The broker has a different queue or exchange of a declared name."""
 
     remedy: ClassVar[str] = (
-        "Declare what the broker has, or migrate: queue types and arguments cannot change in place."
-        " `hopback adopt QUEUE` writes the file for either; `hopback topology plan` compares everything."
+        "Declare the object as the broker has it, or migrate: queue types and arguments cannot change in"
+        " place. `hopback adopt QUEUE` writes the file for either. `hopback topology plan` compares all"
+        " objects."
     )
 
 
@@ -170,7 +171,7 @@ class InvalidDeclaration(HopbackError):
 class BrokerError(HopbackError):
     """The broker, or the connection to it, failed or refused."""
 
-    remedy: ClassVar[str] = "Look at the broker's log; nothing was settled that was not confirmed."
+    remedy: ClassVar[str] = "Check the broker's log. Only confirmed messages were settled."
 
 
 class ConnectionFailed(BrokerError):
@@ -183,7 +184,7 @@ class LoginRefused(ConnectionFailed):
     """The broker refused user, password or virtual host. Trying again does not help."""
 
     remedy: ClassVar[str] = (
-        "Check user, password and virtual host; the broker's log names the reason."
+        "Check user, password and virtual host. The broker's log contains the reason."
     )
 
 
@@ -191,7 +192,7 @@ class ConnectionLost(BrokerError):
     """The connection ended while it was in use."""
 
     remedy: ClassVar[str] = (
-        "Reconnect; unsettled deliveries come back, unconfirmed publishes may not."
+        "Reconnect. Unsettled deliveries are requeued. Unconfirmed publishes may be lost."
     )
 
 
@@ -204,7 +205,7 @@ class ProtocolError(BrokerError):
 class ChannelClosed(BrokerError):
     """The broker closed the channel. `code` and `text` are the broker's."""
 
-    remedy: ClassVar[str] = "Open a new channel; what it had not settled goes back to its queue."
+    remedy: ClassVar[str] = "Open a new channel. The broker requeues unsettled deliveries."
 
     def __init__(self, code: int, text: str) -> None:
         self.code = code
@@ -234,7 +235,7 @@ class PreconditionFailed(ChannelClosed):
     """406: the object differs from the declared one, or a delivery was settled twice."""
 
     remedy: ClassVar[str] = (
-        "Compare both values in the text; `hopback topology plan` shows the diff."
+        "Compare both values in the text. `hopback topology plan` shows the differences."
     )
 
 
@@ -242,7 +243,7 @@ class ManagementError(BrokerError):
     """The broker's HTTP management API failed. `status` is the HTTP status, 0 without an answer."""
 
     remedy: ClassVar[str] = (
-        "Check the management address, and the broker's log for what it refused."
+        "Check the management address. The broker's log contains the reason of a refusal."
     )
 
     def __init__(self, text: str, *, status: int = 0) -> None:
@@ -254,7 +255,7 @@ class ManagementRefused(ManagementError):
     """401 or 403: the user may not use the management API or this part of it."""
 
     remedy: ClassVar[str] = (
-        "Check the credentials; looking needs the user tag `monitoring`, policies need `policymaker`."
+        "Check the credentials. Reading needs the user tag `monitoring`, policies need `policymaker`."
     )
 
 
@@ -276,7 +277,7 @@ class NoReply(BrokerError):
     """A request got no reply in time, or cannot get one any more. It may have been handled."""
 
     remedy: ClassVar[str] = (
-        "Ask again if being handled twice does no harm; look at who should answer."
+        "Repeat the request if handling it twice is harmless. Check the service that should reply."
     )
 
 
@@ -305,7 +306,7 @@ class Returned(PublishFailed):
 class Nacked(PublishFailed):
     """A queue refused the message: it is full, unavailable or has crashed."""
 
-    remedy: ClassVar[str] = "Wait and try again; look at the target's length limit and state."
+    remedy: ClassVar[str] = "Wait and try again. Check the length limit and state of the target."
 
 
 class ConfirmTimeout(PublishFailed):
@@ -350,7 +351,7 @@ class OperationRefused(HopbackError):
     broker.
     """
 
-    remedy: ClassVar[str] = "Change the request as the text says."
+    remedy: ClassVar[str] = "Change the request as described."
 
     @classmethod
     def in_words(cls, text: str, remedy: str = "") -> Self:
@@ -364,7 +365,7 @@ class OperationRefused(HopbackError):
 class BadRequest(OperationRefused):
     """The request cannot be carried out. `field` names the part that has to change."""
 
-    remedy: ClassVar[str] = "Correct the part that is named; the text says what is expected there."
+    remedy: ClassVar[str] = "Correct the named part. The text contains the expected value."
     field: str = ""
     expected: str = ""
 
@@ -377,7 +378,7 @@ class BadRequest(OperationRefused):
 class BadFilter(OperationRefused):
     """A term of a filter cannot be parsed. `term` is that term."""
 
-    remedy: ClassVar[str] = "Correct the term named; the reference of filters lists them all."
+    remedy: ClassVar[str] = "Correct the named term. The reference of filters lists all terms."
     term: str = ""
     expected: str = ""
 
@@ -400,7 +401,7 @@ class BadLine(OperationRefused):
 class NoSuch(OperationRefused):
     """A queue, session, message or job does not exist. `kind` and `name` identify it."""
 
-    remedy: ClassVar[str] = "Correct the name, or list what there is."
+    remedy: ClassVar[str] = "Correct the name, or list the existing ones."
     kind: str = ""
     name: str = ""
 
@@ -413,23 +414,25 @@ class NoSuch(OperationRefused):
 class SessionOver(NoSuch):
     """The browse session has ended and no longer holds messages."""
 
-    remedy: ClassVar[str] = "Open another session; what the last one held is in its queue again."
+    remedy: ClassVar[str] = (
+        "Open another session. The messages of the old session are in the queue again."
+    )
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__("open session", name, f"it holds nothing any more ({why})")
+        super().__init__("open session", name, f"it no longer holds messages ({why})")
 
 
 class CountMismatch(OperationRefused):
     """The selection has another size than expected. No message was changed."""
 
-    remedy: ClassVar[str] = "Look again at what is there now, then repeat with the present count."
+    remedy: ClassVar[str] = "Review the messages again, then repeat with the current count."
     expected: int = 0
     found: int = 0
 
     def __init__(self, expected: int, found: int) -> None:
         self.expected = expected
         self.found = found
-        super().__init__(f"expected {expected:,} messages, found {found:,}; nothing was touched")
+        super().__init__(f"expected {expected:,} messages, found {found:,}. No message was changed")
 
 
 class _HasId(Protocol):
@@ -441,7 +444,7 @@ class JobConflict(OperationRefused):
     """Another job or the job's state prevents the operation. `job` is that job, if known."""
 
     remedy: ClassVar[str] = (
-        "Wait for the job that is named or cancel it; one that cannot go on is replaced by a new job."
+        "Wait for the named job or cancel it. A job that cannot continue is replaced by a new job."
     )
     job: _HasId | None = None
 
@@ -459,13 +462,13 @@ class NotAllowed(OperationRefused):
 class LeaseLost(HopbackError):
     """Another process has taken over the job. This process must stop working on it."""
 
-    remedy: ClassVar[str] = "Look at the job where it runs now; nothing was lost."
+    remedy: ClassVar[str] = "Follow the job in the process that runs it now. No message was lost."
 
 
 class StoreUnavailable(HopbackError):
     """The database of jobs, audit and keys does not answer or refused."""
 
-    remedy: ClassVar[str] = "Check that the database is up and has room; then try again."
+    remedy: ClassVar[str] = "Check that the database runs and has free space, then try again."
 
 
 class StoreDamaged(StoreUnavailable):
@@ -491,7 +494,7 @@ class ServerUnavailable(HopbackError):
     """The server does not answer, or cannot reach its broker or database."""
 
     remedy: ClassVar[str] = (
-        "Check the address, that `hopback serve` runs there, and that it reaches its broker and database;"
+        "Check the address, that `hopback serve` runs there, and that it reaches its broker and database,"
         " then try again."
     )
 

@@ -10,7 +10,7 @@ bool                   t
 Int8, UInt8            b B
 Int16, UInt16          s u
 Int32, UInt32          I i
-int                    l     64 bits, signed; the only plain integer we write
+int                    l     64 bits, signed, the only plain integer that is written
 UInt64                 L
 Float32, float         f d
 Decimal                D     scale 0–255, 32 bits signed

@@ -13,13 +13,13 @@ _FOLDER = 0o700  # for its owner alone
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file that only its owner may read, unless the file exists; OSError if it cannot."""
+    """Create an empty file that only its owner can read, unless the file exists. OSError on failure."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE))
 
 
 def make_private(path: Path) -> None:
-    """Remove the rights of other users from an existing file; OSError if it is missing.
+    """Remove the rights of other users from an existing file. OSError if it is missing.
 
     The file of another user keeps its rights. The file is not opened: if it is a database, closing it
     would drop the locks that SQLite holds on it in this process.
@@ -32,7 +32,7 @@ def make_private(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a whole file that nobody but its owner reads, also where one was there before."""
+    """Write a whole file that only its owner can read. An existing file is replaced."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE)
     with os.fdopen(descriptor, "wb") as file:
         make_private(path)
@@ -40,7 +40,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """The folder; each that has to be made on the way is its owner's alone."""
+    """Return the folder. Missing folders on its path are created for the owner only."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=_FOLDER, exist_ok=True)

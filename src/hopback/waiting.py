@@ -1,4 +1,4 @@
-"""Wait for the first of several things and end the others; or for one thing to its end."""
+"""Wait for the first of several awaitables and cancel the others, or wait for one until it is done."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def first_of(
         left = [wait for wait in ours if not wait.done()]
         for wait in left:
             wait.cancel()
-        # How they take their end is no news: the caller has its answer.
+        # The caller has its result: ignore the errors of cancelled awaitables.
         await asyncio.gather(*left, return_exceptions=True)
     return ended
 
 
 async def to_its_end(work: asyncio.Future[T]) -> T:
-    """Its result. Who is cancelled meanwhile waits for its end all the same; cancelled twice, no more."""
+    """Return the result. A cancelled caller still waits for `work` to end, unless cancelled twice."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

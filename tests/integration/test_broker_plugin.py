@@ -170,5 +170,5 @@ def test_the_plugin_and_the_kit_have_the_same_words(
         running.assert_retried("orders")
     with pytest.raises(LookupError, match=r"\(orders\), got 'order'"):
         running.assert_done("order")
-    with pytest.raises(TimeoutError, match=r"expected 1 delivery.held .* What happened:"):
+    with pytest.raises(TimeoutError, match=r"expected 1 delivery.held .* Events:"):
         running.wait_for("delivery.held", within=0.01)

@@ -52,5 +52,5 @@ def test_virtual_time_is_refused_with_what_to_use(amqp_url: str) -> None:
         async with AppTest(_shop(), broker=RabbitMQ(amqp_url)):
             raise AssertionError("expected a refusal")
 
-    with pytest.raises(RuntimeError, match="has a clock of its own: run this test without"):
+    with pytest.raises(RuntimeError, match="runs in real time: run this test without"):
         run_virtual(main())

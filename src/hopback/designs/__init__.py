@@ -76,7 +76,7 @@ _EVERY = (
                 ",".join(TIERS_MS),
                 f"{_DELAY}, separated by commas",
                 lambda text: tiers_of(names(text)),
-                "the waits; their names stand in the queues' names",
+                "the waits, whose names are part of the queue names",
                 argument="tiers_ms",
             ),
             DesignParameter(
@@ -84,7 +84,7 @@ _EVERY = (
                 ",".join(AUDIT_KEYS),
                 _NAMES,
                 names,
-                "what the audit's queue is bound by; # records everything",
+                "the binding keys of the audit queue (# records everything)",
                 argument="audit_keys",
             ),
         ),
@@ -107,7 +107,11 @@ _EVERY = (
         (
             DesignParameter("queue", "my-service.events", "a queue name", str, "the main queue"),
             DesignParameter(
-                "exchange", "ratatoskr.events", "an exchange name", str, "what feeds it"
+                "exchange",
+                "ratatoskr.events",
+                "an exchange name",
+                str,
+                "the exchange that feeds it",
             ),
             DesignParameter("routing_keys", "#", _NAMES, names, "the keys it is bound by"),
             DesignParameter(
@@ -123,7 +127,7 @@ _EVERY = (
     ),
     Design(
         "recommended",
-        "Hopback's own for new queues: any number of tiers, straight back, nothing lost",
+        "Hopback's design for new queues: any number of tiers, direct return, no losses",
         recommended,
         (
             DesignParameter("queue", "orders", "a queue name", str, "the main queue"),

@@ -1,4 +1,4 @@
-"""What the command knows of a design: its name, its parameters and how to build it."""
+"""A design as the command uses it: its name, parameters and factory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 class DesignParameter:
     """A parameter of a design, as given on the command line: `--param name=value`.
 
-    `parse` turns the text into a value and raises ValueError for what is no `expected`.
+    `parse` converts the text to a value. ValueError if the text is not `expected`.
     """
 
     name: str
@@ -37,7 +37,7 @@ class DesignParameter:
 
 @dataclass(frozen=True, slots=True)
 class CompletionEvent:
-    """The event by which a design tells that a re-drive has ended: where it goes, what it is called."""
+    """The event that a design publishes when a re-drive has ended: exchange, routing key and type."""
 
     exchange: str
     routing_key: str
@@ -46,14 +46,14 @@ class CompletionEvent:
 
 
 NO_COMPLETION: CompletionEvent | None = None
-"""Nothing is published when a re-drive ends."""
+"""A design without a completion event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A ready-made topology: one of the documented systems, or Hopback's own.
+    """A predefined topology: one of the documented systems, or Hopback's recommended one.
 
-    `stamps_redrives` writes the `x-redriven-…` headers to what is re-driven; `completion` is published
+    `stamps_redrives` writes the `x-redriven-…` headers to re-driven messages. `completion` is published
     when a re-drive has ended.
     """
 
@@ -62,14 +62,14 @@ class Design:
     factory: Callable[..., Topology]
     parameters: tuple[DesignParameter, ...] = ()
     documented: bool = True
-    """Whether it reproduces a documented system; Hopback's own design does not."""
+    """Whether it reproduces a documented system. Hopback's own design does not."""
     codes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The names by which the document logs events, to be given to `App`; see the table of events."""
+    """The document's names of logged events, an argument of `App`. See the table of events."""
     stamps_redrives: bool = False
     completion: CompletionEvent | None = NO_COMPLETION
 
     def build(self, params: Mapping[str, str] = _NO_PARAMS, hardened: bool = False) -> Topology:
-        """The topology for these parameters; InvalidTopology lists everything wrong with them."""
+        """Build the topology. InvalidTopology lists all invalid parameters."""
         values: dict[str, object] = {}
         problems = []
         known = [parameter.name for parameter in self.parameters]
@@ -96,7 +96,7 @@ def refuse(problems: Sequence[Problem], design: str) -> None:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """`a,b` as a tuple of names; ValueError if one of them is empty."""
+    """`a,b` as a tuple of names. ValueError if a name is empty."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(found):
         raise ValueError(f"expected names separated by commas, got {text!r}")
@@ -104,7 +104,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def whole_number(text: str) -> int:
-    """A decimal number without sign; ValueError for anything else."""
+    """Read a decimal number without sign. ValueError otherwise."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"expected a whole number, got {text!r}")
     return int(text)
@@ -116,17 +116,17 @@ def duration_ms(text: str) -> int:
 
 
 def delays_ms(text: str) -> tuple[int, ...]:
-    """`30s,5m` as milliseconds; ValueError if one of them is no duration."""
+    """`30s,5m` in milliseconds. ValueError if a part is not a duration."""
     return tuple(map(duration_ms, names(text)))
 
 
 def queue_type(text: str) -> QueueType:
-    """`quorum` or `classic`; ValueError for anything else."""
+    """`quorum` or `classic`. ValueError otherwise."""
     return QueueType(text)
 
 
 def name_problems(path: str, name: str, *, room: int = 0) -> Iterator[Problem]:
-    """What keeps `name` from naming a queue; `room` is what the design appends to it, in bytes."""
+    """Reasons why `name` cannot be a queue name. `room` is the length of the longest suffix in bytes."""
     longest = _LONGEST_NAME_BYTES - room
     if not name:
         yield Problem(path, "a name", "''")
@@ -137,12 +137,12 @@ def name_problems(path: str, name: str, *, room: int = 0) -> Iterator[Problem]:
 
 
 def delay_problems(path: str, delay_ms: int) -> Iterator[Problem]:
-    """What keeps `delay_ms` from being a waiting time."""
+    """Reasons why `delay_ms` cannot be a wait."""
     if not 1 <= delay_ms <= LONGEST_MS:
         yield Problem(path, f"1 to {LONGEST_MS} ms", f"{delay_ms} ms")
 
 
 def count_problems(path: str, count: int, *, least: int) -> Iterator[Problem]:
-    """What keeps `count` from being a number of attempts or retries."""
+    """Reasons why `count` cannot be a number of attempts or retries."""
     if count < least:
         yield Problem(path, f"at least {least}", str(count))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TIERS_MS = (30_000, 300_000, 1_800_000)
-"""How long a failed message waits when nothing else is said: 30 s, 5 min, 30 min."""
+"""Default waits of a failed message: 30 s, 5 min, 30 min."""
 
 _LONGEST_SUFFIX = ".retry.3650d23h59m59s999ms"
 
@@ -27,14 +27,14 @@ def recommended(
     routing_keys: Sequence[str] = ("#",),
     delivery_limit: int = DELIVERY_LIMIT,
 ) -> Topology:
-    """Hopback's own design; it reproduces no document, it avoids what they warn of.
+    """Hopback's own design, which avoids the hazards of the documented systems.
 
-    One quorum queue per waiting time (`{queue}.retry.30s`, …), one hop, straight back to the
-    queue that failed, and a dead-letter queue of its own, `{queue}.dlq`; everything is reached
-    through the default exchange. If `exchange` is named, that topic exchange feeds the queue.
+    Each wait has one quorum queue (`{queue}.retry.30s`, …), from which a message returns directly to
+    the queue in which it failed. The dead-letter queue is `{queue}.dlq`. All queues are reached through
+    the default exchange. If `exchange` is given, that topic exchange feeds the queue.
 
-    Guaranteed: no failed message is lost, whatever dies and when, and no retry reaches a consumer
-    that did not fail. There is no other form of it, so `hardened` makes no difference.
+    Guarantees: a failed message is not lost when a process, connection or node dies, and a retry
+    reaches only the queue in which the message failed. `hardened` has no effect.
     """
     problems = name_problems("params.queue", queue, room=len(_LONGEST_SUFFIX))
     refuse([*problems], "recommended")

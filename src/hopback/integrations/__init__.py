@@ -1,7 +1,7 @@
-"""Failure plans for consumers of other libraries: keep the framework, and lose nothing.
+"""Failure plans for consumers of other libraries, which keep their framework.
 
-Each module is a door of its own, and needs the library that it is named for:
-`hopback.integrations.faststream`, `.aio_pika`, `.pika` and `.celery`.
+Each module needs the library of its name: `hopback.integrations.faststream`, `.aio_pika`, `.pika` and
+`.celery`.
 """
 
 __all__: list[str] = []

@@ -114,8 +114,8 @@ class AioPikaPlans(PlannedQueues):
         """Call `queue.consume` with a callback under the plan. Returns the consumer tag."""
         if no_ack:
             raise UnsafeOperation(
-                f"queue {queue.name!r} is not consumed with no_ack=True: the broker forgets a message "
-                "when it has sent it, so there is nothing to retry or park. Leave no_ack out."
+                f"queue {queue.name!r} is not consumed with no_ack=True: the broker deletes a message "
+                "when it sends it, so a failed message could not be retried or parked. Leave no_ack out."
             )
         return await queue.consume(self.callback(queue.name, callback), **options)
 
@@ -151,8 +151,8 @@ class AioPikaPlans(PlannedQueues):
         """
         if message.processed:
             raise UnsafeOperation(
-                f"a message of queue {queue!r} was taken with no_ack=True, or is settled already: "
-                "there is nothing to retry or park"
+                f"a message of queue {queue!r} was taken with no_ack=True or is already settled: "
+                "it cannot be retried or parked"
             )
         taken = self.take(received(queue, message), self._endings.of(message))
         if taken is None:

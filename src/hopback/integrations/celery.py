@@ -1,4 +1,4 @@
-"""Failed tasks of Celery in a dead-letter queue, with the exception; and a check of the settings.
+"""Park failed Celery tasks in a dead-letter queue with the exception, and check the settings.
 
 ```python
 app = Celery("shop", broker="amqp://…")
@@ -6,9 +6,9 @@ app.conf.task_acks_late = True
 park_failed_tasks(app)
 ```
 
-A task that has failed for good is published into `QUEUE.dlq`, confirmed, and only then acked. Retries stay
-Celery's own. A worker whose tasks are acked before they run is refused at its start: there would be
-nothing left to park.
+A task that has finally failed is published to `QUEUE.dlq` with a confirm and acked afterwards. Retries
+remain Celery's. A worker whose tasks are acked before they run is refused at its start, because a failed
+task would have no message to park.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ with needs("celery", "hopback.integrations.celery"):
         WorkerLostError,
     )
     from celery.worker.request import Request  # type: ignore[import-untyped]
-with needs("celery", "hopback.integrations.celery"):  # in this order: what is missing is Celery
+with needs("celery", "hopback.integrations.celery"):  # last, so that the error names Celery
     from billiard.einfo import ExceptionWithTraceback  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ _PARKING: WeakKeyDictionary[Any, CeleryPlans] = WeakKeyDictionary()
 def park_failed_tasks(
     app: Any, queues: Iterable[str] | None = None, **options: Unpack[PlanOptions]
 ) -> CeleryPlans:
-    """Have the workers of an application park what has failed for good; before its tasks are declared.
+    """Let the workers of an application park finally failed tasks. Call it before tasks are declared.
 
-    `queues` limits it to some queues; the others fail as Celery has it. Called where the application
-    is made: producers are not changed by it, and connect to nothing.
+    `queues` limits it to some queues. Tasks of other queues fail as usual in Celery. Call it where the
+    application is created: it does not change producers and opens no connection in them.
     """
     plans = CeleryPlans(app, None if queues is None else tuple(queues), **options)
     _PARKING[app] = plans
@@ -90,7 +90,7 @@ class CeleryPlans:
         self._thread: LoopThread | None = None
 
     def start(self) -> None:
-        """Refuse what cannot be parked, connect, and declare the dead-letter queues."""
+        """Refuse unsuitable tasks, connect, and declare the dead-letter queues."""
         tasks = {
             name: task for name, task in self._app.tasks.items() if not name.startswith("celery.")
         }
@@ -104,7 +104,7 @@ class CeleryPlans:
         others = sorted(name for name, task in tasks.items() if task.Request != own)
         if others:
             raise UnsafeOperation(
-                f"failed tasks cannot be parked: {', '.join(others)} have a `Request` of their own. Call "
+                f"failed tasks cannot be parked: {', '.join(others)} have a custom `Request`. Call "
                 "park_failed_tasks(app) before they are declared, or derive it from ParkingRequest."
             )
         wanted = [*self._app.amqp.queues.consume_from] if self._queues is None else self._queues
@@ -127,7 +127,7 @@ class CeleryPlans:
             thread.stop()
 
     def park(self, message: Any, error: BaseException, trace: str) -> bool:
-        """Publish a failed task into the dead-letter queue; False if it must not be acked."""
+        """Publish a failed task to the dead-letter queue. Returns False if it must not be acked."""
         queue, thread = self.queue_of(message.delivery_info), self._thread
         if queue is None or thread is None:
             _LOG.error("a failed task cannot be parked: this worker was not started with its app")
@@ -152,7 +152,7 @@ class CeleryPlans:
         return await self._plans.conclude(taken, answer) is Settlement.ACK
 
     def queue_of(self, info: dict[str, Any]) -> str | None:
-        """The queue that a message was taken from, if it is one of ours: nothing says so by name."""
+        """The planned queue of a message, derived from exchange and routing key. Celery omits its name."""
         exchange, key = info.get("exchange") or "", info.get("routing_key") or ""
         planned = self._plans.planned
         if not exchange:
@@ -204,14 +204,14 @@ class ParkingRequest(Request):  # type: ignore[misc]
             self._failed = None
 
     def acknowledge(self) -> None:
-        """Ack; a failed one only when it is parked."""
+        """Ack the message. A failed task is parked first."""
         failed, self._failed = self._failed, None
         plans = self._parking()
         if failed is None or plans is None or plans.park(self.message, *failed):
             super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
-        """Give it back; a failed one that is not wanted back is parked and acked instead."""
+        """Requeue the message. A failed task that is not to be requeued is parked and acked instead."""
         failed, self._failed = self._failed, None
         plans = self._parking()
         if requeue or failed is None or plans is None:
@@ -220,7 +220,7 @@ class ParkingRequest(Request):  # type: ignore[misc]
             super().acknowledge()
 
     def _parking(self) -> CeleryPlans | None:
-        """Who parks it; None if it came by a queue whose failures are Celery's own affair."""
+        """The plans of the application. None if the queue has no plan or the message is acked."""
         plans = None if self.acknowledged else _PARKING.get(self.app)
         if plans is None or plans.queue_of(self.message.delivery_info) is None:
             return None
@@ -228,7 +228,7 @@ class ParkingRequest(Request):  # type: ignore[misc]
 
 
 class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Starts the plans with a worker, after its processes were forked; a refusal ends the start."""
+    """Starts the plans with a worker, after its processes were forked. An error ends the start."""
 
     requires = frozenset({"celery.worker.components:Pool"})
 
@@ -236,8 +236,8 @@ class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
         pool = type(parent.pool).__module__.rpartition(".")[2]
         if pool in ("eventlet", "gevent"):
             raise UnsafeOperation(
-                f"failed tasks cannot be parked by a worker with the pool {pool}: its threads are no "
-                "threads, and there is no other to publish from. Use prefork, threads or solo."
+                f"failed tasks cannot be parked by a worker with the pool {pool}: Hopback publishes from "
+                "a real thread, which this pool replaces. Use prefork, threads or solo."
             )
         _PARKING[parent.app].start()
 
@@ -246,7 +246,7 @@ class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _received(queue: str, message: Any) -> Received:
-    """A message of Kombu as a delivery of ours; its body as it came."""
+    """Convert a Kombu message to a Hopback delivery with the unchanged body."""
     said, info = message.properties, message.delivery_info
     body = message.body
     if isinstance(body, str):
@@ -278,11 +278,11 @@ def _received(queue: str, message: Any) -> Received:
 
 
 def _app_url(app: Any) -> str:
-    """Where an application's broker is, as a URL of ours."""
+    """The URL of the application's broker."""
     with app.connection_for_write() as connection:
         if connection.transport.driver_type != "amqp":
             raise UnsafeOperation(
-                f"failed tasks are parked in RabbitMQ; the broker is {connection.transport.driver_type}"
+                f"failed tasks are parked in RabbitMQ, but the broker is {connection.transport.driver_type}"
             )
         if connection.ssl:
             raise UnsafeOperation(

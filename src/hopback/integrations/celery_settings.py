@@ -32,7 +32,7 @@ CELERY_RULES: Mapping[str, str] = {
 """All rules with their descriptions."""
 
 _AMQP = ("amqp", "pyamqp", "amqps", "librabbitmq")
-_CONSUMER_TIMEOUT = "30 minutes unless the broker is told otherwise (`consumer_timeout`)"
+_CONSUMER_TIMEOUT = "30 minutes by default (`consumer_timeout`)"
 _MOST_NAMED = 5  # of tasks in a sentence: more are counted
 
 
@@ -88,9 +88,9 @@ def _tasks(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-acks-early",
             _those(app, "task_acks_late", early),
-            "A message is acked when a worker has taken it, before its task runs. What a worker holds "
-            "when it is killed, or when its machine goes, is lost.",
-            "Set `task_acks_late = True`; tasks may then run twice, so they have to bear that.",
+            "A message is acked when a worker takes it, before its task runs. If the worker or its "
+            "machine dies, the tasks that it holds are lost.",
+            "Set `task_acks_late = True`. Tasks may then run twice, so they must be idempotent.",
         )
     unheard = [name for name, task in late.items() if not task.reject_on_worker_lost]
     if unheard:
@@ -106,9 +106,9 @@ def _tasks(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-failure-acked",
             _those(app, "task_acks_on_failure_or_timeout", acked),
-            "A task that has failed for good is acked: of its message only a line in a log and perhaps "
-            "a result are left, and nothing that could be run again.",
-            "Call `hopback.integrations.celery.park_failed_tasks(app)`: failed tasks rest in a "
+            "A task that has finally failed is acked. Only a log line and perhaps a result remain, and "
+            "the task cannot be run again.",
+            "Call `hopback.integrations.celery.park_failed_tasks(app)`. It parks failed tasks in a "
             "dead-letter queue, with the exception.",
         )
     if late and app.conf.task_time_limit is None:
@@ -132,7 +132,7 @@ def _publishing(app: Any) -> Iterator[Finding]:
             "celery-publish-unconfirmed",
             "setting `broker_transport_options`",
             "`delay` and `apply_async` return before the broker has the message. If the connection "
-            "breaks or the node dies at that moment, the task is lost and nobody is told.",
+            "breaks or the node dies at that moment, the task is lost without an error.",
             'Set `broker_transport_options = {"confirm_publish": True}`.',
         )
 
@@ -170,8 +170,8 @@ def _queues(app: Any) -> Iterator[Finding]:
             yield _finding(
                 "celery-failure-deleted",
                 place,
-                f"Of {_named(rejects)} a failed one is rejected, and a queue without a dead-letter "
-                "exchange deletes what is rejected. (A policy may give it one: it is not seen here.)",
+                f"Failed tasks of {_named(rejects)} are rejected, and a queue without a dead-letter "
+                "exchange deletes rejected messages. (Policies are not considered here.)",
                 "Give the queue `x-dead-letter-exchange` and `x-dead-letter-routing-key`, or call "
                 "`hopback.integrations.celery.park_failed_tasks(app)`.",
                 Severity.ERROR,
@@ -197,8 +197,8 @@ def _delays(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-visibility",
             "setting `broker_url`",
-            f"The broker is {transport}: what is not acked within the visibility timeout ({seconds}) is "
-            "delivered again, also while it runs or waits for its eta.",
+            f"The broker is {transport}: tasks that are not acked within the visibility timeout ({seconds}) "
+            "are delivered again, even while they run or wait for their eta.",
             "Set `visibility_timeout` above the longest eta and the longest task, or use RabbitMQ.",
         )
         return
@@ -229,9 +229,9 @@ def _delays(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-delay-classic",
             "setting `broker_native_delayed_delivery_queue_type`",
-            "Tasks that wait move from queue to queue, and a classic queue moves at most once: what is "
-            "on its way when the node dies is lost.",
-            "Leave the setting out: the queues of delays are quorum queues then.",
+            "Delayed tasks move from queue to queue, and a classic queue moves messages at most once. "
+            "Messages in transit are lost when the node dies.",
+            "Remove the setting. Delay queues are then quorum queues.",
         )
 
 
@@ -241,7 +241,7 @@ def _content(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-pickle",
             "setting `accept_content`",
-            "A pickle can run anything when it is loaded: anybody who can publish to a queue can run code in "
-            "its workers. Nor can an operator see what is in it: Hopback loads no pickle.",
+            "A pickle can run any code when it is loaded: every user that can publish to a queue can run "
+            "code in its workers. Operators cannot see its content, because Hopback does not load pickles.",
             'Set `task_serializer = "json"` and `accept_content = ["json"]`.',
         )

@@ -49,16 +49,16 @@ _REFUSED = {
     AckPolicy.ACK_FIRST: "acks a message before its subscriber runs",
     AckPolicy.ACK: "acks a message though its subscriber has failed",
 }
-"""Policies that leave nothing to a plan, and why."""
+"""Ack policies that a plan cannot work with, and the reason."""
 
 _HOPELESS = Rule(ValidationError, Verdict.PARK)
-"""What no retry helps, unless a rule before it says otherwise: the payload is not what was asked for."""
+"""Invalid payloads are parked, unless an earlier rule matches: a retry does not change the payload."""
 
 
 class FastStreamPlans(PlannedQueues):
-    """Failure plans for queues that FastStream consumes. `start` and `close` are its app's hooks.
+    """Failure plans for queues that FastStream consumes. `start` and `close` are hooks of its app.
 
-    It publishes on a connection of its own, made by the settings of `broker`.
+    Publishes use a separate connection with the settings of `broker`.
     """
 
     _reports_failures = False  # FastStream logs every exception with its traceback
@@ -70,13 +70,13 @@ class FastStreamPlans(PlannedQueues):
         broker.insert_middleware(self)
 
     async def start(self) -> None:
-        """Refuse subscribers that leave nothing to a plan, connect, and declare what the plans need."""
+        """Refuse unsuitable ack policies, connect, and declare the plans' queues."""
         for subscriber in self._framework.subscribers:
             queue, policy = _queue_of(subscriber), subscriber.ack_policy
             if queue in self.planned and policy in _REFUSED:
                 raise UnsafeOperation(
                     f"the subscriber of queue {queue!r} has ack_policy {policy.name}, which "
-                    f"{_REFUSED[policy]}: its plan could keep nothing. Leave ack_policy out."
+                    f"{_REFUSED[policy]}: its failures could not be retried. Leave ack_policy out."
                 )
         connection = None if self._publish_to else await self._framework.connect()
         await self.begin(self._publish_to or connection_url(connection))  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ class FastStreamPlans(PlannedQueues):
         await self.close()
 
     def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
-        """The middleware of one message; FastStream asks for it."""
+        """Create the middleware of one message. Called by FastStream."""
         return _PlanMiddleware(msg, context=context, plans=self)
 
 
@@ -106,14 +106,14 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
     async def on_receive(self) -> None:
         """Take the message out of FastStream's hands."""
         subscriber = self.context.get_local("handler_")
-        # What the test broker of FastStream hands over has come from no broker.
+        # Messages of FastStream's test broker do not come from a broker.
         if type(self.msg) is not IncomingMessage or subscriber is None:
             return
         queue = _queue_of(subscriber)
         if queue not in self._plans.planned:
             return
         self._subscriber = subscriber
-        # FastStream does not settle a locked message; whatever fails from here on, it is not lost.
+        # FastStream does not settle a locked message, so a later error does not lose it.
         self.msg.lock()
         self._taken = self._plans.take(received(queue, self.msg), self._plans.endings.of(self.msg))
 
@@ -125,11 +125,11 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
             if copy is not None:
                 await settle(self.msg, copy)
                 return None
-            # What cannot be decoded is known before the subscriber runs; FastStream keeps what was.
+            # Decode before the subscriber runs. FastStream caches the result.
             try:
                 await msg.decode()
             except Exception:
-                self._stream_message = None  # as what could not be parsed
+                self._stream_message = None  # treated as a parse error
                 raise
         return await call_next(msg)
 
@@ -163,7 +163,7 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
             case RejectMessage():
                 return answer_to_reject(error.__context__)
             case None:
-                # What the subscriber said by `msg.ack()`, `msg.nack()` or `msg.reject()`, or by returning.
+                # The subscriber settled by `msg.ack()`, `msg.nack()` or `msg.reject()`, or returned.
                 match getattr(self._stream_message, "committed", None):
                     case AckStatus.NACKED:
                         return answer_to_requeue(None, ())
@@ -175,15 +175,15 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
                         )
                 return DONE
         if self._stream_message is None:
-            # Nothing was run: it could not be parsed or decoded, or no filter wanted it.
+            # The subscriber did not run: parsing or decoding failed, or no filter matched.
             made = answer_for(error)
             return made._replace(outcome=Park(reason_of(error)))
         return answer_for(error, rules)
 
     def _is_of_payload(self, error: BaseException) -> bool:
-        """Whether pydantic refused what the subscriber was to be called with: it names it as a model.
+        """Whether pydantic refused an argument of the subscriber: its error names the subscriber.
 
-        What the subscriber itself validates has another name, and may be right the next time.
+        An error of a validation inside the subscriber has another title. A retry may help then.
         """
         title = getattr(error, "title", None)
         return title is not None and title in {call.name for call in self._subscriber.calls}

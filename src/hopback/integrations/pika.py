@@ -129,9 +129,9 @@ class PikaPlans:
         """Call `channel.basic_consume` with a callback under the plan. Returns the consumer tag."""
         if auto_ack:
             raise UnsafeOperation(
-                f"queue {queue!r} is not consumed with auto_ack=True: the broker forgets a message "
-                "when it has sent it, so there is nothing to retry or park. Leave auto_ack out, and "
-                "ack at the end of the callback."
+                f"queue {queue!r} is not consumed with auto_ack=True: the broker deletes a message "
+                "when it sends it, so a failed message could not be retried or parked. Leave auto_ack out, "
+                "and ack at the end of the callback."
             )
         self.start()
         planned = self.callback(queue, on_message_callback)

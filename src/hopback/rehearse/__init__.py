@@ -1,6 +1,6 @@
-"""Rehearse an outage: what a topology does with a scenario of traffic and trouble.
+"""Rehearse an outage: the behaviour of a topology in a scenario of traffic and failures.
 
-Two engines answer the same question and are compared by tests: a fluid model, and the runtime on the
+Two engines compute the same forecast and are compared by tests: a fluid model, and the runtime on the
 embedded broker in virtual time.
 """
 

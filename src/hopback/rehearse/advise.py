@@ -222,11 +222,11 @@ def plan_text(proposal: Proposal) -> str:
     breaker = (
         ""
         if load.breaker is None
-        else f"; breaker {load.breaker.failures}, {_text(load.breaker.cool_down)}"
+        else f", breaker {load.breaker.failures}, {_text(load.breaker.cool_down)}"
         f" to {_text(load.breaker.longest_cool_down)}"
     )
     attempts = len(station.wait_after) + 1
-    return f"{waits}; {attempts} attempts; {load.processes}×{load.concurrency}{breaker}"
+    return f"{waits}, {attempts} attempts, {load.processes}×{load.concurrency}{breaker}"
 
 
 def decorator_line(proposal: Proposal) -> str:
@@ -273,14 +273,14 @@ def jitter_note(scenario: Scenario, goals: Sequence[Goal], today: Proposal) -> s
     spread_s = max(wait.delay_s for wait in today.station.waits)
     wait, outage = _text(spread_s), show_seconds(outage_s)
     if outage_s >= spread_s:
-        gain = f"which the outage of {outage} outlasts: as many would come back in a second"
+        gain = f"shorter than the outage of {outage}: as many would return per second"
     else:
         gain = (
-            f"longer than the outage of {outage}: {outage_s / spread_s:.0%} as many would come back"
-            " in a second"
+            f"longer than the outage of {outage}: {outage_s / spread_s:.0%} as many would return"
+            " per second"
         )
     return (
-        f"{note} ±50 % of {wait} would spread what comes back over {wait}, {gain}, and the last"
+        f"{note} ±50 % of {wait} would spread the returns over {wait}, {gain}, and the last"
         f" up to {_text(spread_s / 2)} later. A breaker keeps them in their queue instead."
     )
 

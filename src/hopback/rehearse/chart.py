@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Outage
 
-# Units of the drawing; a page scales it to the room that there is.
+# Units of the drawing. The page scales it to the available width.
 _WIDTH, _HEIGHT = 640, 168
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 38, 22
 """Room for the labels: of the upright axis, of the last time, of title and key, of times."""
 _GAP, _HEAD = 8, 34
-"""Between two charts of a file, and above the first ones, where its title stands."""
+"""Space between two charts of a file, and above the first ones for the title."""
 _KEY_LINE = 30
-"""Where the key to the lines stands, below the title."""
+"""Position of the key to the lines, below the title."""
 _NUMBER = 6.2
 """Width of a character of the key, about: SVG cannot measure text without a script."""
 _LABELS = 8
 """Times along the axis, at most: more would touch each other."""
 _MOST_QUEUES = 12
-"""Charts of queues: those that held most; a table has them all."""
+"""Maximum number of queue charts. The deepest queues are drawn. A table lists all of them."""
 _TIME_STEPS_S = (
     1,
     2,
@@ -52,7 +52,7 @@ _TIME_STEPS_S = (
     21_600,
     43_200,
 )
-"""Distances of labels that people count in; beyond, whole days."""
+"""Round distances between labels in seconds. Beyond these, whole days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves that share an axis. `filled` shades the first one; `show` writes a value of the axis."""
+    """Curves that share an axis. `filled` shades the first one. `show` formats a value of the axis."""
 
     title: str
     lines: tuple[ChartLine, ...]
@@ -94,13 +94,13 @@ class Chart:
 
 @cache
 def chart_css() -> str:
-    """The rules for the classes of a chart; the colours they name are those of the admin page."""
+    """The rules for the classes of a chart. Their colours are those of the admin page."""
     return files("hopback.rehearse").joinpath("chart.css").read_text(encoding="utf-8")
 
 
 @cache
 def page_css() -> str:
-    """The colours of the admin page, light and dark, and the few rules that a page of ours needs."""
+    """The colours of the admin page, light and dark, and the few rules of a rehearsal page."""
     return files("hopback.rehearse").joinpath("page.css").read_text(encoding="utf-8")
 
 
@@ -241,7 +241,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def braille_chart(values: Sequence[float], *, width: int, height: int, top: float) -> list[str]:
-    """Lines of characters: the area under a curve, resampled to the width; `top` is its full height."""
+    """The area under a curve in lines of braille characters, resampled to the width. `top` is the maximum."""
     columns, rows = width * 2, height * 4
     cells = [[0] * width for _ in range(height)]
     for column in range(columns):
@@ -251,7 +251,7 @@ def braille_chart(values: Sequence[float], *, width: int, height: int, top: floa
         value = max(values[begin:end])
         filled = 0 if top <= 0 else round(value / top * rows)
         if value > 0:
-            filled = max(1, filled)  # what is there is shown, however little
+            filled = max(1, filled)  # a value above zero is always visible
         for dot in range(min(filled, rows)):
             row = rows - 1 - dot
             cells[row // 4][column // 2] |= _DOTS[row % 4][column % 2]

@@ -95,7 +95,7 @@ def _track(flow: Flow, times: tuple[float, ...], ages: bool) -> Track:
 
 
 def _standing(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
-    """What a retry queue holds: what went in, less what had gone in one wait earlier."""
+    """The depth of a retry queue: entered messages, less those that had entered one wait earlier."""
     delay = flow.station.waits[place].delay_s
     earlier = [moment - delay for moment in times]
     standing = [0.0] * len(times)
@@ -109,7 +109,7 @@ def _standing(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
 
 
 def _fullest(flow: Flow, place: int) -> tuple[float, float]:
-    """The most that a retry queue holds, and when: at a corner of a curve of what went in."""
+    """The maximum depth of a retry queue and its time, which is at a corner of a curve of entries."""
     corners = {0.0}
     for entered, of in zip(flow.entered, flow.station.wait_after, strict=True):
         if of == place:
@@ -119,29 +119,29 @@ def _fullest(flow: Flow, place: int) -> tuple[float, float]:
 
 
 def _oldest(flow: Flow, now: float) -> float:
-    """How long ago the oldest message that is neither done nor parked was published.
+    """Age of the oldest message that is neither done nor parked.
 
-    Everything is first in, first out. So what a consumer takes at a moment came in when the head of that
-    moment did, what comes back had failed one wait earlier, and the birth of what stands at any place
-    follows from the curves alone. Half a message counts as one.
+    All queues are first in, first out. A message taken at a moment therefore entered with the head of
+    that moment, and a message that returns failed one wait earlier. The publish time of a message at any
+    place follows from the curves alone. Half a message counts as one.
     """
     station = flow.station
     run_s, wait = station.load.handler_s, flow.log.wait
     delays = [station.waits[place].delay_s for place in station.wait_after]
 
     def came_in(taken: float) -> float:
-        """When what was taken at a moment had come into the queue."""
+        """When a message that was taken at a moment entered the queue."""
         return max(0.0, taken - wait.at(taken))
 
     def birth(failures: int, came: float) -> float:
-        """When what came into the queue then, after so many failures, was published."""
+        """When a message that entered the queue at `came` after these failures was published."""
         while failures:
             failures -= 1
             came = came_in(came - delays[failures] - run_s)
         return came
 
     oldest = now
-    since = came_in(now - run_s)  # what has come in since then waits, or is in hand
+    since = came_in(now - run_s)  # messages that entered later are waiting or being handled
     first = flow.log.arrived.when(flow.log.arrived.at(since) + 0.5)
     oldest = min(oldest, first)
     for failure, entered in enumerate(flow.entered):

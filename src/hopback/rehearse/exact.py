@@ -1,7 +1,7 @@
 """The exact engine: every message on the embedded broker, handled by the runtime, in virtual time.
 
-What is real: topology, routing, time to live, dead-lettering, prefetch, consumers, settlement, counts,
-breakers. What is simulated: the handler, which takes its time and fails as the scenario says.
+Topology, routing, time to live, dead-lettering, prefetch, consumers, settlement, counts and breakers are
+real. Only the handler is simulated: it takes its time and fails as the scenario specifies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FAILED = Retry("rehearsed failure")
 _POISON = b"poison"
 _PLAIN = b"plain"
 _WATCH_S = 600.0
-"""Services ask the broker about their consumers; more often than this is only work."""
+"""Interval in which services check their consumers. A shorter one only costs time."""
 _AT_ONCE = 1e-4
 """How soon a re-drive looks again at a dead-letter queue that seems empty."""
 
@@ -49,29 +49,29 @@ def rehearse_exact(
     *,
     progress: Callable[[float], object] | None = None,
 ) -> Forecast:
-    """What the embedded broker and the runtime do. Not to be called from a coroutine.
+    """Forecast by the embedded broker and the runtime. Not to be called from a coroutine.
 
-    `progress` is told now and then which part of the time has passed, from 0 to 1.
+    `progress` is called from time to time with the elapsed share of the time, from 0 to 1.
     """
     stations = stations_of(topology, scenario)
     run = _Run(topology, scenario, stations, progress)
-    # The clock begins at 0: what a float keeps of 1970 would blur the times of single messages.
+    # The clock begins at 0: seconds since 1970 leave a float too few digits for single messages.
     run_virtual(run.run_to_the_end(), start=0.0)
     tracks = [counter.track() for counter in run.counters]
     return forecast_of("exact", topology, scenario, tracks)
 
 
 class _Nobody:
-    """The far end of a channel on which nothing is said to anybody."""
+    """The receiver of a channel whose events are not used."""
 
     def deliver(self, taken: Taken) -> None:
-        """Taken away by the consumers of a queue that is not rehearsed."""
+        """Discard a message of a queue that is not rehearsed."""
 
     def cancelled(self, tag: str) -> None:
-        """Nothing is consumed here."""
+        """Ignore the end of a consumer."""
 
     def closed(self, refusal: Refusal) -> None:
-        """What was refused is counted where it was published."""
+        """Ignore a refusal, which is counted by the publisher."""
 
 
 class _Counter:
@@ -95,7 +95,7 @@ class _Counter:
         self.copied_by: list[tuple[_Counter, int]] = []
         """Stations whose returns bring copies here, with the place of their retry queue."""
         self._alive: OrderedDict[bytes, float] = OrderedDict()
-        """Body → when it was published or re-driven, of what is neither done nor parked."""
+        """Body → time of publish or re-drive, for messages that are neither done nor parked."""
         self._rows: list[tuple[float, ...]] = []
         self._waits: list[list[int]] = [[] for _ in station.waits]
         self._numbers: list[int] = []
@@ -106,7 +106,7 @@ class _Counter:
         self._alive[body] = now
 
     def gone(self, body: bytes) -> None:
-        """It is done or parked; what only a returning copy brought was never known."""
+        """The message is done or parked. A returned copy may be unknown."""
         self._alive.pop(body, None)
 
     def look(self, name: str, now: float) -> None:
@@ -132,7 +132,7 @@ class _Counter:
         for place, wait in enumerate(station.waits):
             self._waits[place].append(self.standing(wait.queue))
         copied = self.copied + sum(other.returned(place) for other, place in self.copied_by)
-        # Nobody tells which messages a full queue has dropped: then only its head is known.
+        # The messages that a full queue dropped are unknown, so only its head is known.
         dropping = station.max_length is not None and station.drops_head
         oldest = max(0.0, now - next(iter(self._alive.values()), now))
         self._rows.append(
@@ -152,10 +152,10 @@ class _Counter:
         )
 
     def _head_wait(self, now: float) -> float:
-        """How long the foremost ready message has been in the queue.
+        """How long the first ready message has been in the queue.
 
-        Copies are numbered as they come in, so the number tells when: the time is known as exactly
-        as the samples are apart, and between them on a straight line.
+        Copies are numbered in order of arrival, so the number determines the time of arrival. The time is
+        interpolated between two samples.
         """
         head = self._broker.node.queues[self.station.queue].ready.head()
         if head is None:
@@ -230,7 +230,7 @@ class _Run:
                 for queue in (each for each in wait.copies if each in by_queue):
                     by_queue[queue].copied_by.append((counter, place))
         channel = self._broker.node.connect("others").open_channel(_Nobody())
-        # Queues that get copies and are not rehearsed: somebody else takes those.
+        # Other consumers take the messages of queues that receive copies and are not rehearsed.
         stations = [counter.station for counter in self.counters]
         found = {queue for station in stations for queue in station.copies}
         found |= {queue for one in stations for wait in one.waits for queue in wait.copies}
@@ -276,7 +276,7 @@ class _Run:
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self, number: int) -> None:
-        """Start process `number` with the handlers of all queues that have so many."""
+        """Start process `number` with the handlers of all queues that have more processes than that."""
         app = App(self._topology.name, topology=self._topology)
         for counter in self.counters:
             load = counter.station.load
@@ -310,7 +310,7 @@ class _Run:
     def _handler(
         self, counter: _Counter, number: int
     ) -> Callable[[bytes, Context], Coroutine[object, object, Retry | None]]:
-        """A handler that takes its time and fails as the scenario says."""
+        """A handler that takes its time and fails as the scenario specifies."""
         station = counter.station
         load = station.load
         chance = random.Random(f"{self._scenario.seed}/{load.queue}/{number}").random
@@ -356,7 +356,7 @@ class _Run:
         return run
 
     async def _crash(self, crash: Crash, station: Station, begin: float) -> None:
-        """Kill processes: what they held goes back to the queues, and after a while they are back."""
+        """Kill processes, which requeues their unsettled deliveries, and restart them later."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, begin + crash.start_s - loop.time()))
         numbers = [
@@ -371,7 +371,7 @@ class _Run:
             await self._start(number)
 
     async def _feed(self, counter: _Counter, begin: float) -> None:
-        """Publish what the load says, each message at its moment."""
+        """Publish the messages of the load, each at its time."""
         station, scenario = counter.station, self._scenario
         loop = asyncio.get_running_loop()
         chance = random.Random(f"{scenario.seed}/{station.queue}").random

@@ -1,5 +1,5 @@
-"""What is worth knowing about a forecast, in the manner of `hopback topology check`: with a reason
-and, where a change would help, the number that it would change.
+"""Findings about a forecast, in the form of `hopback topology check`: each has a reason and, if a change
+helps, the effect of the change as a number.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 _FURTHER_TIERS_S = (600, 1800, 3600, 7200, 14_400, 28_800, 86_400)
-"""Waits that people choose; the shortest that helps is named."""
+"""Usual waits in seconds. The shortest one that helps is proposed."""
 _NOTABLE = 1.05
 """A plan is short of capacity, or loses messages to an outage, from five in a hundred on."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedFinding(Finding):
-    """A finding of a rehearsal, and when it shows; None if it holds all the time."""
+    """A finding of a rehearsal and its time, None if it holds all the time."""
 
     at_s: float | None = None
 
 
 def findings_of(topology: Topology, forecast: Forecast) -> tuple[TimedFinding, ...]:
-    """Everything worth saying, gravest first. What would help is tried out with the fluid model."""
+    """All findings, most severe first. Changes are tried out with the fluid model."""
     found: list[TimedFinding] = []
     for course in forecast.stations:
         for rule in _RULES:
@@ -72,7 +72,7 @@ def findings_of(topology: Topology, forecast: Forecast) -> tuple[TimedFinding, .
 
 
 def demand_of(station: Station, rate: float) -> float:
-    """Runs per second that so many messages need when nothing is wrong: first runs and retries."""
+    """Runs per second that a message rate needs without an outage: first runs and retries."""
     load = station.load
     ordinary = poison = 0.0
     share = 1 - load.poison
@@ -104,7 +104,7 @@ def _attempts(
     outage = max(station.outages, key=lambda one: one.length_s)
     parked = course.dead_letters - without
     first = course.first_dead_letter_s
-    # Some are parked by chance, before and after: then the first of all says nothing of the outage.
+    # Some are parked by chance, so the first dead letter is not due to the outage.
     by_outage = first is not None and without < 1
     since = (
         f", the first {show_seconds(first - outage.start_s)} into it" if by_outage and first else ""
@@ -121,7 +121,7 @@ def _attempts(
 
 
 def _dead_letters(topology: Topology, forecast: Forecast, station: Station) -> float:
-    """Dead letters of a station that is a little different; the others are left aside."""
+    """Dead letters of a changed station. The other stations are ignored."""
     return forecast_stations(topology, forecast.scenario, (station,)).dead_letters
 
 
@@ -169,15 +169,15 @@ def _overload(
             course.queue,
             f"{show_rate(load.top_rate)} need {show_rate(needed)} runs, and {load.processes}×"
             f"{load.concurrency} consumers of {show_seconds(load.handler_s)} do"
-            f" {show_rate(capacity)}: the queue grows even when nothing is wrong.",
-            f"At least {load.processes}×{slots} are needed; {load.processes}×{math.ceil(slots * 1.3)}"
-            " leave room to recover.",
+            f" {show_rate(capacity)}: the queue grows even without an outage.",
+            f"At least {load.processes}×{slots} are needed. {load.processes}×{math.ceil(slots * 1.3)}"
+            " have reserves to recover.",
             max(load.rates, key=lambda step: step.rate).at_s,
         )
 
 
 def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[TimedFinding]:
-    """Returns that are more than the consumers can take beside what is new."""
+    """Returns that, together with new messages, exceed the capacity of the consumers."""
     del topology
     station = course.station
     times = forecast.times
@@ -198,12 +198,12 @@ def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iter
         "herd",
         Severity.WARNING,
         course.queue,
-        f"retries come back at up to {show_rate(course.returns[worst])} beside"
-        f" {show_rate(course.arrivals[worst])} that are new, {inflow / new:.1f} times the arrival"
+        f"retries return at up to {show_rate(course.returns[worst])} in addition to"
+        f" {show_rate(course.arrivals[worst])} new messages, {inflow / new:.1f} times the arrival"
         f" rate, at {show_seconds(times[worst])}: capacity is short by"
         f" {1 - capacity / inflow:.0%}, for {show_seconds(span)} in all.",
         f"{station.load.processes}×{math.ceil(station.load.concurrency * inflow / capacity)} consumers"
-        " would take them as they come; a breaker keeps them from piling up.",
+        " would handle them as they arrive. A breaker prevents that they accumulate.",
         times[worst],
     )
 
@@ -231,10 +231,10 @@ def _recovery(
         "recovery",
         Severity.INFO,
         course.queue,
-        f"all is as usual {show_seconds(after)} after the end of the trouble; the longest wait in the"
-        f" queue was {show_seconds(max(course.wait_s))}, the oldest message was"
+        f"all queues are back to normal {show_seconds(after)} after the last failure. The longest wait in"
+        f" the queue was {show_seconds(max(course.wait_s))}, the oldest message was"
         f" {show_seconds(max(course.oldest_s))} old.",
-        "The longest tier is what most of it is made of."
+        "The longest tier makes up most of this time."
         if course.station.waits and after > max(one.delay_s for one in course.station.waits) * 0.8
         else "More consumers shorten it.",
         course.recovered_s,
@@ -264,7 +264,7 @@ def _dependency(
         "dependency-load",
         Severity.WARNING if grave else Severity.INFO,
         course.queue,
-        f"what is down is asked {show_count(hit)} times in vain, up to {show_rate(peak)}.",
+        f"the failed dependency is called {show_count(hit)} times in vain, up to {show_rate(peak)}.",
         fix,
         station.outages[0].start_s,
     )
@@ -296,7 +296,7 @@ def _limits(
             course.queue,
             f"max-length {limit:,} is reached after {show_seconds(full)}: publishers are refused"
             f" {show_count(course.refused)} messages.",
-            "Raise the limit, or let producers keep what is refused (the outbox does).",
+            "Raise the limit, or let producers keep refused messages, as the outbox does.",
             full,
         )
     if course.dropped >= 1:

@@ -1,4 +1,4 @@
-"""What an engine foretells: curves of every queue, totals of every station, and their one JSON form."""
+"""The forecast of an engine: curves of every queue, totals of every station, and their JSON form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Cumulative:
-    """Corners of a curve, in the order of time; it begins at 0, 0 and ends as it last was."""
+    """Corners of a curve in order of time. It begins at 0, 0 and keeps its last value."""
 
     __slots__ = ("moments", "values")
 
@@ -46,7 +46,7 @@ class Cumulative:
         self.to(end, value)
 
     def to(self, moment: float, value: float) -> None:
-        """Go straight to a value; a corner on a straight line is left out."""
+        """Draw a straight line to a value. A corner on a straight line is left out."""
         moments, values = self.moments, self.values
         if len(moments) > 1 and values[-1] == value == values[-2]:
             moments[-1] = moment
@@ -58,7 +58,7 @@ class Cumulative:
         return self.sampled((moment,))[0]
 
     def when(self, value: float) -> float:
-        """When it first reaches a value, of a curve that never falls; infinity if it does not."""
+        """When a curve that never falls first reaches a value, or infinity."""
         moments, values = self.moments, self.values
         place = bisect_left(values, value)
         if place == len(values):
@@ -70,7 +70,7 @@ class Cumulative:
         return begin + (end - begin) * (value - low) / (high - low)
 
     def sampled(self, times: Sequence[float]) -> list[float]:
-        """The values at these moments; of a jump, the later one."""
+        """The values at these moments. At a jump, the later value."""
         moments, values = self.moments, self.values
         most = len(moments) - 1
         found = []
@@ -88,7 +88,7 @@ class Cumulative:
 
 
 def differences(values: Sequence[float], times: Sequence[float]) -> tuple[float, ...]:
-    """Growth per second before each moment; the first is that of the second."""
+    """Growth per second before each moment. The first value repeats the second."""
     steps = [
         (after - before) / (end - begin)
         for before, after, begin, end in zip(values, values[1:], times, times[1:], strict=False)
@@ -97,8 +97,8 @@ def differences(values: Sequence[float], times: Sequence[float]) -> tuple[float,
 
 
 class Storage(NamedTuple):
-    """Bytes of memory and of disk for one message that waits; `logged` is memory beyond that for as
-    long as the message stands in the write-ahead log of quorum queues."""
+    """Bytes of memory and of disk for one waiting message. `logged` is additional memory while the
+    message is in the write-ahead log of quorum queues."""
 
     memory: float
     disk: float
@@ -106,8 +106,8 @@ class Storage(NamedTuple):
 
 
 LOG_BYTES = 512 * 1024 * 1024
-"""RabbitMQ's `raft.wal_max_size_bytes`: a log that is full is written to the queues' own files, and what
-it held leaves the memory. All quorum queues of a node share it."""
+"""RabbitMQ's `raft.wal_max_size_bytes`. A full log is written to the files of the queues and removed from
+memory. All quorum queues of a node share it."""
 
 BYTES_EACH: dict[str, tuple[tuple[BrokerVersion, tuple[tuple[int, Storage], ...]], ...]] = {
     "classic": (
@@ -152,7 +152,7 @@ BYTES_EACH: dict[str, tuple[tuple[BrokerVersion, tuple[tuple[int, Storage], ...]
 
 
 def storage_of(queue_type: str, size: int, version: BrokerVersion) -> Storage:
-    """Bytes per message of this size; a version older than all that were measured counts as the oldest."""
+    """Bytes per message of this size. Versions before the oldest measured one count as that one."""
     measured = BYTES_EACH.get(queue_type, BYTES_EACH["quorum"])
     rows = next((rows for since, rows in reversed(measured) if since <= version), measured[0][1])
     low, high = next((pair for pair in pairwise(rows) if size <= pair[1][0]), (rows[-2], rows[-1]))
@@ -169,7 +169,7 @@ _NOISE = 3.0
 
 @dataclass(slots=True)
 class Track:
-    """What an engine hands over of a station, at the sample times; counts are cumulative."""
+    """An engine's samples of a station. Counts are cumulative."""
 
     station: Station
     arrived: Sequence[float]
@@ -212,11 +212,11 @@ class QueueCourse:
 
 @dataclass(frozen=True, slots=True)
 class StationCourse:
-    """What happens at one consumed queue: rates per second, ages, and the totals.
+    """The course of one consumed queue: rates per second, ages and totals.
 
-    `wait_s` is how long the foremost message of the queue has stood in it, `oldest_s` how long ago the
-    oldest message that is neither done nor parked was published, wherever it waits: in the queue, in
-    hand, or for a retry. A re-drive counts as a new message.
+    `wait_s` is how long the first message of the queue has been in it. `oldest_s` is the age of the oldest
+    message that is neither done nor parked, whether it is in the queue, in a handler or waiting for a
+    retry. A re-drive counts as a new message.
     """
 
     station: Station = field(repr=False)
@@ -270,7 +270,7 @@ class Forecast:
 
     @property
     def recovered_s(self) -> float | None:
-        """When every queue was as usual again; None if one was not by the end."""
+        """When all queues were back to normal. None if one was not by the end."""
         moments = [one.recovered_s for one in self.stations]
         known = [moment for moment in moments if moment is not None]
         return max(known) if len(known) == len(moments) else None
@@ -283,7 +283,7 @@ class Forecast:
         return max(0.0, self.recovered_s - self.scenario.last_trouble_s)
 
     def queue(self, name: str) -> QueueCourse:
-        """The course of a queue; KeyError if it is not part of this."""
+        """The course of a queue. KeyError if it is not part of the forecast."""
         found = next((one for one in self.queues if one.queue == name), None)
         if found is None:
             raise KeyError(
@@ -326,7 +326,7 @@ def forecast_of(
         )
         for name, depth in depths.items()
     )
-    # What waits, and on top of it what of that the log of the quorum queues can hold.
+    # Waiting messages, and in addition those that are still in the log of the quorum queues.
     logged = [queue for queue in queues if queue.logged_each]
     memory = []
     for place in range(len(times)):
@@ -403,7 +403,7 @@ def _station_course(track: Track, scenario: Scenario, times: tuple[float, ...]) 
 
 
 def usual_retrying(station: Station, rate: float) -> float:
-    """How many messages wait for a retry when nothing is wrong: each class's rate times its wait."""
+    """Messages that wait for a retry without an outage: the rate of each class times its wait."""
     load, level = station.load, 0.0
     failing = 1 - load.poison
     for place in station.wait_after:
@@ -415,7 +415,7 @@ def usual_retrying(station: Station, rate: float) -> float:
 def _recovered(
     track: Track, retrying: tuple[float, ...], scenario: Scenario, times: tuple[float, ...]
 ) -> float | None:
-    """The sample from which on the queue and its retries are as usual; None if the end is not."""
+    """The first sample from which on the queue and its retries are normal. None if the end is not."""
     station, load = track.station, track.station.load
     most_depth, most_retrying = max(track.depth), max(retrying)
     recovered: float | None = None

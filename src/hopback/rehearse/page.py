@@ -1,4 +1,4 @@
-"""A rehearsal as one HTML file: nothing to load, no script, and a policy that forbids both."""
+"""A rehearsal as one HTML file without scripts or external resources. Its policy forbids both."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hopback.rehearse.forecast import Forecast
 
 _MOST_NAMED = 3
-"""Queues in a title; the tables have them all."""
+"""Maximum number of queues in a title. The tables list all of them."""
 
 
 def title_of(forecast: Forecast) -> str:
-    """What was rehearsed, in one line."""
+    """The rehearsal in one line."""
     scenario = forecast.scenario
     outages = "".join(
         f", outage of {show_seconds(one.length_s)} at {show_seconds(one.start_s)}"
@@ -37,7 +37,7 @@ def title_of(forecast: Forecast) -> str:
 
 
 def facts_of(forecast: Forecast) -> tuple[tuple[str, str], ...]:
-    """The answers in short: what is asked, and the number."""
+    """The main results: label and value."""
     first, recovery = forecast.first_dead_letter_s, forecast.recovery_s
     deepest = max(forecast.queues, key=lambda one: one.peak)
     hits = [load_while_down(forecast, course) for course in forecast.stations]
@@ -47,11 +47,11 @@ def facts_of(forecast: Forecast) -> tuple[tuple[str, str], ...]:
     return (
         ("Dead letters", show_count(forecast.dead_letters)),
         ("First dead letter after", "never" if first is None else show_seconds(first)),
-        ("Recovered after the trouble", "not yet" if recovery is None else show_seconds(recovery)),
+        ("Time to recover", "not yet" if recovery is None else show_seconds(recovery)),
         ("Deepest queue", f"{show_count(deepest.peak)} in {deepest.queue}"),
         ("Waiting for a retry, at most", show_count(retrying)),
         ("Oldest message", show_seconds(max(max(one.oldest_s) for one in forecast.stations))),
-        ("Asked in vain while down", f"{show_count(asked)}, up to {show_rate(peak)}"),
+        ("Calls during outages", f"{show_count(asked)}, up to {show_rate(peak)}"),
         ("Returning, at most", show_rate(max(max(one.returns) for one in forecast.stations))),
         ("Memory of waiting messages", show_bytes(max(forecast.memory))),
         ("Disk of waiting messages", show_bytes(max(forecast.disk))),
@@ -71,7 +71,7 @@ def html_page(forecast: Forecast, findings: Sequence[TimedFinding]) -> str:
     listed = "".join(
         f'<li><p><span class="severity severity-{one.severity}">{one.severity}</span>'
         f' <span class="name">{_text(one.place)}</span> <span class="quiet">{_text(one.rule)}</span></p>'
-        f"<p>{_text(one.explanation)}</p><p><b>What to do:</b> {_text(one.fix)}</p></li>"
+        f"<p>{_text(one.explanation)}</p><p><b>Remedy:</b> {_text(one.fix)}</p></li>"
         for one in findings
     )
     charts = "".join(
@@ -104,7 +104,7 @@ def html_page(forecast: Forecast, findings: Sequence[TimedFinding]) -> str:
         f'<meta name="color-scheme" content="light dark">\n<title>{title}</title>\n<style>{style}</style>\n'
         f"</head>\n<body>\n<main>\n<h1>{title}</h1>\n"
         f'<p class="quiet">Rehearsed by Hopback on RabbitMQ {forecast.scenario.version},'
-        f" seed {forecast.scenario.seed}. Outages are shaded; numbers in charts are those of findings.</p>\n"
+        f" seed {forecast.scenario.seed}. Outages are shaded. Numbers in charts refer to findings.</p>\n"
         f'<dl class="facts">{facts}</dl>\n'
         f'<h2>Findings</h2>\n<ol class="findings">{listed}</ol>\n'
         f'<h2>Over time</h2>\n<div class="charts">{charts}</div>\n'

@@ -1,4 +1,4 @@
-"""Rates, shares, sizes and times as people write them: `500/s`, `5%`, `1KiB`, `40ms±20ms`, `4×10`."""
+"""Rates, shares, sizes and times with units: `500/s`, `5%`, `1KiB`, `40ms±20ms`, `4×10`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def parse_seconds(value: str | int) -> float:
 
 
 def parse_spread(value: str | int) -> tuple[float, float]:
-    """Mean and half width in seconds from `40ms±20ms`; a plain duration has no spread."""
+    """Mean and half width in seconds from `40ms±20ms`. A plain duration has no spread."""
     if not isinstance(value, str):
         return parse_seconds(value), 0.0
     mean, sign, around = value.replace("+-", "±").partition("±")
@@ -61,7 +61,7 @@ def parse_spread(value: str | int) -> tuple[float, float]:
 
 
 def parse_consumers(value: str | int) -> tuple[int, int]:
-    """Processes and how many handlers each runs at once, from `4×10`; `10` is one process."""
+    """Number of processes and of concurrent handlers in each, from `4×10`. `10` is one process."""
     text = str(value).strip().lower().replace("x", "×")
     parts = text.split("×") if "×" in text else ["1", text]
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit()]
@@ -87,7 +87,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_rate(rate: float) -> str:
-    """`500/s`, with digits only where they tell something."""
+    """`500/s`, with decimals only if they are significant."""
     if rate >= 100 or rate == round(rate):
         return f"{rate:,.0f}/s"
     return f"{rate:.1f}/s" if rate >= 1 else f"{rate:.2g}/s"

@@ -1,4 +1,4 @@
-"""What is rehearsed: the traffic of each queue, and what goes wrong when; as values, and as a TOML file."""
+"""A scenario: the traffic of each queue and the failures over time, as values and as a TOML file."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class RateStep:
 class Load:
     """The traffic of one queue and the consumers that meet it.
 
-    `rates` are messages per second published so that they reach the queue; what its exchange copies
-    to other queues arrives there as well. `fail` is the share of runs that fail by chance, `poison`
+    `rates` are messages per second published to the queue. Copies that its exchange routes to other
+    queues arrive there as well. `fail` is the share of runs that fail by chance, `poison`
     the share of messages whose every run fails. A run takes `handler_s` seconds, more or less up to
-    `spread_s`. `processes` consumers run `concurrency` handlers each. `dependency` names what the
-    handler needs, for outages that hit several queues.
+    `spread_s`. `processes` consumers run `concurrency` handlers each. `dependency` is a name shared by
+    handlers that fail in the same outage.
     """
 
     queue: str
@@ -99,7 +99,7 @@ class Load:
 
     @property
     def slots(self) -> int:
-        """Handlers that run at once, in all processes; a small prefetch leaves some idle."""
+        """Concurrent handlers of all processes. A small prefetch leaves some idle."""
         return self.processes * min(self.concurrency, self.window)
 
 
@@ -180,7 +180,7 @@ class Scenario:
             raise InvalidTopology(found, where=self.name)
 
     def _conditions(self) -> list[tuple[str, bool, str, str]]:
-        """Path, whether it holds, what is expected, what was given."""
+        """Path, whether the condition holds, the expected and the given value."""
         queues = [load.queue for load in self.loads]
         twice = sorted({queue for queue in queues if queues.count(queue) > 1})
         known = {*queues, *(load.dependency for load in self.loads)} - {""}
@@ -263,10 +263,10 @@ def read_scenario(
     profile: Callable[[str], str] | None = None,
     live: Callable[[str], float] | None = None,
 ) -> Scenario:
-    """The scenario in a TOML file; InvalidTopology lists everything wrong, each with its path.
+    """Read a scenario from TOML. InvalidTopology lists all problems with their paths.
 
-    `profile` reads a CSV file that the scenario names, relative to its own place. `live` tells the rate
-    of a queue whose `rate` is "live".
+    `profile` reads a CSV file named in the scenario, relative to the scenario file. `live` returns the
+    rate of a queue whose `rate` is "live".
     """
     import tomllib
 
@@ -298,7 +298,7 @@ def read_scenario(
 
 
 def read_profile(text: str) -> tuple[RateStep, ...]:
-    """A recorded profile: rows of seconds (or a duration) and a rate; a header is passed over."""
+    """Read a recorded profile: rows of seconds (or a duration) and a rate. A header row is skipped."""
     steps: list[RateStep] = []
     for number, line in enumerate(text.splitlines()):
         cells = [cell.strip() for cell in line.replace(";", ",").split(",")]
@@ -320,7 +320,7 @@ def read_profile(text: str) -> tuple[RateStep, ...]:
 
 
 def _read(place: Located, parse: Callable[..., T], otherwise: T) -> T:
-    """A value by a parser that says what it expected."""
+    """Read a value by a parser whose ValueError gives the expected form."""
     try:
         return parse(place.value)
     except (ValueError, AttributeError, TypeError) as error:

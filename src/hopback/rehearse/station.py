@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 _AFTERWARDS_S = 1800.0
-"""A rehearsal goes on for half an hour after the last retry of an outage: queues need time to empty."""
+"""A rehearsal continues for half an hour after the last retry of an outage, so that queues can drain."""
 _STEP_S = 300.0
-"""A length that nobody named is a multiple of five minutes: then the times along the charts are round."""
+"""A default length is a multiple of five minutes, which gives round times in the charts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def time_for(plan: Plan | None, outages: Sequence[Outage]) -> float:
 
 
 def stations_of(topology: Topology, scenario: Scenario) -> tuple[Station, ...]:
-    """The stations of a scenario; InvalidTopology names queues that are not there or have no plan."""
+    """The stations of a scenario. InvalidTopology names missing queues and queues without a plan."""
     known = ", ".join(plan.queue for plan in topology.plans) or "none"
     unknown = [load.queue for load in scenario.loads if topology.plan(load.queue) is None]
     if unknown:

@@ -1,4 +1,4 @@
-"""What an application said about itself during a test, and the count of it."""
+"""The events of an application during a test, assertions about them, and counts of outcomes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Happening:
     at: float
 
     def fits(self, name: str, wanted: Mapping[str, Any]) -> bool:
-        """Whether it is of that name and has those fields; a wanted `reason` need only be in it."""
+        """Whether it has this name and these fields. A wanted `reason` may be a part of the text."""
         return self.name == name and all(
             value in str(self.fields.get(field))
             if field == "reason"
@@ -31,16 +31,16 @@ class Happening:
 
     @property
     def told(self) -> str:
-        """What happened, in short: the name, the attempt and the reason."""
+        """The event in short: name, attempt and reason."""
         reason, attempt = self.fields.get("reason"), self.fields.get("attempt")
         return self.name + (f" #{attempt}" if attempt else "") + (f" ({reason})" if reason else "")
 
 
 class EventRecord:
-    """What an application said while a test ran it, and what a test says of that.
+    """The events of an application during a test, with assertions about them.
 
-    The test kit and the pytest plugin have the same words. A field of an event can be asked for by
-    its name (`tier="5m"`, `attempt=2`, `message_id=…`); of `reason` a part is enough.
+    The test kit and the pytest plugin share these methods. Fields of an event are selected by name
+    (`tier="5m"`, `attempt=2`, `message_id=…`). A part of the text is enough for `reason`.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class EventRecord:
         return tuple(one for one in tuple(self.events) if one.fits(name, fields))
 
     def assert_done(self, queue: str, *, times: int | None = None, **fields: Any) -> None:
-        """Fail unless messages of the queue were handled (so many, if `times` is given)."""
+        """Fail unless messages of the queue were handled, exactly `times` messages if it is given."""
         self._expect("delivery.done", queue, times, fields)
 
     def assert_retried(
@@ -93,7 +93,7 @@ class EventRecord:
         told = [one.told for one in tuple(self.events) if one.fields.get("queue") == queue]
         raise AssertionError(
             f"expected {wanted} {name} of {queue} with {fields or 'any fields'}, got {found}. "
-            f"What happened: {'; '.join(told) or 'nothing'}"
+            f"Events: {', '.join(told) or 'none'}"
         )
 
 

@@ -145,7 +145,7 @@ class AppTest(EventRecord):
         if self._live is not None:
             if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
                 raise RuntimeError(
-                    f"{self._live.address} has a clock of its own: run this test without "
+                    f"{self._live.address} runs in real time: run this test without "
                     "`in_virtual_time`, with waits of milliseconds, or on the embedded broker"
                 )
             await self._live.open()

@@ -1,6 +1,6 @@
 """The pytest plugin: a broker on a socket for each test, and applications that run on it.
 
-It comes with the package; nothing has to be configured. It loads nothing until a fixture is used.
+It is part of the package and needs no configuration. Modules are imported when a fixture is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARKER = "hopback_broker"
 
 
 class StartsApp(Protocol):
-    """What the fixture `hopback_app` is: a function that starts applications."""
+    """Type of the fixture `hopback_app`: starts applications."""
 
     def __call__(self, app: App, *, overrides: Overrides | None = None) -> AppThread:
         """Run it beside the test, on the test's broker, until the test ends."""
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def hopback_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
-    """A fresh broker on a free port of this machine; its clock stands still until `advance`."""
+    """A fresh broker on a free local port. Its clock moves only by `advance`."""
     from hopback.broker.server import ClockKind, ServerSettings
     from hopback.testing.threads import BrokerThread
     from hopback.version import BrokerVersion
@@ -60,9 +60,9 @@ def hopback_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
 
 @pytest.fixture
 def hopback_app(hopback_broker: BrokerThread) -> Iterator[StartsApp]:
-    """Runs an application on `hopback_broker`: `running = hopback_app(app)`; it ends with the test.
+    """Run an application on `hopback_broker` until the test ends: `running = hopback_app(app)`.
 
-    `overrides` says which providers take the place of others: `{open_database: FakeDatabase}`.
+    `overrides` replaces providers by others: `{open_database: FakeDatabase}`.
     """
     from hopback.testing.threads import AppThread
 

@@ -1,6 +1,6 @@
-"""A broker on a socket, and an application on it, beside a test: each in a thread of its own.
+"""A broker on a socket and an application on it, each in a separate thread beside the test.
 
-They suit tests in any style, and clients of any kind.
+They suit synchronous and asynchronous tests, and clients of any kind.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class BrokerThread:
-    """A server that runs beside the test; use it as a context manager.
+    """A server that runs beside the test. Context manager.
 
-    `url` is for AMQP clients, `http_url` for the management API. All calls are for the test's own
+    `url` is for AMQP clients, `http_url` for the management API. All methods are called from the test's
     thread.
     """
 
@@ -76,7 +76,7 @@ class BrokerThread:
 
     @property
     def server(self) -> BrokerServer:
-        """The server; it belongs to the broker's thread."""
+        """The server, which belongs to the broker's thread."""
         if self._server is None:
             raise RuntimeError("expected a broker that was started: use it with `with`")
         return self._server
@@ -88,7 +88,7 @@ class BrokerThread:
 
     @property
     def http_url(self) -> str:
-        """Where the management API and the clock are; user and password are `guest`."""
+        """Address of the management API and the clock. User and password are `guest`."""
         return self.server.http_url or ""
 
     @property
@@ -97,7 +97,7 @@ class BrokerThread:
         return self.server.time.clock.now()
 
     def advance(self, seconds: float) -> Advanced:
-        """Let time pass at once for what waits in the broker; clients are given time to react."""
+        """Advance the broker's clock at once, and give clients time to react."""
         return self._do(self.server.advance(seconds))
 
     def snapshot(self) -> NodeSnapshot:
@@ -105,7 +105,7 @@ class BrokerThread:
         return self._ask(self.server.snapshot)
 
     def set_policy(self, policy: Policy) -> None:
-        """Set or replace a policy; ValueError for what RabbitMQ answers with 400."""
+        """Set or replace a policy. ValueError where RabbitMQ answers with 400."""
         self._ask(lambda: self.server.set_policy(policy))
 
     def disconnect(self) -> None:
@@ -113,20 +113,20 @@ class BrokerThread:
         self._do(self.server.disconnect())
 
     def restart(self) -> None:
-        """Stop and start: connections end, and what is not durable is gone."""
+        """Stop and start the broker: connections end, and non-durable objects and messages are gone."""
         self._do(self.server.restart())
 
 
 _PATIENCE_S = (
-    60.0  # far more than a start or an answer takes on a slow machine: what takes longer hangs
+    60.0  # far more than a start or an answer takes on a slow machine. A longer wait is a hang
 )
 
 
 class AppThread(EventRecord):
-    """A running application; use it as a context manager.
+    """A running application. Context manager.
 
-    `events` grows while it runs, and `wait_for` waits for one. `stop` ends it in order and returns
-    the report. `overrides` puts providers of dependencies in the place of others.
+    `events` grows while it runs, and `wait_for` waits for one. `stop` shuts it down and returns the
+    report. `overrides` replaces providers of dependencies.
     """
 
     def __init__(self, app: App, url: str, *, overrides: Overrides | None = None) -> None:
@@ -154,7 +154,7 @@ class AppThread(EventRecord):
         self.stop()
 
     def stop(self) -> Report | None:
-        """Shut down in order; what was handled and what was left."""
+        """Shut down gracefully. Returns the number of settled deliveries and of those left."""
         if self._loop is not None and self._service is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._service.stop)
         self._thread.join(_PATIENCE_S)
@@ -163,9 +163,9 @@ class AppThread(EventRecord):
     def wait_for(
         self, name: str, *, times: int = 1, within: float = _PATIENCE_S, **fields: Any
     ) -> tuple[Happening, ...]:
-        """The events of that name with those fields, once there are so many of them.
+        """Wait for `times` events of this name with these fields, and return all of them.
 
-        TimeoutError tells what happened instead within so many seconds.
+        TimeoutError after `within` seconds lists the events that occurred.
         """
 
         def found() -> tuple[Happening, ...]:
@@ -173,10 +173,10 @@ class AppThread(EventRecord):
 
         with self._news:
             if not self._news.wait_for(lambda: len(found()) >= times, within):
-                told = "; ".join(one.told for one in tuple(self.events)) or "nothing"
+                told = ", ".join(one.told for one in tuple(self.events)) or "none"
                 raise TimeoutError(
                     f"expected {times} {name} with {fields or 'any fields'} within {within:g} s,"
-                    f" got {len(found())}. What happened: {told}"
+                    f" got {len(found())}. Events: {told}"
                 )
         return found()
 
@@ -190,7 +190,7 @@ class AppThread(EventRecord):
         try:
             asyncio.run(self._serve())
         except BaseException as error:
-            self._error = error  # told to the thread that waits
+            self._error = error  # raised in the waiting thread
         finally:
             self._ready.set()
 

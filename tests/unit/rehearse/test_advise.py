@@ -82,7 +82,7 @@ def test_a_plan_that_is_good_enough_stays() -> None:
 @pytest.mark.parametrize(
     ("goal", "said"),
     [
-        ("no dead letters up to 40m outage", "which the outage of 40m outlasts: as many would"),
+        ("no dead letters up to 40m outage", "shorter than the outage of 40m: as many would"),
         ("no dead letters up to 3m outage", "longer than the outage of 3m: 10% as many would"),
         ("recovered within 1s", "for all its messages."),
     ],

@@ -84,8 +84,8 @@ def test_the_page_has_every_answer() -> None:
     """What is asked of an outage, as numbers, and the findings with what to do."""
     forecast, findings = _played()
     page = html_page(forecast, findings)
-    for words in ("Dead letters", "First dead letter", "Recovered", "Deepest queue", "Oldest message",
-                  "Asked in vain", "Returning", "Memory", "Disk", "retry, at most"):  # fmt: skip
+    for words in ("Dead letters", "First dead letter", "Time to recover", "Deepest queue", "Oldest message",
+                  "Calls during", "Returning", "Memory", "Disk", "retry, at most"):  # fmt: skip
         assert words in page
     for finding in findings:
         assert finding.rule in page

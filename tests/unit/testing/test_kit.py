@@ -105,7 +105,7 @@ async def test_assertions_pass_what_happened_and_fail_what_did_not() -> None:
             lambda: test.assert_done("orders", times=2),
         ]
         for look in wrong:
-            with pytest.raises(AssertionError, match=r"What happened: .*delivery\.parked"):
+            with pytest.raises(AssertionError, match=r"Events: .*delivery\.parked"):
                 look()
         with pytest.raises(LookupError, match="orders"):
             test.assert_parked("order")
