@@ -12,6 +12,8 @@ import pytest
 
 from hopback import Publisher, RabbitMQ
 from hopback.broker import EmbeddedBroker
+from hopback.broker.embedded import EmbeddedManagement
+from hopback.designs import DESIGNS
 from hopback.observe.metrics import Metrics
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
@@ -231,6 +233,45 @@ async def test_manual_retry_continues_the_count() -> None:
         assert bus.test.dead_letters(_QUEUE) == ()
 
 
+@in_virtual_time
+async def test_redrive_of_any_service_keeps_its_count_with_the_registered_services() -> None:
+    """`--topology event-bus` does not know the service, and the plan of the job warns."""
+    settings = EventBusSettings(endpoints_at("http://receiver.test", ("noprefix",)))
+    request = RedriveRequest(queue="default.dlq.noprefix", selection=Selection(), reason="repaired")
+    registered = ServiceRegistry(settings, {}).topology()
+    for topology, runs, warned in (
+        (registered, 1, False),
+        (DESIGNS["event-bus"].build(), 11, True),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            refused = httpx.MockTransport(lambda _request: httpx.Response(500))
+            patch.setattr(
+                "httpx._client.AsyncHTTPTransport", lambda transport=refused, **_: transport
+            )
+            async with AppTest(push_app(settings)) as test:
+                await test.publish("", {"id": 1}, exchange="default.main-exchange")
+                await test.drain()
+                assert isinstance(test.broker, EmbeddedBroker)
+                async with Operations(
+                    ManagedBroker(
+                        test.broker,
+                        management=EmbeddedManagement(test.broker),
+                        topologies=[topology],
+                        clock=_LoopTime(),
+                    )
+                ) as operations:
+                    plan = await operations.plan(request)
+                    said = "no given topology has a failure plan for default.dlq.noprefix"
+                    assert any(said in one for one in plan.warnings) is warned
+                    before = len(test.happened("delivery.retried")) + 1
+                    await operations.wait((await operations.start(request)).id)
+                    await test.drain()
+                    after = len(test.happened("delivery.retried")) + len(
+                        test.happened("delivery.parked")
+                    )
+                    assert after - before == runs
+
+
 async def _retry_by_hand(test: AppTest) -> None:
     """What `hopback dlq redrive` does."""
     assert isinstance(test.broker, EmbeddedBroker)
@@ -274,6 +315,41 @@ async def test_an_event_that_cannot_be_published_is_refused(
     async with _running() as bus:
         assert (await bus.client.post(path, json=body)).status_code == status
         assert (await bus.test.drain()).done == 0
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("Bearer wrong-token-of-a-client", 401),
+        ("Basic first-token-of-a-client", 401),
+        ("Bearer first-token-of-a-clien\u00e9", 401),
+        ("Bearer first-token-of-a-client", 202),
+        ("bearer second-token-of-a-client", 202),
+    ],
+)
+@in_virtual_time
+async def test_publishing_needs_one_of_the_tokens(header: str | None, status: int) -> None:
+    tokens = "first-token-of-a-client, second-token-of-a-client"
+    settings = EventBusSettings.read({"PUBLISH_TOKENS": tokens})
+    assert "first-token" not in repr(settings)
+    headers = {} if header is None else {b"authorization": header.encode()}
+    transport = httpx.ASGITransport(web := api(settings, EmbeddedBroker(), _LoopTime()))
+    async with opened(web), httpx.AsyncClient(transport=transport, base_url="http://bus") as client:
+        body = {"type": "order.created"}
+        answer = await client.post("/buses/wms/events", json=body, headers=headers)
+        assert answer.status_code == status
+        listed = await client.get("/services", headers=headers)
+        assert listed.status_code == (200 if status == 202 else 401)
+        if status == 401:
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert (await client.get("/healthz")).status_code == 200
+
+
+def test_short_token_is_refused_without_showing_it() -> None:
+    with pytest.raises(SettingsError, match="at least 16") as refused:
+        EventBusSettings.read({"PUBLISH_TOKENS": "secret"})
+    assert "'secret'" not in str(refused.value)
 
 
 def test_services_are_registered_by_the_environment() -> None:

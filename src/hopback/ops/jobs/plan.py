@@ -473,6 +473,16 @@ class Planner:
         others = await self.other_consumers(request.queue, snapshot, active)
         warnings = [*await self._run_dry(dry_run, spec, look, held, snapshot.ready, on_progress)]
         warnings += _warnings(spec, cost)
+        plans = [plan for topology in snapshot.declared for plan in topology.plans]
+        if (
+            isinstance(request, RedriveRequest)
+            and plans
+            and not any(plan.parking.queue == request.queue for plan in plans)
+        ):
+            warnings.append(
+                f"no given topology has a failure plan for {request.queue}: its messages start with"
+                " attempt 1 again. Name the topology of its consumer (--topology)"
+            )
         if dry_run.unread:
             which = _number_of(dry_run.unread, "has", "have")
             warnings.append(

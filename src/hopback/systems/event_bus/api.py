@@ -1,7 +1,11 @@
-"""Publishing over HTTP, and the services registered."""
+"""The HTTP interface: publish events and list the registered services.
+
+With `PUBLISH_TOKENS` both need `Authorization: Bearer TOKEN`. Probes and metrics do not.
+"""
 
 from __future__ import annotations
 
+import hmac
 import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -37,45 +41,66 @@ if TYPE_CHECKING:
     from hopback.systems.event_bus.settings import EventBusSettings
 
 _LONGEST_DELAY_MS = 86_400_000
-"""A day: an event that is due later than that needs a scheduler."""
+"""One day. A later event needs a scheduler."""
 
 
 def api(
     settings: EventBusSettings,
     broker: Broker,
     clock: Clock | None = None,
-    beside: tuple[BaseRoute, ...] = (),
+    more_routes: tuple[BaseRoute, ...] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Starlette:
-    """The web application of the event bus; `beside` are further routes of it."""
+    """Return the web application of the event bus."""
     registry = ServiceRegistry(settings, os.environ if variables is None else variables)
-    api = _EventBusApi(registry, clock)
+    publisher = TopologyPublisher(broker, registry.topology(), name="event-bus api")
+    api = _EventBusApi(registry, publisher, settings.publish_tokens, clock or SystemClock())
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = TopologyPublisher(broker, registry.topology(), name="event-bus api")
-        async with publisher as api.publisher:
+        async with publisher:
             yield
 
     routes = [
         Route("/buses/{prefix}/events", api.publish, methods=["POST"]),
         Route("/services", api.services),
-        *beside,
+        *more_routes,
     ]
-    return web_application(routes, lifespan)
+    return web_application(routes, lifespan, checks={"broker": publisher.check})
 
 
 class _EventBusApi:
-    """Answers requests."""
-
-    publisher: TopologyPublisher
-
-    def __init__(self, registry: ServiceRegistry, clock: Clock | None) -> None:
+    def __init__(
+        self,
+        registry: ServiceRegistry,
+        publisher: TopologyPublisher,
+        tokens: tuple[str, ...],
+        clock: Clock,
+    ) -> None:
         self._registry = registry
-        self._clock = clock or SystemClock()
+        self._publisher = publisher
+        self._tokens = tokens
+        self._clock = clock
+
+    def _authenticate(self, request: Request) -> None:
+        """Raise RequestRefused with status 401 unless the request has one of the tokens."""
+        if not self._tokens:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # All tokens are compared, so that the duration does not depend on the token that matches.
+        matches = [
+            hmac.compare_digest(given.strip().encode(), one.encode()) for one in self._tokens
+        ]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise RequestRefused(
+                "expected the header `Authorization: Bearer TOKEN` with a token of PUBLISH_TOKENS",
+                401,
+                {"WWW-Authenticate": "Bearer"},
+            )
 
     async def publish(self, request: Request) -> JSONResponse:
-        """Publish an event to every service of a bus; 202 when the broker has confirmed."""
+        """Publish an event to every service of a bus. Answer 202 after the broker's confirm."""
+        self._authenticate(request)
         prefix = request.path_params["prefix"]
         prefixes = sorted({prefix_of(service) for service in self._registry.targets()})
         if prefix not in prefixes:
@@ -94,11 +119,12 @@ class _EventBusApi:
             event_id=idempotency_key(request),
             process_after_delay_ms=delay_ms,
         )
-        await publish(self.publisher, message)
+        await publish(self._publisher, message)
         return JSONResponse({"id": event_id}, 202)
 
-    async def services(self, _request: Request) -> JSONResponse:
-        """Every service: its endpoint, and the queues that serve it."""
+    async def services(self, request: Request) -> JSONResponse:
+        """List every service with its endpoint and its queues."""
+        self._authenticate(request)
         return JSONResponse(
             {
                 "services": [

@@ -1,4 +1,4 @@
-"""The event bus in one process: how it is started, and a little traffic with deliberate failures."""
+"""The event bus in one process, with sample traffic that contains deliberate failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EVERY = 5.0
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
-    """The sample receiver plays the services, on the same web server under `/receiver`."""
+    """Start the event bus. The sample receiver plays the services, under `/receiver`."""
     read = EventBusSettings.read(host.environment)
     endpoints = endpoints_at(f"{host.url}/receiver", tuple(read.endpoints))
     settings = replace(read, endpoints=endpoints, hardened=host.hardened)
@@ -40,7 +40,7 @@ async def _start(host: Host) -> AsyncIterator[Running]:
 
 
 async def _traffic(host: Host) -> None:
-    """Orders and stock; one service is shaky now and then, the other never takes a correction."""
+    """Publish events. One service fails now and then, the other refuses every correction."""
     async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         for number in itertools.count():
             event: dict[str, object] = {"type": "order.created", "payload": {"order": number}}
@@ -48,23 +48,23 @@ async def _traffic(host: Host) -> None:
                 event = {**event, "type": "order.reminder", "processAfterDelayMs": 8000}
             if number % 10 == 4:
                 event = {"type": "stock.corrected", "payload": {"shelf": number}}
-                # Told each time: a reader who tries the commands makes the service well-behaved again.
+                # Set each time, because a reader of the README may reset the behaviour.
                 hopeless = {"status": 422, "type": "stock.corrected"}
                 await client.put("/receiver/wms-orders/behaviour", json=hopeless)
             if number % 6 == 0:
-                shaky = {"status": 503, "times": 2}
-                await client.put("/receiver/wms-cincout/behaviour", json=shaky)
+                unreliable = {"status": 503, "times": 2}
+                await client.put("/receiver/wms-cincout/behaviour", json=unreliable)
             await client.post("/buses/wms/events", json=event)
             await asyncio.sleep(_EVERY)
 
 
 SYSTEM = System(
     "event-bus",
-    "events pushed over HTTP to every service registered",
+    "events pushed over HTTP to every registered service",
     (
-        Part("hopback.systems.event_bus.parts:web", "publishing over HTTP", is_web=True),
+        Part("hopback.systems.event_bus.parts:create_web", "publishing over HTTP", is_web=True),
         Part("hopback.systems.event_bus.parts:push", "pushes events to the services"),
-        Part("hopback.systems.event_bus.parts:sample", "a sample receiver", is_web=True),
+        Part("hopback.systems.event_bus.parts:create_sample", "a sample receiver", is_web=True),
     ),
     _start,
     _traffic,
@@ -73,9 +73,9 @@ SYSTEM = System(
             "an event reaches both services",
             'curl {url}/buses/wms/events -d \'{"type": "order.created", "payload": 1}\'',
         ),
-        Try("what a service got and answered", "curl {url}/receiver/wms-orders/events"),
+        Try("the events of a service and its answers", "curl {url}/receiver/wms-orders/events"),
         Try(
-            "let a service fail twice: its next event comes back after 5 s, to it alone",
+            "let a service fail twice: only this service gets the event again, after 5 s",
             'curl -X PUT {url}/receiver/wms-orders/behaviour -d \'{"status": 503, "times": 2}\'',
         ),
     ),

@@ -1,21 +1,40 @@
-"""The parts of the event bus as processes of their own; everything comes from the environment.
+"""The parts of the event bus as separate processes. All settings come from the environment.
 
-`hopback run hopback.systems.event_bus.parts:push`; `uvicorn hopback.systems.event_bus.parts:web`;
-`uvicorn hopback.systems.event_bus.parts:sample --port 8001`.
+`hopback run hopback.systems.event_bus.parts:push`
+`uvicorn --factory hopback.systems.event_bus.parts:create_web`
+`uvicorn --factory hopback.systems.event_bus.parts:create_sample --port 8001`
+`hopback dlq redrive QUEUE --topology hopback.systems.event_bus.parts:services`
 """
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+from hopback import App
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.push import push_app
 from hopback.systems.event_bus.receiver import receiver
+from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.settings import broker_named
+from hopback.systems.web_health import log_as_json
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 _SETTINGS = EventBusSettings.read(os.environ)
 
 push = push_app(_SETTINGS)
-web = api(_SETTINGS, broker_named(os.environ))
-sample = receiver()
+services = App("event-bus", topology=ServiceRegistry(_SETTINGS, os.environ).topology())
+"""The queues and plans of all registered services, for commands that take a topology."""
+
+
+def create_web() -> Starlette:
+    log_as_json()
+    return api(_SETTINGS, broker_named(os.environ))
+
+
+def create_sample() -> Starlette:
+    log_as_json()
+    return receiver()

@@ -1,4 +1,4 @@
-"""The event bus's settings: the services and where each of them takes events."""
+"""The settings of the event bus: its services and their endpoints."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback.designs.event_bus import SERVICES
-from hopback.systems.settings import Variables
+from hopback.systems.settings import SettingsError, Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _RECEIVER = "http://127.0.0.1:8001"
+_SHORTEST_TOKEN = 16
+"""Characters of a token. A shorter one could be guessed over the network."""
 
 
 def endpoints_at(receiver: str, services: tuple[str, ...] = SERVICES) -> dict[str, str]:
-    """The endpoints of services that the sample receiver plays."""
+    """Return the endpoints of services that the sample receiver plays."""
     return {service: f"{receiver}/{service}/events" for service in services}
 
 
 @dataclass(frozen=True, slots=True)
 class EventBusSettings:
-    """Everything that the event bus is told by its environment."""
-
     endpoints: Mapping[str, str] = field(default_factory=lambda: endpoints_at(_RECEIVER))
     hardened: bool = False
     timeout_ms: int = 10_000
     concurrency: int = 20
     services_file: Path | None = None
-    """Where the services are registered instead, and may change while it runs."""
+    """A file of services that may change at run time. It replaces `endpoints`."""
+    publish_tokens: tuple[str, ...] = field(default=(), repr=False)
+    """Bearer tokens of publishers. Without tokens every client may publish."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> EventBusSettings:
-        """From environment variables; SettingsError names all that are wrong.
+        """Read the settings from environment variables. SettingsError names all wrong ones.
 
-        `SERVICES` is a list of `name=url`; a name alone is a service of the sample receiver.
-        `SERVICES_FILE` stands in its place.
+        `SERVICES` is a list of `name=url`. A name without an address is a service of the sample
+        receiver. `SERVICES_FILE` replaces `SERVICES`.
         """
         found = Variables(variables)
         receiver = found.text("RECEIVER_URL", _RECEIVER).rstrip("/")
@@ -55,6 +57,12 @@ class EventBusSettings:
             found.number("PUSH_TIMEOUT_MS", 10_000, least=1),
             found.number("PUSH_CONCURRENCY", 20, least=1, most=1000),
             Path(file) if file else None,
+            tuple(filter(None, map(str.strip, found.text("PUBLISH_TOKENS", "").split(",")))),
         )
         found.check()
+        if any(len(token) < _SHORTEST_TOKEN for token in settings.publish_tokens):
+            # The message does not contain the value, because it is a secret.
+            raise SettingsError(
+                f"PUBLISH_TOKENS: expected tokens of at least {_SHORTEST_TOKEN} characters"
+            )
         return settings
