@@ -61,7 +61,7 @@ async def test_a_dead_letter_queue_can_be_looked_at_for_ever(
         channel = await connection.open_channel()
         await channel.publish(Message("", "q.dlq", b"precious"))
         assert await look(connection, "q.dlq", 40) == 40
-        with pytest.raises(UnsafeOperation, match="came back up to 41 times"):
+        with pytest.raises(UnsafeOperation, match="were returned up to 41 times"):
             await restore_limits(connection, management, "/")
         assert await look(connection, "q.dlq", 40) == 40
         await channel.purge_queue("q.dlq")

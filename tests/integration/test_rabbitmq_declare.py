@@ -68,7 +68,7 @@ async def test_a_conflict_names_argument_both_values_and_the_fix(
     with pytest.raises(TopologyConflict) as caught:
         await declare(connection, other)
     lines = [line.strip() for line in str(caught.value).splitlines()]
-    assert lines[0] == "other differs from the broker; nothing was created:"
+    assert lines[0] == "other differs from the broker. No objects were created:"
     assert lines[1:3] == ["exchange 'orders':", 'type: "fanout" desired, "topic" on the broker']
     assert lines[4:6] == ["queue 'orders.new':", 'type: "classic" desired, "quorum" on the broker']
     assert lines[6].startswith("it cannot change in place")

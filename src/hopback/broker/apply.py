@@ -156,8 +156,8 @@ def plan_from_diff(
     creatable = tuple(entry for entry in found.create if entry.kind is not Kind.POLICY)
     # Limits of AMQP without the management API.
     notes = [
-        "Without the management API only exchanges and queues are compared; every binding is "
-        "asserted anew, which does no harm to one that exists."
+        "Without the management API only exchanges and queues are compared. All bindings are declared "
+        "again, which is harmless for existing ones."
     ]
     if desired.policies:
         notes.append(f"{len(desired.policies)} policies cannot be set without the management API.")
@@ -182,7 +182,7 @@ def _step(entry: DiffEntry) -> Step:
 
 
 def _blind_step(entry: DiffEntry) -> Step:
-    why = "AMQP cannot tell whether it is there" if entry.kind is Kind.BINDING else ""
+    why = "AMQP cannot show whether it exists" if entry.kind is Kind.BINDING else ""
     return Step(entry.kind, entry.name, entry.item, why)
 
 
@@ -225,7 +225,9 @@ def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> I
         wanted = lifting(DLQ_LIMIT_PREFIX, queue, policies)
         there = next((policy for policy in live.policies if policy.name == wanted.name), None)
         if there is None and has_default_limit(queue, policies, version):
-            why = f"RabbitMQ {version} deletes what was looked at 21 times; this lifts the limit"
+            why = (
+                f"RabbitMQ {version} deletes messages that were read 21 times. This lifts the limit"
+            )
             yield Step(Kind.POLICY, wanted.name, wanted, why)
         elif there is not None and there != wanted:
             yield Step(Kind.POLICY, wanted.name, wanted, "the policy below it has changed")
@@ -242,7 +244,7 @@ def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterat
                 queue.name,
                 lifting(MAIN_LIMIT_PREFIX, queue, policies),
                 "a message whose consumer crashed 21 times would enter the retry loop and be "
-                "dropped as a cycle; without a limit it comes back until it is handled",
+                "dropped as a cycle. Without a limit it returns until it is handled",
             )
 
 
@@ -379,15 +381,15 @@ def _offered(planned: ApplyPlan) -> tuple[Step, ...]:
 def _conflicts_text(left: Collection[Conflict]) -> str:
     listed = "\n".join(f"  {line}" for one in left for line in str(one).splitlines())
     count = "1 object is" if len(left) == 1 else f"{len(left)} objects are"
-    return f"nothing was changed: {count} on the broker other than desired:\n{listed}"
+    return f"no changes were made: {count} on the broker other than desired:\n{listed}"
 
 
 def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
     """Raise every reason against a replacement before the first change."""
     if replaced and planned.live is None:
         raise UnsafeOperation(
-            "nothing was changed: without the management API the bindings of a queue cannot be "
-            "read, so they could not be made again after it was replaced"
+            "no changes were made: without the management API the bindings of a queue cannot be "
+            "read, so they could not be restored after it was replaced"
         )
     risks = {risk.queue: risk for risk in planned.at_risk}
     refused = [
@@ -397,7 +399,7 @@ def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
     ]
     if refused:
         listed = "\n".join(f"  {reason}" for reason in refused)
-        raise UnsafeOperation(f"nothing was changed; these must not be replaced:\n{listed}")
+        raise UnsafeOperation(f"no changes were made: these must not be replaced:\n{listed}")
 
 
 def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
@@ -408,19 +410,19 @@ def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
         case Exchange():
             return (
                 f"exchange {conflict.name}: while it is missing, publishes fail and dead letters "
-                "sent to it are dropped; create one under another name and move the bindings"
+                "sent to it are dropped. Create one with another name and move the bindings"
             )
         case Queue() as queue if why := immovable(queue):
             return f"queue {queue.name}: it {why}"
         case Queue(type=QueueType.CLASSIC):
             if risk is None:
-                return f"queue {conflict.name}: nobody counted what is in it"
+                return f"queue {conflict.name}: its messages were not counted"
             return str(risk) if risk.messages or risk.consumers else None
         case Queue():
             return (
                 f"queue {conflict.name}: RabbitMQ cannot delete a {conflict.actual.type} queue only "
-                "if it is empty, so a message that arrives meanwhile would be lost; migrate: new "
-                "queue, bindings switched, messages moved"
+                "if it is empty, so a message that arrives meanwhile would be lost. Migrate it: "
+                "create a new queue, switch the bindings, move the messages"
             )
 
 

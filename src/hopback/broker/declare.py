@@ -279,7 +279,7 @@ _BUILT_IN = re.compile(r"(amq\..*)?\Z")
 
 
 class Ownership(StrEnum):
-    """Who creates and changes the topology."""
+    """Whether a service declares, checks or ignores the topology."""
 
     DECLARE = "declare"
     """Hopback does. It creates missing objects."""
@@ -310,7 +310,7 @@ async def declare(connection: Connection, topology: Topology) -> None:
     other = await conflicts(connection, there)
     if other:
         # Lists every difference of every object, and each remedy once.
-        lines = [f"{topology.name} differs from the broker; nothing was created:"]
+        lines = [f"{topology.name} differs from the broker. No objects were created:"]
         for conflict in other:
             lines.append(f"  {conflict.kind} {conflict.name!r}:")
             advices = {one.advice: None for one in conflict.differences}
@@ -463,16 +463,16 @@ async def _restored(
 
 
 _NOT_OURS = (
-    "{kind} {name!r} is missing, and this application creates nothing (ownership `check`):"
+    "{kind} {name!r} is missing, and this application does not create objects (ownership `check`):"
     " create it with `hopback topology apply`"
 )
 _MIGRATING = (
-    "queue {name!r} is missing because it is being migrated ({shadow!r} exists): it is created by the"
-    " migration; if that was interrupted, `hopback topology migrate` ends it"
+    "queue {name!r} is missing because it is being migrated ({shadow!r} exists): the migration creates"
+    " it. If the migration was interrupted, finish it with `hopback topology migrate`"
 )
 _UNSEEN = (
-    "queue {name!r} is missing, and whether it is being migrated cannot be told: {shadow!r} may not"
-    " be looked at ({why})"
+    "queue {name!r} is missing, and it is unknown whether it is being migrated: no permission to read"
+    " {shadow!r} ({why})"
 )
 
 

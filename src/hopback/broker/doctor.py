@@ -57,7 +57,7 @@ _RULES = (
     _VersionNotice(
         BrokerVersion(3, 13),
         BrokerVersion(3, 13, 3),
-        "3.13.0 to 3.13.2 drop dead letters that are no cycle and ignore a re-published x-death. "
+        "3.13.0 to 3.13.2 drop dead letters without a cycle and ignore a re-published x-death. "
         "Upgrade to 3.13.3 or later.",
         urgent=True,
     ),
@@ -70,13 +70,13 @@ _RULES = (
     _VersionNotice(
         _FIRST,
         BrokerVersion(3, 12, 1),
-        "A channel whose first publish meets a dead leader is nacked forever; Hopback opens a new "
-        "one, other clients may not.",
+        "A channel whose first publish reaches a dead leader is nacked forever. Hopback opens a new "
+        "channel, other clients may not.",
     ),
     _VersionNotice(
         BrokerVersion(4, 0),
         _NEVER,
-        "A quorum queue without a limit of its own removes a message on its 21st return. Looking "
+        "A quorum queue without an explicit limit removes a message on its 21st return. Reading "
         "counts, too: give dead-letter queues an explicit limit (`hopback topology apply` does).",
     ),
     _VersionNotice(
@@ -263,12 +263,12 @@ def _late_retries(live: Topology) -> tuple[Notice, ...]:
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return (
         Notice(
-            f"{len(found)} queues dead-letter at least once ({', '.join(found[:3])}{more}). What the next"
-            " queue does not take at once (it was full, or the broker was starting) is tried again"
-            " only after `dead_letter_worker_publisher_confirm_timeout`, 180 s by default: retries"
-            " can be three minutes late, and no queue length shows them. To shorten that, write"
-            " [{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 10000}]}]. into the file"
-            " advanced.config of each node and restart it; not below what a confirm may take, or"
-            " messages come twice."
+            f"{len(found)} queues dead-letter at least once ({', '.join(found[:3])}{more}). If the next"
+            " queue does not accept a message at once (it is full, or the broker is starting), the broker"
+            " tries again after `dead_letter_worker_publisher_confirm_timeout`, 180 s by default. Retries"
+            " can be three minutes late, and no queue length includes them. To shorten the time, write"
+            " [{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 10000}]}]. to the file"
+            " advanced.config of each node and restart it. If the value is shorter than a confirm takes,"
+            " messages are duplicated."
         ),
     )

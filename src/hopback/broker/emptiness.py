@@ -129,8 +129,8 @@ class Emptiness:
     ) -> None:
         if management is None:
             raise UnsafeOperation(
-                "nothing was changed: without the management API nobody can tell whether somebody"
-                " still holds messages of a queue, so none is deleted. Name it with --management URL"
+                "no changes were made: only the management API shows whether a client still holds"
+                " messages of a queue, so no queue is deleted. Specify it with --management URL"
             )
         self._connection = connection
         self._management: Ledger = management
@@ -182,8 +182,8 @@ class Emptiness:
                 listed = [text for obstacles in found.values() for text in obstacles]
                 if now >= until:
                     raise UnsafeOperation(
-                        f"nothing was changed: {await self._told(listed, found)}."
-                        " Stop them, close what is being looked at, and start again"
+                        f"no changes were made: {await self._told(listed, found)}."
+                        " Stop them, close browse sessions, and start again"
                     )
                 self._tell(listed)
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -291,7 +291,7 @@ class Emptiness:
         counts = totals.get(queue)
         if counts is None or counts.messages is None or counts.ready is None:
             # A new queue, or one of a restarted broker, has no counts before its first tick.
-            return [*found, f"the broker does not tell how many messages {queue!r} has"]
+            return [*found, f"the broker does not report the number of messages in {queue!r}"]
         if counts.unacked:
             found.append(f"{counts.unacked} messages of {queue!r} are held unacked")
         # The total includes held-back messages. Their separate count is in the older statistics.

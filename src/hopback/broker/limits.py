@@ -124,7 +124,7 @@ async def restore_limits(
     """Delete the policies with which Hopback lifted delivery limits, all or those of `queues`.
 
     The former policies apply again. Returns the deleted ones. Raise UnsafeOperation before any
-    change if a message was returned so often that the limit would soon remove it, or if that is
+    change if a message was returned almost as often as the limit allows, or if that is
     unknown because a client holds messages. Reading the counts adds one to each.
     """
     live = await management.live_topology(vhost)
@@ -158,8 +158,8 @@ async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
         return
     if state.messages > _LOOKED_AT:
         raise UnsafeOperation(
-            f"nothing was changed: {queue!r} has {state.messages} messages, more than the"
-            f" {_LOOKED_AT} whose counts can be looked at before its limit is restored. Re-drive,"
+            f"no changes were made: {queue!r} has {state.messages} messages, more than the"
+            f" {_LOOKED_AT} whose counts can be read before its limit is restored. Re-drive,"
             " export or discard some first"
         )
     counts: list[int] = []
@@ -183,8 +183,8 @@ async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
     near = [count + 1 for count in counts if spent(count + 1, limit)]
     if near:
         raise UnsafeOperation(
-            f"nothing was changed: {len(near)} messages of {queue!r} came back up to {max(near)}"
-            f" times, and with the limit of {limit} in force again RabbitMQ would remove them the"
-            " next time. Re-drive, export or discard them first: a message that is published"
-            " again is counted anew"
+            f"no changes were made: {len(near)} messages of {queue!r} were returned up to {max(near)}"
+            f" times, and with the limit of {limit} in force RabbitMQ would remove them at the"
+            " next return. Re-drive, export or discard them first: the count of a message that is"
+            " published again starts at zero"
         )

@@ -56,7 +56,7 @@ _IDLE_S = 5.0
 """Seconds. A steady flow of new routes uses the same channels again, a burst leaves few of them behind."""
 
 _LOST = (
-    "nothing was sent: the channel of the delivery that is being handled has ended, and the broker"
+    "message not sent: the channel of the delivery that is being handled has ended, and the broker"
     " delivers it again"
 )
 
@@ -201,7 +201,7 @@ class MessageSender:
 
     def _refuse(self, why: str) -> None:
         if not self._current.done():
-            self._current.set_exception(ConnectionFailed(f"nothing was sent: {why}"))
+            self._current.set_exception(ConnectionFailed(f"message not sent: {why}"))
             self._current.exception()  # mark as retrieved, because no caller may be waiting
 
     async def send(
@@ -390,7 +390,7 @@ class MessageSender:
 
     def _nothing_sent(self) -> str:
         why = f"{self._line.state}: {self._line.reason}" if self._line.reason else self._line.state
-        return f"nothing was sent: no usable channel within {self._timeout:g} s ({why})"
+        return f"message not sent: no usable channel within {self._timeout:g} s ({why})"
 
     def _retire(self, current: _OpenChannel) -> None:
         """No new publishes on this channel."""

@@ -228,7 +228,7 @@ def migration(desired: Topology, live: Topology) -> Migration:
 def immovable(queue: Queue) -> str:
     """Return why messages cannot be moved out of the queue safely, or an empty string."""
     if queue.type is QueueType.STREAM:
-        return "is a stream, from which nothing is taken by reading"
+        return "is a stream, whose messages cannot be removed by reading"
     if queue.auto_delete:
         return "is auto-delete: the broker deletes it with all messages when a consumer ends"
     return "is exclusive to another connection" if queue.exclusive else ""
@@ -269,7 +269,7 @@ async def migrate(
     `patience_s`, if an object other than a queue differs, or without a management API.
     """
     if planned.obstacles:
-        raise UnsafeOperation("nothing was changed:\n" + "\n".join(planned.obstacles))
+        raise UnsafeOperation("no changes were made:\n" + "\n".join(planned.obstacles))
     emptiness = Emptiness(
         connection,
         management,
@@ -336,8 +336,8 @@ async def replace_queues(
         await emptiness.delete([one.shadow for one in shadows], move=from_shadow)
     except UnsafeOperation as refused:
         raise UnsafeOperation(
-            f"{refused}. Nothing is lost: what is not back yet is in the queues {SHADOW}. Run the"
-            " command again when this is settled"
+            f"{refused}. No message is lost: all that have not been moved back are in the queues {SHADOW}."
+            " Run the command again when this is resolved"
         ) from refused
     for one in shadows:
         on_done(f"{one.queue.name}: {back[one.queue.name]} messages are back in the new queue")

@@ -118,11 +118,11 @@ def _address(entry: BrokerSettings, environment: Mapping[str, str], where: str) 
         raise BadBrokers(f"{here}: expected amqp://… or amqps://…, got something else")
     if entry.url and password:
         raise BadBrokers(
-            f"{here}: expected no password in url; add ?password_env=VARIABLE or ?password_file=FILE"
+            f"{here}: expected no password in url. Add ?password_env=VARIABLE or ?password_file=FILE"
         )
     if "@" in entry.management:
         raise BadBrokers(
-            f"{here}: management: expected no user and password; those of url are used"
+            f"{here}: management: expected no user and password. Those of url are used"
         )
     if entry.vhosts and parts.path.strip("/"):
         raise BadBrokers(f"{here}: expected the virtual host in url or in vhosts, got both")

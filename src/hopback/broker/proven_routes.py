@@ -77,7 +77,7 @@ class ProvenRoutes:
         self.largest = max(self.largest, len(message.body))
 
     def begin(self, message: Message) -> Route | None:
-        """Publish for the first time on this route; None if another such publish is under way."""
+        """Begin the first publish on this route. None if another first publish is in progress."""
         route = self.route(message)
         if route in self._first:
             return None
@@ -90,7 +90,7 @@ class ProvenRoutes:
 
     @asynccontextmanager
     async def turn(self, message: Message) -> AsyncIterator[bool]:
-        """Let the first publish on a new route go ahead; whether this one still has to be proven."""
+        """Wait for the first publish on a new route. Yields whether the route is still unproven."""
         first = self._first.get(self.route(message))
         if first is not None:
             await asyncio.wait({first}, timeout=_FIRST_PROOF_S)

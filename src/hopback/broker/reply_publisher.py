@@ -1,4 +1,4 @@
-"""Publish direct replies on a connection of their own.
+"""Publish direct replies on a separate connection.
 
 The address of a direct reply (`amq.rabbitmq.reply-to.…`) comes from the producer of the request. RabbitMQ
 3.10 and 4.0 close the whole connection (541) if it is forged. Addresses are therefore checked, and replies
@@ -94,7 +94,7 @@ class ReplyPublisher:
         address = message.routing_key
         if not is_reply_address(address):
             raise InvalidMessage(
-                f"nothing was sent: expected a direct reply address as RabbitMQ makes them, got {address!r}"
+                f"message not sent: expected a direct reply address of RabbitMQ's form, got {address!r}"
             )
         self._publisher.start()
         if address in self._answered:

@@ -86,4 +86,4 @@ def _is_array(value: FieldValue) -> bool:
 
 def _invalid(message: Message, place: str, expected: str, got: str) -> InvalidMessage:
     where = f"exchange {message.exchange!r}, routing key {message.routing_key!r}"
-    return InvalidMessage(f"nothing was sent to {where}: {place}: expected {expected}, got {got}")
+    return InvalidMessage(f"message not sent to {where}: {place}: expected {expected}, got {got}")

@@ -40,7 +40,7 @@ class Death(NamedTuple):
 
     queue: str
     reason: str
-    count: int = 1  # type: ignore[assignment]  # instead of a method of tuples that nobody needs here
+    count: int = 1  # type: ignore[assignment]  # replaces the unused method `tuple.count`
     exchange: str = ""
     routing_keys: tuple[str, ...] = ()
     time: int | None = None

@@ -112,8 +112,9 @@ def text_header_in(raw: bytes, name: bytes) -> str | None:
 
 
 class _Layout(NamedTuple):
-    """What follows certain flags: how many texts before the headers, and how wide each property after
-    the delivery mode is, 0 for a short text. The last two are places among these, None if absent.
+    """The fields that follow certain flags: the number of texts before the headers, and the width of each
+    property after the delivery mode, 0 for a short text. The last two are indexes into these, None if
+    absent.
     """
 
     texts: int

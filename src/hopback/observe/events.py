@@ -214,7 +214,7 @@ class Bus:
     """Passes each event to its subscribers. A subscriber that raises is removed.
 
     A subscriber may have a method `wants(name)`. It then receives only those events, and an event
-    without subscribers costs nothing. A subscriber that only counts may have a method
+    without subscribers is not built. A subscriber that only counts may have a method
     `tally(queue)`. Successful runs of the queue are then added to that RunTally instead of being
     emitted as `delivery.done`, unless another subscriber wants that event.
     """
@@ -229,7 +229,7 @@ class Bus:
 
     @property
     def active(self) -> bool:
-        """Whether anybody listens to anything."""
+        """Whether there are subscribers."""
         return bool(self._subscribers)
 
     def hears(self, name: str) -> bool:
@@ -263,7 +263,9 @@ class Bus:
                     self._subscribers.remove(subscriber)
                     self._forget()
                     self.dropped.append((subscriber, error))
-                    _LOG.error("%r raised and is told nothing any more", subscriber, exc_info=error)
+                    _LOG.error(
+                        "subscriber %r raised an error and was removed", subscriber, exc_info=error
+                    )
 
     def _wanting(self, name: str) -> tuple[Subscriber, ...]:
         found = self._listeners.get(name)

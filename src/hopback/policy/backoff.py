@@ -12,8 +12,8 @@ from hopback.topology.durations import format_duration
 class BackoffWaits:
     """Waits in seconds that grow by `factor` from `first` up to `cap`.
 
-    `jitter` adds up to that fraction of the wait, so that many who fail together do not come back
-    together; it only ever adds, so no wait is shorter than configured.
+    `jitter` adds up to that fraction of the wait, so that callers that fail together do not retry
+    together. It never shortens a wait.
     """
 
     first: float = 1.0
@@ -40,7 +40,7 @@ def schedule(policy: BackoffWaits, attempts: int) -> tuple[float, ...]:
 
 
 def show_schedule(policy: BackoffWaits, attempts: int) -> str:
-    """The schedule as people read it: `1s, 2s, 4s (+ up to 10 %)`."""
+    """The schedule as text: `1s, 2s, 4s (+ up to 10 %)`."""
     waits = ", ".join(format_duration(round(wait * 1000)) for wait in schedule(policy, attempts))
     return f"{waits} (+ up to {policy.jitter:.0%})" if policy.jitter else waits
 

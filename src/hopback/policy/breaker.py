@@ -1,8 +1,8 @@
 """When everything fails: a circuit breaker as a pure state machine.
 
-Closed, it counts failures in a row. At the limit it opens: the queue is paused and nothing is
-handled. When the cool-down is over it lets probes through (half open): a success closes it, a
-failure opens it again for twice as long, up to a limit. Time is an argument.
+A closed breaker counts failures in a row. At the limit it opens: the queue is paused. After the
+cool-down it lets probes through (half open). A success closes it. A failure opens it again for twice
+as long, up to a limit. Time is an argument.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BreakerPolicy:
     probes: int = 1
 
     def __post_init__(self) -> None:
-        # A queue that probes nothing would stay paused forever.
+        # A queue without probes would stay paused forever.
         wrong = tuple(
             Problem(name, f"{least} or more", repr(found))
             for name, least in (("failures", 1), ("cool_down", 0), ("probes", 1))
@@ -51,14 +51,14 @@ class Breaker:
 
 
 def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: float) -> Breaker:
-    """The state after a handler has run. What was running when it opened changes nothing."""
+    """The state after a handler has run. Runs that were active when it opened do not change it."""
     if breaker.state is BreakerState.OPEN:
         return breaker
     if not failed:
         return Breaker()
     failures = breaker.failures + 1
     if breaker.state is BreakerState.HALF_OPEN or failures >= policy.failures:
-        # Open; each opening in a row lasts twice as long as the one before.
+        # Open. Each opening in a row lasts twice as long as the one before.
         # The exponent is bounded: a float overflows long before a cool-down becomes useful.
         doubled = policy.cool_down * 2.0 ** min(breaker.openings, 32)
         return Breaker(

@@ -3,27 +3,27 @@
 # The rules of this file:
 #
 # 1. It does no I/O, reads no clock and draws no random number: time and chance are arguments.
-# 2. It is total: whatever the headers hold and the handler said, there is a decision.
-# 3. A failure below the plan's attempts goes to a retry queue; the last one is parked.
+# 2. It is total: there is a decision for any headers and any outcome of the handler.
+# 3. A failure below the plan's attempts goes to a retry queue. The last one is parked.
 # 4. A message goes for retry by a confirmed publish, or by nack (requeue=False) where the plan
 #    leaves that to the broker. Instead of nack it is published into the same retry queue when
-#    a. it carries a count of ours: stripped of x-death, it would be counted from 0 again;
+#    a. it has our count: it was published without x-death, so the broker would count from 0;
 #    b. it needs a tier that the queue's dead-letter exchange does not lead to;
 #    c. the broker is older than 4.0, so believes an x-death that a client published, and this one
-#       is malformed (it crashes the queue) or tells of a death in this very queue that was no
+#       is malformed (it crashes the queue) or has a death in this queue that was not a
 #       rejection (the way back is then dropped as a cycle).
-# 5. A snooze counts no attempt. It waits in a retry queue, or in our hands where the plan says so:
-#    a requeue costs a quorum queue one of its deliveries, a classic queue nothing. A wait in our hands
+# 5. A snooze counts no attempt. The message waits in a retry queue, or in the process if the plan
+#    specifies that: a requeue costs a quorum queue one of its deliveries. A wait in the process
 #    is never shorter than the plan's minimum.
-#    What is to wait longer than any retry queue of the plan waits in the queues of delays, where
-#    there are any: it comes back when it said. A retry that asks for more than any tier does the same.
+#    A wait longer than any retry queue of the plan uses the delay queues, if they exist. The message
+#    then returns at the given time. A retry with a longer wait than any tier does the same.
 # 6. A message that cannot carry its count cannot be retried by publish: it is parked. If its headers
 #    do not fit a frame it is rejected where that leads to the dead-letter queue, else it is published
 #    there without the largest of them. No content keeps a delivery unsettled.
-# 7. What has headers that cannot be read is parked by its first failure or snooze: its count may be
+# 7. A message with unreadable headers is parked at its first failure or snooze: its count may be
 #    among them.
 #
-# The first matching rule holds; nothing outside this file adds an exception to them.
+# The first matching rule applies. Code outside this file adds no exceptions.
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def consumer_status(decision: Decision) -> ConsumerStatus | None:
             assert_never(decision)
 
 
-MENU = "nothing, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
+MENU = "None, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
 """The valid return values of a handler, for the error message about any other."""
 
 
@@ -301,7 +301,7 @@ def outcome_of(returned: object) -> Outcome:
     except Exception:
         text = "something that cannot be shown"
     shown = f"{text[:200]} ({type(returned).__name__})"
-    return Park(f"the handler returned {shown}; expected {MENU}")
+    return Park(f"the handler returned {shown}, expected {MENU}")
 
 
 def raised_outcome(error: BaseException) -> Outcome | None:

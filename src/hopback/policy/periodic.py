@@ -195,7 +195,7 @@ def _values(field: str, name: str, least: int, most: int, words: tuple[str, ...]
 def due_now(
     schedule: Schedule, last_ms: int, now_ms: int, missed: Missed
 ) -> tuple[tuple[int, ...], int]:
-    """What is to be sent now, oldest first, if the last one was `last_ms`; and up to when that reaches."""
+    """The due times to send now, oldest first, after the last one `last_ms`, and the new last time."""
     latest = schedule.latest(now_ms)
     if latest <= last_ms:
         return (), last_ms
@@ -212,6 +212,6 @@ def due_now(
 
 
 def due_id(name: str, due_ms: int) -> str:
-    """The message id of what is due then: the same from every process, so that an inbox makes it once."""
+    """The message id of a due message, equal in all processes, so that an inbox handles it once."""
     moment = datetime.fromtimestamp(due_ms / 1000, UTC)
     return f"{name}@{moment.isoformat(timespec='milliseconds' if due_ms % 1000 else 'seconds')}"

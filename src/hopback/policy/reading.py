@@ -1,4 +1,4 @@
-"""A delivery as its headers tell of it: how often it has failed, and where it came from."""
+"""The facts about a delivery in its headers: number of failures and origin."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """What the headers of one delivery say, for the plan of its queue.
+    """The headers of one delivery, read for the plan of its queue.
 
-    It is made once and handed on: to the decision, its effects and the record of both. Each answer
-    is found when it is first asked for, and kept.
+    It is created once and passed to the decision, its effects and the record of both. Each property is
+    computed on first use and kept.
     """
 
     __slots__ = ("_attempt", "_origin", "delivery", "history", "plan")
@@ -44,7 +44,7 @@ class Reading:
 
     @property
     def message_id(self) -> str:
-        """The message id; a message without one has a stable hash of its content and origin."""
+        """The message id. Without one, a stable hash of content and origin."""
         plan = self.plan
         stamps = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
         ignoring = stamps | {plan.count_header} if plan.count_header else stamps
@@ -52,7 +52,7 @@ class Reading:
 
     @property
     def deaths(self) -> tuple[Death, ...]:
-        """The broker's record of deaths, as it stands now."""
+        """The broker's current record of deaths."""
         return self.history.broker_deaths
 
 
@@ -62,19 +62,19 @@ def attempt_of(delivery: Delivery, plan: Plan) -> int:
 
 
 def failures_so_far(headers: Headers, plan: Plan) -> int:
-    """How often the message failed in the plan's queue: the largest of the counts, never a sum.
+    """Number of failures in the plan's queue: the largest of all counts, never their sum.
 
-    A message counts twice where we and the broker both count it, so adding would park it early;
-    and no count goes beyond what the plan can have caused.
+    Both Hopback and the broker may count a failure, so a sum would park the message early. The count is
+    limited to the failures that the plan can have caused.
     """
     return _failures(History(headers, plan.queue), plan)
 
 
 def origin_of(delivery: Delivery, plan: Plan | None = None) -> tuple[str, str]:
-    """Exchange and routing key by which the message first came to its queue.
+    """Exchange and routing key of the message's first arrival in its queue.
 
-    Our own headers know it; else the design's (another library's consumer wrote them); else the
-    broker's record of the first death in the queue; else it is as the delivery says.
+    The source is our own header, or else the design's (written by a consumer of another library), or
+    else the broker's record of the first death in the queue, or else the delivery.
     """
     queue = delivery.queue if plan is None else plan.queue
     return _origin(History(delivery.properties.headers, queue), delivery, plan)
@@ -86,7 +86,7 @@ def original_routing_key(delivery: Delivery, plan: Plan | None = None) -> str:
 
 
 def _failures(known: History, plan: Plan) -> int:
-    if not known.headers:  # as at every first failure: nothing is to be looked for
+    if not known.headers:  # usual at the first failure
         return 0
     counts = (
         known.attempts,
@@ -99,9 +99,9 @@ def _failures(known: History, plan: Plan) -> int:
 def _counted_by_design(known: History, plan: Plan) -> int:
     """The design's own counter, if it was written for this queue.
 
-    Copies that reach other queues through a shared exchange carry it too. Where we wrote it, our
-    mark beside it names the queue; where another library's consumer did, the message must come
-    from one of this queue's own retry queues.
+    Copies that reach other queues through a shared exchange have it too. If Hopback wrote it, its own
+    header names the queue. If another library's consumer wrote it, the message must come from one of
+    this queue's retry queues.
     """
     if known.marked_queue is None:
         waited = {route.queue for tier in plan.tiers for route in tier.routes}
@@ -116,7 +116,7 @@ def _origin(known: History, delivery: Delivery, plan: Plan | None) -> tuple[str,
         return delivery.exchange, delivery.routing_key
     if known.origin_routing_key is not None:
         return known.origin_exchange or "", known.origin_routing_key
-    # What the design's own headers say, if they name a routing key.
+    # Use the design's own headers if they contain a routing key.
     stamps = () if plan is None else (*plan.retry_stamps, *plan.park_stamps)
     said = {stamp.fact: text_in(known.headers.get(stamp.header)) for stamp in stamps}
     key = said.get(Fact.ORIGIN_ROUTING_KEY)

@@ -1,7 +1,7 @@
 """AMQP 0-9-1: a sans-I/O library for both roles, and the asyncio shell that owns the socket.
 
-`WireConnection` turns bytes into events and commands into bytes; nothing in it does I/O. `Wire` puts it
-on a socket. Only `hopback.broker.rabbitmq`, the broker's server side and the conformance suite use this
+`WireConnection` converts bytes to events and commands to bytes without I/O. `Wire` connects it to a
+socket. Only `hopback.broker.rabbitmq`, the broker's server side and the conformance suite use this
 package.
 """
 

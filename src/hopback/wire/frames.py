@@ -181,8 +181,8 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 def too_large(size: int, frame_max: int) -> ProtocolError:
     """Build the error for properties that do not fit in one frame."""
     return ProtocolError(
-        f"expected properties and headers of at most {frame_max - 12} bytes (one frame), got {size};"
-        " shorten the headers"
+        f"expected properties and headers of at most {frame_max - 12} bytes (one frame), got {size}."
+        " Shorten the headers"
     )
 
 

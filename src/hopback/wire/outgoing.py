@@ -22,7 +22,7 @@ _NAME_BYTES = 255  # the longest short string of AMQP 0-9-1
 def unsendable(exchange: object, routing_key: object, problem: object) -> InvalidMessage:
     """The error for a message that cannot be sent."""
     where = f"exchange {exchange!r}, routing key {routing_key!r}"
-    return InvalidMessage(f"nothing was sent to {where}: {problem}")
+    return InvalidMessage(f"message not sent to {where}: {problem}")
 
 
 def check_route(exchange: object, routing_key: object) -> None:

@@ -2,9 +2,9 @@
 
 | option | meaning | default |
 |---|---|---|
-| `heartbeat` | seconds; 0 asks for none | 60 |
+| `heartbeat` | seconds, 0 for no heartbeats | 60 |
 | `connection_timeout` | seconds for one host, handshake included | 10 |
-| `channel_max`, `frame_max` | what we propose | 2047, 131072 |
+| `channel_max`, `frame_max` | proposed limits | 2047, 131072 |
 | `auth_mechanism` | `plain` or `external` | plain |
 | `password_file`, `password_env` | where the password is, instead of in the URL | |
 | `cacertfile`, `certfile`, `keyfile` | PEM files for amqps | the system's authorities |
@@ -90,7 +90,7 @@ def parse_url(url: str) -> Address:
     # address is not the first. A slash in a password is percent-encoded.
     before, _, fragment = rest.translate(_LINE_ENDS).partition("#")
     if fragment:
-        raise ValueError("broker URL: expected no '#'; write it as %23")
+        raise ValueError("broker URL: expected no '#'. Write it as %23")
     place, _, query = before.partition("?")
     authority, _, path = place.partition("/")
     user_part, _, host_part = authority.rpartition("@")
@@ -98,10 +98,10 @@ def parse_url(url: str) -> Address:
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
         known = ", ".join(sorted(_OPTIONS))
-        raise ValueError(f"broker URL: unknown option {', '.join(unknown)}; known are {known}")
+        raise ValueError(f"broker URL: unknown option {', '.join(unknown)}. Known options: {known}")
     hosts = tuple(_host(part, _PORTS[scheme]) for part in host_part.split(","))
     if "/" in path:
-        raise ValueError(f"broker URL: expected one virtual host, got {path!r}; write '/' as %2F")
+        raise ValueError(f"broker URL: expected one virtual host, got {path!r}. Write '/' as %2F")
     return Address(
         hosts=hosts,
         virtual_host=unquote(path) or "/",

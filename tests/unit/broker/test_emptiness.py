@@ -343,7 +343,7 @@ async def test_numbers_that_are_not_told_yet_are_waited_for() -> None:
 async def test_numbers_that_are_never_told_forbid_the_delete() -> None:
     """Nothing is changed where nobody can know."""
     on = await untold(1000.0)
-    with pytest.raises(UnsafeOperation, match="does not tell how many messages 'a' has"):
+    with pytest.raises(UnsafeOperation, match="does not report the number of messages in 'a'"):
         await on.migrate(Topology("t", queues=(Queue("a"),)))
     assert await on.bodies("a") == numbered(3)
 
@@ -380,7 +380,7 @@ async def test_the_consumers_that_park_by_name_have_to_be_stopped() -> None:
     (main,) = [plan.queue for plan in HARDENED.plans]
     channel = await on.connection.open_channel()
     await channel.consume(main, lambda _: None)
-    with pytest.raises(UnsafeOperation, match=f"nothing was changed: '{main}' has 1 consumers"):
+    with pytest.raises(UnsafeOperation, match=f"no changes were made: '{main}' has 1 consumers"):
         await on.migrate(HARDENED)
     await declare(on.connection, mixed)
 

@@ -56,7 +56,7 @@ def test_what_was_looked_at_too_often_keeps_its_limit_lifted(version: BrokerVers
     async def play() -> None:
         connection, management = await looked_at(25, version)
         with pytest.raises(
-            UnsafeOperation, match=r"10 messages of 'old\.errors' came back up to 26"
+            UnsafeOperation, match=r"10 messages of 'old\.errors' were returned up to 26"
         ):
             await restore_limits(connection, management)
         assert len(await management.policies()) == 1

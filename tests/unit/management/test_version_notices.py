@@ -13,8 +13,8 @@ from hopback.version import BrokerVersion
     [
         ("3.9.1", "hardened designs cannot be declared", "21st return"),
         ("3.10.8", "x-death header that a client publishes is interpreted", "21st return"),
-        ("3.13.1", "drop dead letters that are no cycle", "is interpreted"),
-        ("3.13.3", "", "drop dead letters that are no cycle"),
+        ("3.13.1", "drop dead letters without a cycle", "is interpreted"),
+        ("3.13.3", "", "drop dead letters without a cycle"),
         ("4.0.5", "21st return", "cancels the consumer"),
         ("4.3.6", "cancels the consumer", "is interpreted"),
     ],

@@ -182,7 +182,7 @@ async def test_readiness_falls_while_everything_is_held_and_says_why() -> None:
         assert "orders stands still: everything in hand (2) is held" in reason
         assert "'orders.dlq': 312 NO_ROUTE" in reason
         (said,) = test.happened("topology.unusable", object="orders.dlq")
-        assert "creates nothing (ownership `check`)" in said.fields["reason"]
+        assert "does not create objects (ownership `check`)" in said.fields["reason"]
         await declare(connection, app.topology)
         tally = await test.drain()
         assert _reasons(test) == ()

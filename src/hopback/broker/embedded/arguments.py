@@ -1,4 +1,4 @@
-"""Queue and exchange declarations: what the broker refuses, and when two of them are the same."""
+"""Queue and exchange declarations: refusals by the broker, and equivalence of two declarations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Check: TypeAlias = "Callable[[FieldValue], str | None]"
 
 
 def integer_problem(value: FieldValue, *, least: int | None = None) -> str | None:
-    """What is wrong with a value that should be an integer, in the broker's words."""
+    """The problem of a value that should be an integer, in the broker's words."""
     if isinstance(value, bool | Timestamp) or not isinstance(value, int):
         return f'"expected integer, got {type_name(value)}"'
     if least is not None and value < 0:
@@ -66,7 +66,7 @@ def _one_of(problem: str, *accepted: str) -> _Check:
     return check
 
 
-# In the order in which the broker looks at them; it compares the same ones on redeclaration.
+# In the order in which the broker checks them. It compares the same ones on a redeclare.
 _CHECKS: Mapping[str, _Check] = {
     "x-expires": _expiry,
     "x-message-ttl": _duration,
@@ -105,7 +105,7 @@ _REFUSED = {"classic": _QUORUM_ONLY | _STREAM_ONLY, "quorum": _CLASSIC_ONLY | _S
 
 
 def check_queue_arguments(place: str, kind: str, arguments: Headers, profile: Profile) -> None:
-    """Refuse what the broker refuses when a queue is declared. It accepts what it does not know.
+    """Refuse invalid arguments of a queue declaration. The broker accepts unknown arguments.
 
     `place` is the queue as the broker names it.
     """
@@ -138,7 +138,7 @@ def check_queue_arguments(place: str, kind: str, arguments: Headers, profile: Pr
 
 
 def inequivalent(place: str, name: str, received: object, current: object) -> Refusal:
-    """406 for a property that differs from what exists."""
+    """406 for a property that differs from that of the existing object."""
     return precondition_failed(
         f"inequivalent arg '{name}' for {place}:"
         f" received '{_shown(received)}' but current is '{_shown(current)}'"
@@ -161,7 +161,7 @@ def inequivalent_argument(
 
 
 def _seen(arguments: Headers, name: str) -> FieldValue:
-    """The argument as the broker compares it: an explicit classic type is none."""
+    """The argument as the broker compares it: an explicit classic type counts as absent."""
     value = arguments.get(name)
     return None if name == "x-queue-type" and value == "classic" else value
 
@@ -175,7 +175,7 @@ def _shown(value: object) -> str:
 
 
 def check_expiration(text: str) -> int:
-    """The milliseconds of a message's `expiration`; 406 unless it is a number the broker takes."""
+    """The milliseconds of a message's `expiration`. 406 unless it is a number that the broker accepts."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     length = len(digits) - len(digits.lstrip("0123456789"))
     if not length:

@@ -265,7 +265,7 @@ class EmbeddedChannel:
         try:
             verdict = self._state.publish(message, mandatory=mandatory, properties=kept)
         except Refusal:
-            return  # the channel is being told, and ends this fate with the others
+            return  # the channel is being closed, which ends this publish, too
         self._put(self._confirm, (fate, verdict))
 
     def _confirmed(self, said: tuple[Future[None], EventKind]) -> None:

@@ -1,4 +1,4 @@
-"""Fault switches: what can go wrong on the way, on demand or by chance with a seed."""
+"""Faults to inject: on demand, or at random with a seed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """What can be made to go wrong."""
+    """A fault to inject in tests."""
 
     REFUSE_CONNECTION = "refuse-connection"
     """A connection is refused."""
     LOSE_CONFIRM = "lose-confirm"
-    """A message is stored; its publisher never hears of it."""
+    """A message is stored, but its publisher gets no confirm."""
     NACK = "nack"
     """A publish is refused and not stored."""
     RETURN = "return"
-    """A mandatory publish comes back as unroutable and is not stored."""
+    """A mandatory publish is returned as unroutable and not stored."""
     CUT_BEFORE_PUBLISH = "cut-before-publish"
     """The connection breaks before a publish has arrived."""
     CUT_AFTER_PUBLISH = "cut-after-publish"
@@ -28,9 +28,9 @@ class Fault(StrEnum):
 
 
 class Faults:
-    """The switches of one embedded broker. All off, they cost one comparison.
+    """The faults of one embedded broker. If all are off, they cost one comparison.
 
-    `latency` is how many seconds everything the broker says takes to arrive.
+    `latency` is the delay of everything the broker sends, in seconds.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -46,7 +46,7 @@ class Faults:
         self._refresh()
 
     def chance(self, fault: Fault, probability: float) -> None:
-        """Let it happen with this probability each time that it can; 0 switches it off."""
+        """Inject the fault with this probability at every occasion. 0 switches it off."""
         if not 0 <= probability <= 1:
             raise ValueError(f"expected a probability between 0 and 1, got {probability}")
         self._chances[fault] = probability

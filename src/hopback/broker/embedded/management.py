@@ -114,7 +114,7 @@ class EmbeddedManagement:
         self._broker.clear_policy(name)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no connection to close."""
 
     def _reading(self, live: LiveQueue) -> QueueReading:
         queue = _declared(live)

@@ -1,7 +1,7 @@
-"""What the broker refuses, in RabbitMQ's own words.
+"""Refusals by the broker, with RabbitMQ's texts.
 
-A refusal closes the channel, or the connection where AMQP says so. The texts were taken down from
-a RabbitMQ, so that a program which reads them reads the same here.
+A refusal closes the channel, or the connection if AMQP specifies that. The texts were recorded from
+RabbitMQ, so that programs that parse them behave the same.
 """
 
 from __future__ import annotations

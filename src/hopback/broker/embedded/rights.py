@@ -1,4 +1,4 @@
-"""What a user may do in a virtual host: configure, write and read, by the names of queues and exchanges."""
+"""Rights of a user in a virtual host: configure, write and read, by the names of queues and exchanges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from hopback.broker.embedded.refusal import Refusal, access_refused, where
 
 DEFAULT_EXCHANGE = "amq.default"
-"""What the exchange without a name is called where it needs one."""
+"""The name of the default exchange in permission checks."""
 
 
 class Right(StrEnum):
@@ -30,7 +30,7 @@ class Rights(Protocol):
 
 
 def refused_access(right: Right | None, kind: str, name: str, vhost: str, user: str) -> Refusal:
-    """403 for a queue or exchange; older versions do not name the right."""
+    """403 for a queue or exchange. Older versions do not name the right."""
     named = "" if right is None else f"{right} "
     return access_refused(f"{named}access to {where(kind, name, vhost)} refused for user '{user}'")
 

@@ -46,7 +46,7 @@ class Routing:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        """All bindings; those of the default exchange are not among them."""
+        """All bindings except those of the default exchange."""
         return tuple(self._bindings.values())
 
     @property
@@ -100,7 +100,7 @@ class Routing:
             self.changed()
 
     def delete(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete it with its bindings; one that does not exist is no error."""
+        """Delete the exchange with its bindings. A missing exchange is not an error."""
         _refuse_default(name)
         if name not in self.exchanges:
             return
@@ -116,7 +116,7 @@ class Routing:
         )
 
     def bind(self, binding: Binding) -> None:
-        """Add the binding; both ends must be there."""
+        """Add the binding. Both ends must exist."""
         _refuse_default(binding.source)
         if binding.to_exchange:
             _refuse_default(binding.destination)
@@ -139,7 +139,7 @@ class Routing:
         self.changed()
 
     def unbind(self, binding: Binding) -> None:
-        """Remove the binding; a missing one is no error."""
+        """Remove the binding. A missing binding is not an error."""
         _refuse_default(binding.source)
         if binding.to_exchange:
             _refuse_default(binding.destination)

@@ -209,7 +209,7 @@ class SessionChannel:
 
     @_refusable
     def purge_queue(self, name: str) -> int:
-        """Remove all ready messages; how many there were."""
+        """Remove all ready messages. Returns their number."""
         return self._readable(name).purge()
 
     def _readable(self, name: str) -> LiveQueue:
@@ -242,9 +242,9 @@ class SessionChannel:
     def publish(
         self, message: Message, *, mandatory: bool = False, properties: Properties | None = None
     ) -> EventKind:
-        """Take a message and tell its fate: ENQUEUED, REFUSED, RETURNED or DROPPED.
+        """Accept a message and return its fate: ENQUEUED, REFUSED, RETURNED or DROPPED.
 
-        `properties`, if given, stand in for the message's own.
+        `properties`, if given, replace those of the message.
         """
         session = self.session
         try:
@@ -266,7 +266,7 @@ class SessionChannel:
     # Consuming.
 
     def qos(self, prefetch: int, *, whole_channel: bool = False) -> None:
-        """Limit what is unsettled: for each later consumer, or for the channel as a whole."""
+        """Limit unsettled deliveries of each later consumer, or of the whole channel."""
         if not whole_channel:
             self.prefetch = prefetch
         elif self.node.profile.global_qos_refused:
@@ -335,7 +335,7 @@ class SessionChannel:
             raise access_refused(f"{place} in exclusive use")
 
     def cancel(self, tag: str) -> None:
-        """End a consumer; what it holds stays unsettled."""
+        """End a consumer. Its deliveries stay unsettled."""
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
             consumer.queue.remove_consumer(consumer, by_client=True)
@@ -346,7 +346,7 @@ class SessionChannel:
             self.sink.cancelled(consumer.tag)
 
     def end_consumer(self, consumer: QueueConsumer, held: Sequence[Taken]) -> None:
-        """The broker ends it and takes these deliveries back; to settle them later means nothing."""
+        """End a consumer and requeue these deliveries. Settling them later has no effect."""
         if self.consumers.pop(consumer.tag, None) is not None:
             consumer.queue.remove_consumer(consumer)
             self.sink.cancelled(consumer.tag)

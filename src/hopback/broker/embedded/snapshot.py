@@ -28,7 +28,7 @@ class StoredMessage:
     properties: Properties
     redelivered: bool
     returns: int
-    """How often it came back to this quorum queue."""
+    """How often it was returned to this quorum queue."""
     failures: int
     """How many deliveries of it failed (4.x quorum queues)."""
     expires: float | None
@@ -62,7 +62,7 @@ class NodeSnapshot:
     bindings: tuple[Binding, ...]
 
     def queue(self, name: str) -> QueueSnapshot:
-        """The queue of that name; KeyError if there is none."""
+        """The queue of that name. KeyError if it does not exist."""
         found = next((queue for queue in self.queues if queue.name == name), None)
         if found is None:
             known = ", ".join(queue.name for queue in self.queues) or "none"

@@ -93,7 +93,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def stuck(self) -> NothingCanHappen:
         """Return the error for a loop without ready tasks and deadlines."""
-        return NothingCanHappen(f"nothing can happen any more; {self._waiting()}")
+        return NothingCanHappen(f"no task can continue and no deadline is set: {self._waiting()}")
 
     def _waiting(self) -> str:
         places = []

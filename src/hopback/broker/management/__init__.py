@@ -1,8 +1,8 @@
 """The broker's HTTP management API: the few calls that discovery, plans and checks need.
 
-AMQP stays the source of exact counts; what is read here may be up to five seconds old, so every
-reading carries its source, when it was taken and how far it may lag. Needs the extra
-`management` (httpx), which is imported when the first client is made.
+AMQP remains the source of exact counts. Values of the management API may be up to five seconds old, so
+every reading has its source, its time and its maximum lag. Needs the extra `management` (httpx), which
+is imported when the first client is created.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _password(parts: SplitResult) -> str:
         if "password_env" in options:
             return os.environ[options["password_env"]]
     except (OSError, KeyError, UnicodeDecodeError) as exc:
-        raise ConnectionFailed("expected the password where the broker address says it is") from exc
+        raise ConnectionFailed("expected the password at the place given in the address") from exc
     return unquote(parts.password or "")
 
 
@@ -218,7 +218,7 @@ class Http:
                 if len(received) > self._limit_bytes:
                     raise ManagementError(
                         f"{method} {self._address.url}{where}: expected an answer of at most "
-                        f"{self._limit_bytes} bytes, got more; name one virtual host"
+                        f"{self._limit_bytes} bytes, got more. Specify one virtual host"
                     )
             return response.status_code, bytes(received)
 
@@ -497,7 +497,7 @@ class Management:
         return _entries(answer, f"GET {self.address}{place}")
 
     async def _pages(self, place: str, **query: str) -> list[dict[str, Any]]:
-        """All pages of a listing; a broker too small or old to page answers with the whole list."""
+        """All pages of a listing. A broker without paging answers with the whole list."""
         entries: list[dict[str, Any]] = []
         for number in range(1, _PAGES + 1):
             page = {"page": str(number), "page_size": str(_PAGE_SIZE)}

@@ -144,7 +144,7 @@ def read_queue(data: _Json, read_at: float) -> QueueReading:
     details = _table(_table(data.get("message_stats")).get("publish_details"))
     rate = details.get("avg_rate", details.get("rate"))
     if isinstance(rate, bool) or not isinstance(rate, int | float):
-        rate = None  # not told
+        rate = None  # not reported
     return QueueReading(
         queue=Queue(
             str(data["name"]),

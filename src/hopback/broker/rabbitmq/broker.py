@@ -67,7 +67,7 @@ class RabbitMQ:
                 which = f"{host}:{port}: " if len(hosts) > 1 else ""
                 reason = str(error) or type(error).__name__
                 if isinstance(error, ConnectionError) and error.errno is not None:
-                    # asyncio's own text names the address once more; the system's says what happened.
+                    # asyncio's text repeats the address. The system's text contains only the reason.
                     reason = os.strerror(error.errno)
                 failures.append(which + reason)
                 refused = refused and isinstance(error, LoginRefused)
@@ -76,12 +76,12 @@ class RabbitMQ:
 
     async def _connect_to(self, host: str, port: int, name: str) -> RabbitConnection:
         address = self._address
-        # A password on an unencrypted connection to another machine is said once.
+        # Warn once about a password on an unencrypted connection to another machine.
         plain = self._address.tls is None and self._address.credentials.mechanism == "PLAIN"
         if plain and not self._warned and not _is_loopback(host):
             self._warned = True
             _LOG.warning(
-                "the password for %s crosses the network unencrypted; use amqps://", self.address
+                "the password for %s crosses the network unencrypted, use amqps://", self.address
             )
         connection = RabbitConnection(
             address,

@@ -77,7 +77,7 @@ class RabbitConnection:
     async def open_channel(self) -> RabbitChannel:
         """A new channel in confirm mode."""
         self._check()
-        # Fresh numbers first: one that was just closed rests as long as possible.
+        # Use new numbers first, so that a closed number is reused as late as possible.
         if self._next <= self._channel_max:
             number = self._next
             self._next += 1
@@ -101,7 +101,7 @@ class RabbitConnection:
         return channel
 
     async def close(self) -> None:
-        """Close in order; what was unsettled goes back to its queues. Safe to repeat."""
+        """Close the connection. The broker requeues unsettled deliveries. Safe to repeat."""
         if self._ended.done():
             return
         if self._core.state is ConnectionState.OPEN:
@@ -191,8 +191,8 @@ class RabbitConnection:
         if not self.opened.done():
             failed = error
             if not isinstance(failed, ConnectionFailed):
-                # RabbitMQ hangs up without a word on some wrong handshakes, so say where that happened.
+                # RabbitMQ closes the socket without a reason on some handshake errors, so name the phase.
                 failed = ConnectionFailed(f"during the handshake: {error or 'closed by us'}")
                 failed.__cause__ = error
             self.opened.set_exception(failed)
-            self.opened.exception()  # nobody may be waiting any more; that is no news
+            self.opened.exception()  # mark as retrieved, because no caller may be waiting

@@ -5,7 +5,7 @@ GET  /api/overview, /api/whoami, /api/nodes, /api/vhosts, /api/users, /api/permi
 GET  /api/health/checks/…, /api/healthchecks/node[/{name}]
 POST /api/users/bulk-delete
 GET  /api/queues, /api/exchanges, /api/bindings, /api/policies, /api/operator-policies,
-     /api/connections, /api/channels, /api/consumers, each also with /{vhost}; and each by its name
+     /api/connections, /api/channels, /api/consumers, each also with /{vhost}, and each by its name
 GET, POST, DELETE  /api/bindings/{vhost}/e/{exchange}/{q|e}/{name}[/{key}]
 POST         /api/exchanges/{vhost}/{name}/publish, /api/queues/{vhost}/{name}/get
 DELETE       /api/connections/{name}, /api/connections/username/{user}

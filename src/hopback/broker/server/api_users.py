@@ -1,6 +1,6 @@
 """Users, virtual hosts and permissions, as in RabbitMQ's management API.
 
-`Caller` is the authenticated user. Its tags decide what it sees, its permissions decide which
+`Caller` is the authenticated user. Its tags decide which objects it sees, its permissions decide which
 operations are allowed.
 """
 
@@ -61,7 +61,7 @@ class _Nowhere:
         """There is no consumer."""
 
     def closed(self, refusal: Refusal) -> None:
-        """The caller is told by the exception."""
+        """Do nothing: the exception informs the caller."""
 
 
 @dataclass(frozen=True, slots=True)

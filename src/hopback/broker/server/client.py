@@ -146,7 +146,7 @@ def server_properties(broker: ServedBroker) -> Headers:
     return {
         "capabilities": _CAPABILITIES,
         "cluster_name": broker.cluster_name,
-        "information": "Hopback's embedded broker, for development and tests; not RabbitMQ itself.",
+        "information": "Hopback's embedded broker for development and tests. This is not RabbitMQ.",
         "platform": f"Hopback {__version__}",
         "product": "RabbitMQ",
         "version": broker.full_version,
@@ -423,7 +423,7 @@ class Client:
             for event in unread:
                 self.on_event(event)
         except Exception:  # the caller is another client or a timer
-            _log.exception("what a blocked client had said led to an error in the broker")
+            _log.exception("input of a formerly blocked client led to an error in the broker")
             self.socket.abort()
         if self._unread is None:
             self.socket.resume_reading()

@@ -24,9 +24,9 @@ _NO_ROUTE = b"NO_ROUTE"
 
 
 def short_text(text: str) -> bytes:
-    """A short string with its length; what came as bytes that are no text leaves as it came.
+    """A short string with its length. Bytes that are not UTF-8 are unchanged.
 
-    Only a dead-letter routing key can be too long, because an argument may be: it is cut.
+    Only a dead-letter routing key can be too long, because it is an argument. It is cut.
     """
     raw = text.encode("utf-8", "surrogateescape")[:255]
     return bytes((len(raw),)) + raw
@@ -37,9 +37,9 @@ def confirm_frame(channel: int, tag: int, *, stored: bool, multiple: bool = Fals
 
 
 class Envelopes:
-    """Writes what stands around the bodies of one client's messages.
+    """Writes the frames before and after the bodies of one client's messages.
 
-    Routes and the last properties are remembered: in a busy queue they hardly ever change.
+    Routes and the last properties are cached, because they rarely change in a busy queue.
     """
 
     __slots__ = ("_properties", "_raw", "_routes")
@@ -56,7 +56,7 @@ class Envelopes:
         return self._raw
 
     def deliver(self, channel: int, consumer: bytes, taken: Delivery) -> bytes:
-        """The method frame of `basic.deliver`; `consumer` is the tag as a short string."""
+        """The method frame of `basic.deliver`. `consumer` is the tag as a short string."""
         route = self._route(taken.exchange, taken.routing_key)
         return b"".join(
             (

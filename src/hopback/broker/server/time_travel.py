@@ -91,7 +91,7 @@ class SystemTime:
         """Raise ValueError, because the system clock cannot be advanced."""
         raise ValueError(
             f"expected a broker with a virtual clock to advance by {seconds:g} s, got one with the"
-            " system's; start it with --clock virtual"
+            " system clock. Start it with --clock virtual"
         )
 
     def _arm(self, due: float) -> None:

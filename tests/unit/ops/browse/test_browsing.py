@@ -258,7 +258,7 @@ async def test_a_quorum_queue_with_the_default_limit_is_not_looked_at() -> None:
         assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
         assert (await shop.operations.queue(DLQ)).limit_lifted
         with pytest.raises(
-            UnsafeOperation, match=r"5 messages of 'orders\.dlq' came back up to 101"
+            UnsafeOperation, match=r"5 messages of 'orders\.dlq' were returned up to 101"
         ):
             await shop.operations.restore_limit(DLQ)
         assert (await shop.operations.queue(DLQ)).limit_lifted
