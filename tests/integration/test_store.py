@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy.exc import DBAPIError
 
 from hopback import App, Context
 from hopback.broker.supervise import Backoff
@@ -27,6 +28,7 @@ from hopback.store import (
     DatabaseUrlError,
     NoInboxKey,
     Outbox,
+    Transaction,
     current_version,
     forget_processed,
     migrate,
@@ -550,8 +552,8 @@ async def test_a_relay_that_dies_loses_nothing(engine: AsyncEngine) -> None:
 
 @pytest.mark.parametrize("step", ["claim", "renew", "pending", "settle", "release"])
 async def test_a_relay_that_is_stopped_keeps_no_lease(engine: AsyncEngine, step: str) -> None:
-    """At whichever step: what is left can be published by another at once."""
-    await put(engine, message(1))
+    """At whichever step: another relay can publish the remaining message at once."""
+    await put(engine, message(1, "key"), message(2, "key"))
     outbox, reached = Outbox(engine, "stopped", CLOCK, lease=30), asyncio.Event()
     plain = getattr(outbox, step)
 
@@ -562,12 +564,17 @@ async def test_a_relay_that_is_stopped_keeps_no_lease(engine: AsyncEngine, step:
         await asyncio.sleep(0.1)
         return found
 
-    async def refused(_message: Message) -> None:
-        raise ConnectionFailed("no broker")
+    accepted: list[Message] = []
+
+    async def accept_one(one: Message) -> None:
+        if accepted:
+            raise ConnectionFailed("no broker")
+        accepted.append(one)
 
     setattr(outbox, step, slow)
-    relaying = asyncio.create_task(Relay(outbox, refused).run())
-    await reached.wait()
+    relaying = asyncio.create_task(Relay(outbox, accept_one, most=1).run())
+    async with asyncio.timeout(30):
+        await reached.wait()
     relaying.cancel()
     await asyncio.wait({relaying})
     assert len(await Outbox(engine, "next", CLOCK, lease=30).claim()) == 1
@@ -637,3 +644,39 @@ def test_a_wrong_database_url_is_refused_without_showing_it(url: str) -> None:
         open_database(url)
     assert "expected" in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_connection_closed_by_server_is_replaced_before_use(engine: AsyncEngine) -> None:
+    """Also several connections of one pool: no transaction fails."""
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(engine.connect())
+    async with engine.connect() as connection:
+        ending = text(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        assert len((await connection.execute(ending)).all()) == 2
+        await asyncio.sleep(0.1)  # the servers' processes end
+        async with AsyncExitStack() as stack:
+            for number in range(2):
+                tx = await stack.enter_async_context(transaction(engine))
+                assert await tx.first_time("orders", f"m-{number}")
+
+
+async def test_database_error_of_inbox_is_an_error_of_sqlalchemy(engine: AsyncEngine) -> None:
+    """Handlers catch the same errors whichever driver executes the statement."""
+    async with engine.begin() as connection:
+        await connection.execute(text("DROP TABLE hopback_inbox"))
+    with pytest.raises(DBAPIError, match="hopback_inbox"):
+        async with transaction(engine) as tx:
+            await tx.first_time("orders", "m-1")
+
+
+async def test_transaction_on_plain_connection_commits_with_it(engine: AsyncEngine) -> None:
+    """SQLAlchemy begins a transaction at the first statement, and so does the inbox."""
+    for is_first in (True, False):
+        async with engine.connect() as connection:
+            assert await Transaction(connection).first_time("orders", "m-1") is is_first
+            await connection.commit()

@@ -154,7 +154,7 @@ class Relay:
         try:
             # Everything in the claimed slots, page by page, for as long as the lease is ours.
             moved, after, held_up = 0, 0, set[str]()
-            while await self._outbox.renew(claimed):
+            while True:
                 page = await self._outbox.pending(claimed, self._most, after=after)
                 this = await self._send(page, held_up)
                 await self._outbox.settle(this.published, this.failed)
@@ -162,6 +162,8 @@ class Relay:
                 self.published += len(this.published)
                 if this.offline or len(page) < self._most:
                     break
+                if not await self._outbox.renew(claimed):
+                    break  # another relay may have claimed a slot
                 after = page[-1].id
             return moved
         finally:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import sqlite3
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -28,7 +30,12 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DisconnectionError,
+    IntegrityError,
+    SQLAlchemyError,
+)
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
@@ -129,6 +136,34 @@ _THREAD_ENDS_S = 5.0
 limit the thread is left running."""
 
 
+_CONNECTIONS = 15
+"""Connections of one process to PostgreSQL, which allows 100 by default. Others wait."""
+_IDLE_S = 60.0
+"""Seconds. A connection that was unused for longer is replaced. A firewall may have dropped it silently."""
+
+
+def _check_connection(adapted: Any, record: Any, _proxy: object) -> None:
+    """Refuse a connection of the pool that the server has closed. The pool then opens another one.
+
+    A server that closes a connection makes its socket readable. This check takes no round trip, as a ping
+    before each use would.
+    """
+    raw = adapted.driver_connection
+    now = monotonic()
+    used = record.info.get("hopback_used")
+    record.info["hopback_used"] = now
+    if used is not None and (raw.closed or now - used > _IDLE_S or _is_readable(raw.pgconn.socket)):
+        raise DisconnectionError("the connection is closed or was unused for a long time")
+
+
+def _is_readable(descriptor: int) -> bool:
+    if not hasattr(select, "poll"):  # Windows
+        return bool(select.select([descriptor], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class DatabaseUrlError(HopbackError):
     """The database URL is wrong."""
 
@@ -158,7 +193,11 @@ def open_database(url: str) -> AsyncEngine:
             event.listen(engine.sync_engine, "engine_disposed", connector.wait_for_threads)
             _make_sqlite_safe(engine)
         else:
-            engine = create_async_engine(address, pool_pre_ping=True)
+            # Connections beyond the size of the pool would be opened and closed again for each use.
+            engine = create_async_engine(
+                address, pool_size=_CONNECTIONS, max_overflow=0, pool_use_lifo=True
+            )
+            event.listen(engine.sync_engine, "checkout", _check_connection)
     return engine
 
 
