@@ -68,7 +68,7 @@ test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, 
 
 test-pages: $(READY) ## every action with every selection, in a browser over RabbitMQ; ten minutes
 	@$(BIN)/python -m tests.harness.packages rabbitmq browser
-	HOPBACK_ALL_CELLS=1 $(PYTEST) tests/acceptance/test_selection_matrix.py
+	HOPBACK_ALL_CELLS=1 $(PYTEST) tests/acceptance/ops/test_selection_matrix.py
 
 test-peers: $(READY) ## other projects' own tests on `hopback broker` and RabbitMQ; half an hour, root, the network
 	@$(BIN)/python -m tests.harness.packages rabbitmq peers

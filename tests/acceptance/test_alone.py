@@ -85,7 +85,7 @@ def test_many_failures_are_no_chance(tmp_path: Path) -> None:
 
 def test_marked_tests_of_ours_can_run_alone() -> None:
     """Marks of pytest-xdist are known without it: else nothing could be collected for the second run."""
-    marked = ["tests/acceptance/test_page.py", "tests/faults/test_cluster.py"]
+    marked = ["tests/acceptance/ops/test_page.py", "tests/faults/test_cluster.py"]
     options = ["-p", "no:xdist", "-p", "no:schemathesis", "--collect-only", "-q"]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *marked],

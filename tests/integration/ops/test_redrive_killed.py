@@ -206,7 +206,7 @@ async def _spawn(
     url: str, folder: Path, in_flight: int = IN_FLIGHT, *management: str
 ) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.integration.redriving_process", url,
+        sys.executable, "-m", "tests.integration.ops.redriving_process", url,
         f"sqlite:///{folder / 'jobs.db'}", DLQ, MAIN, str(in_flight), *management,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """A process that resumes a re-drive job, or starts one if the last has failed, and runs until it ends.
 
-``python -m tests.integration.redriving_process URL DATABASE_URL SOURCE TARGET IN_FLIGHT [MANAGEMENT_URL]``
+``python -m tests.integration.ops.redriving_process URL DATABASE_URL SOURCE TARGET IN_FLIGHT [MANAGEMENT]``
 """
 
 from __future__ import annotations
