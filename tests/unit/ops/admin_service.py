@@ -10,28 +10,26 @@ from zlib import crc32
 
 import httpx
 
-from hopback.broker.declare import declare
-from hopback.broker.embedded import EmbeddedBroker
-from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.clock import ManualClock
 from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
-from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Settings
 from hopback.ops.http import AdminSettings, create_app
 from hopback.ops.http.settings import parse_settings
-from hopback.ops.operations import Operations
 from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, Topology
 from hopback.version import BrokerVersion
 from tests.harness.loop_watch import watch_requests
 from tests.harness.seeded import publish
+from tests.unit.ops.service import open_service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from hopback.broker.embedded import EmbeddedBroker
     from hopback.ops.jobs.journal import Journal
+    from hopback.ops.operations import Operations
 
 __all__ = ["DLQ", "MAIN", "NOW", "SECRET", "Admin", "admin", "dead_letter", "settings", "topology"]
 
@@ -119,21 +117,22 @@ async def admin(
     **options: Any,
 ) -> AsyncIterator[Admin]:
     """The service over these dead letters; `options` are for `create_app`."""
-    broker = EmbeddedBroker(version=BrokerVersion.parse(version))
-    declared, clock = topology(), ManualClock(NOW)
-    connection = await broker.connect("declaring")
-    await declare(connection, declared)
-    channel = await connection.open_channel()
-    for queue in extra:
-        await channel.declare_queue(queue)
-    await connection.close()
-    await publish(broker, *dead_letters)
-    view = EmbeddedManagement(broker)
-    async with Operations(
-        ManagedBroker(broker, name=name, management=view, topologies=(declared,), clock=clock),
+    clock = ManualClock(NOW)
+    opened = open_service(
+        topology(),
+        BrokerVersion.parse(version),
+        name=name,
+        clock=clock,
         settings=Settings(exports=exports, editing=editing, scan=scan),
         journal=journal,
-    ) as operations:
+    )
+    async with opened as (broker, operations):
+        connection = await broker.connect("declaring")
+        channel = await connection.open_channel()
+        for queue in extra:
+            await channel.declare_queue(queue)
+        await connection.close()
+        await publish(broker, *dead_letters)
         app = create_app(operations, **{"environment": {"JWT_SECRET": SECRET}, **options})
         transport = httpx.ASGITransport(watch_requests(app), raise_app_exceptions=raising)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

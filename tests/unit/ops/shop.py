@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from hopback.broker.declare import declare
-from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
-from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
-from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Selection, Who
-from hopback.ops.operations import Operations
 from hopback.version import BrokerVersion
+from tests.unit.ops.service import CountingBroker, open_service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from typing import Any
 
-    from hopback.broker.embedded import EmbeddedConnection, QueueSnapshot
-    from hopback.ops.brokers.discovery import Override
+    from hopback.broker.embedded import QueueSnapshot
+    from hopback.ops.operations import Operations
     from hopback.topology.model import Topology
 
 __all__ = [
@@ -38,17 +33,6 @@ __all__ = [
 
 MAIN, DLQ = "orders", "orders.dlq"
 ANN = Who("u-1", "Ann")
-
-
-class CountingBroker(EmbeddedBroker):
-    """An embedded broker that counts its connections."""
-
-    connected = 0
-
-    async def connect(self, name: str = "hopback") -> EmbeddedConnection:
-        """A new connection."""
-        self.connected += 1
-        return await super().connect(name)
 
 
 class Shop:
@@ -98,29 +82,12 @@ async def open_shop(
     params: dict[str, str] | None = None,
     *,
     version: BrokerVersion = BrokerVersion(3, 10),  # noqa: B008  a frozen value
-    live: bool = True,
-    declared: bool = True,
-    overrides: Iterable[Override] = (),
     **options: Any,
 ) -> AsyncIterator[Shop]:
-    """The design on a broker of its own; `live` reads it, `declared` tells the plans."""
+    """Operations on a broker with this design. `options` are those of `open_service`."""
     given = {"queue": MAIN} if design in {"recommended", "ratatoskr"} else {}
     topology = DESIGNS[design].build(given if params is None else params)
-    broker = CountingBroker(version=version)
-    connection = await broker.connect("test")
-    await declare(connection, topology)
-    await connection.close()
-    operations = Operations(
-        ManagedBroker(
-            broker,
-            management=EmbeddedManagement(broker) if live else None,
-            topologies=(topology,) if declared else (),
-            overrides=overrides,
-            clock=LoopClock(time.time),
-        ),
-        **options,
-    )
-    async with operations:
+    async with open_service(topology, version, **options) as (broker, operations):
         yield Shop(broker, topology, operations)
 
 

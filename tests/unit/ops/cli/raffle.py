@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.broker.declare import declare
-from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
-from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.designs import DESIGNS
 from hopback.headers.names import FAILURE, QUEUE
 from hopback.message import Message, Properties
-from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Settings, Who
-from hopback.ops.operations import Operations
 from hopback.version import BrokerVersion
+from tests.unit.ops.service import open_service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from hopback.broker.embedded import EmbeddedBroker
     from hopback.ops.jobs.journal import Journal
+    from hopback.ops.operations import Operations
 
 __all__ = ["ANN", "DLQ", "HOSTILE", "MAIN", "TOPOLOGY", "Raffle", "raffle"]
 
@@ -83,17 +80,11 @@ async def raffle(
     journal: Journal | None = None,
 ) -> AsyncIterator[Raffle]:
     """The raffle's queues on an embedded broker, and the operations on its dead letters."""
-    broker = EmbeddedBroker(version=BrokerVersion.parse(version))
-    connection = await broker.connect("setup")
-    await declare(connection, TOPOLOGY)
-    await connection.close()
-    clock = LoopClock(time.time)
-    operations = Operations(
-        ManagedBroker(
-            broker, management=EmbeddedManagement(broker), topologies=(TOPOLOGY,), clock=clock
-        ),
+    opened = open_service(
+        TOPOLOGY,
+        BrokerVersion.parse(version),
         journal=journal,
         settings=Settings(exports=exports, editing=True),
     )
-    async with operations:
+    async with opened as (broker, operations):
         yield Raffle(operations.acting_as(ANN), operations, broker)
