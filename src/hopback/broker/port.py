@@ -10,7 +10,7 @@ raises it, later calls raise it again, and unsettled deliveries are requeued.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from hopback.errors import BrokerError, NotFound
 from hopback.topology.model import Binding, Exchange, Queue
@@ -169,6 +169,19 @@ class Channel(Protocol):
 
     async def wait_closed(self) -> BrokerError | None:
         """Wait until the channel has closed. Return the reason, or None after `close`."""
+
+
+@runtime_checkable
+class RawChannel(Protocol):
+    """A channel of a network client that can save work per message: check for it with isinstance."""
+
+    def publish_raw(
+        self, exchange: str, routing_key: str, properties: bytes, body: bytes
+    ) -> Future[None]:
+        """Publish encoded properties, from a delivery's `raw_properties`."""
+
+    def hold(self, tag: int) -> None:
+        """Keep a delivery unsettled until the channel ends, without storing its tag."""
 
 
 async def count(channel: Channel, queue: str) -> QueueState:

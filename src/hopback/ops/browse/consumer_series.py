@@ -12,12 +12,12 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hopback.broker.port import Channel, RawChannel
 from hopback.errors import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hopback.broker.port import Channel
     from hopback.message import Delivery
 
 
@@ -39,6 +39,8 @@ class ConsumerSeries:
         counts_ended: bool,
     ) -> None:
         self._channel = channel
+        self._raw = channel if isinstance(channel, RawChannel) else None
+        """The channel, if it needs less memory for messages that are never settled one by one."""
         self._queue = queue
         self._tag = tag
         self._receive = receive
@@ -96,10 +98,8 @@ class ConsumerSeries:
         """Leave a message unsettled until the channel closes."""
         if self._unsettled is not None:
             self._unsettled.keep(tag)
-        # A channel of RabbitMQ needs less memory for messages that are never settled one by one.
-        hold = getattr(self._channel, "hold", None)
-        if hold is not None:
-            hold(tag)
+        if self._raw is not None:
+            self._raw.hold(tag)
 
     def end_soon(self) -> None:
         """Cancel the consumer without waiting for it."""

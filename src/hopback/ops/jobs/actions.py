@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hopback.broker.port import Broker, Channel, Connection, RawChannel
 from hopback.errors import (
     BrokerError,
     ChannelClosed,
@@ -29,9 +30,7 @@ from hopback.policy.redrive import RawMessage, RedriveOccasion, Redriver, loop_g
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Callable
 
-    from hopback.broker.port import Broker, Channel, Connection
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.journal import JobRecord
@@ -113,8 +112,8 @@ class RedriveAction(Action):
         )
         self._connection: Connection | None = None
         self._channel: Channel | None = None
-        self._publish_raw: Callable[[str, str, bytes, bytes], Future[None]] | None = None
-        """Publishes encoded properties, on a channel that can."""
+        self._raw: RawChannel | None = None
+        """The channel, if it can publish encoded properties."""
         self._flaws: dict[Redrive, str] = {}
         self._redrivers: dict[tuple[str, Redrive], Redriver] = {}
         self._only: Redriver | None = None
@@ -124,7 +123,7 @@ class RedriveAction(Action):
         """Return the message to publish. None if its target was not explored yet."""
         most = self._request.max_redrives
         # A message that was never re-driven keeps its encoded properties. The loop guard lets it pass.
-        if self._only is not None and self._publish_raw is not None and most != 0:
+        if self._only is not None and self._raw is not None and most != 0:
             made = self._only.raw_message(delivery)
             if made is not None:
                 return made
@@ -177,9 +176,9 @@ class RedriveAction(Action):
 
     def send(self, prepared: object) -> Future[None]:
         """Publish a message."""
-        if isinstance(prepared, RawMessage) and self._publish_raw is not None:
+        if isinstance(prepared, RawMessage) and self._raw is not None:
             exchange, routing_key, body, raw_properties = prepared
-            return self._publish_raw(exchange, routing_key, raw_properties, body)
+            return self._raw.publish_raw(exchange, routing_key, raw_properties, body)
         if self._channel is None or not isinstance(prepared, Message):
             raise ConnectionLost("there is no channel to publish on")
         return self._channel.publish(prepared)
@@ -193,8 +192,8 @@ class RedriveAction(Action):
             await self._channel.close()
         if ended is not None and not isinstance(ended, ChannelClosed):
             await self._disconnect()
-        self._channel = await (await self._connect()).open_channel()
-        self._publish_raw = getattr(self._channel, "publish_raw", None)
+        self._channel = channel = await (await self._connect()).open_channel()
+        self._raw = channel if isinstance(channel, RawChannel) else None
         return ended
 
     async def _connect(self) -> Connection:
