@@ -94,14 +94,16 @@ class Chart:
 
 @cache
 def chart_css() -> str:
-    """The rules for the classes of a chart. Their colours are those of the admin page."""
-    return files("hopback.rehearse").joinpath("chart.css").read_text(encoding="utf-8")
+    """The rules for the classes of a chart. They use the colours of `colors.css`."""
+    return files("hopback.rehearse").joinpath("static/chart.css").read_text(encoding="utf-8")
 
 
 @cache
 def page_css() -> str:
-    """The colours of the admin page, light and dark, and the few rules of a rehearsal page."""
-    return files("hopback.rehearse").joinpath("page.css").read_text(encoding="utf-8")
+    """The colours of all pages, light and dark, and the rules of the page of a rehearsal."""
+    folder = files("hopback.rehearse")
+    parts = (folder.joinpath("static/colors.css"), folder.joinpath("page.css"))
+    return "".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 def charts_of(forecast: Forecast, findings: Sequence[TimedFinding] = ()) -> tuple[Chart, ...]:

@@ -6,12 +6,11 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
-from importlib.resources import files
 from xml.etree import ElementTree as ET
 
 from hopback.designs.recommended import recommended
 from hopback.rehearse import Forecast, TimedFinding, findings_of, html_page, rehearse
-from hopback.rehearse.chart import chart_css, charts_of, page_css, svg_document
+from hopback.rehearse.chart import charts_of, svg_document
 from tests.unit.rehearse.worlds import scenario
 
 _EVIL = "<script>alert(1)</script>\"'&\x07"
@@ -101,11 +100,3 @@ def test_a_hostile_name_is_only_a_name() -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "\x07" not in page
     ET.fromstring(svg_document(_EVIL, charts_of(forecast, findings)))
-
-
-def test_colours_are_those_of_the_admin_page() -> None:
-    """Light and dark; the admin page has the rules for charts as well."""
-    admin = files("hopback.ops.page").joinpath("static/page.css").read_text(encoding="utf-8")
-    palette = page_css().partition("* { box-sizing")[0]
-    assert palette.strip() in admin
-    assert chart_css().strip() in admin

@@ -117,7 +117,8 @@ def create_app(
             Route("/openapi.json", _openapi(tuple(named))),
             *sign_in_routes(services, templates),
             *page_routes(services, templates),
-            Mount("/static", _Files(directory=STATIC)),
+            # Colours and charts are those of a rehearsal.
+            Mount("/static", _Files(directory=STATIC, packages=[("hopback.rehearse", "static")])),
             *([BrokerPaths(named)] if named else []),
         ],
         exception_handlers={

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from hopback.rehearse.chart import chart_css, page_css
 from tests.unit.ops.admin_service import DLQ, MAIN, admin
 
 _ASKED = {"queue": MAIN, "rate": "50/s", "outage": "20m", "ask": "1"}
@@ -64,3 +65,11 @@ async def test_what_cannot_be_rehearsed_is_refused(
         for name, value in (_ASKED | change).items():
             if name not in ("queue", "ask"):
                 assert f'name="{name}" value="{value}"' in answer.text
+
+
+async def test_page_has_the_colours_and_charts_of_a_rehearsal() -> None:
+    async with admin() as found:
+        for name in ("colors.css", "chart.css"):
+            answer = await found.client.get(f"/static/{name}")
+            assert (answer.status_code, answer.text in page_css() + chart_css()) == (200, True)
+            assert f'href="/static/{name}"' in (await found.client.get("/")).text
