@@ -14,6 +14,7 @@ __all__ = ["FRONT_DOORS", "IMPURE", "LAYERS", "LIBRARIES", "OPS_LEVELS", "entry_
 
 _VALUES = (
     "hopback.clock",
+    "hopback.durations",
     "hopback.errors",
     "hopback.extras",
     "hopback.fields",

@@ -19,7 +19,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 
 from hopback import Done, Park, Retry, Rule, Snooze, Verdict
 from hopback.broker.server import ClockKind, ServerSettings
-from hopback.errors import ConnectionFailed, InvalidTopology, TopologyConflict, UnsafeOperation
+from hopback.errors import ConnectionFailed, InvalidDeclaration, TopologyConflict, UnsafeOperation
 from hopback.integrations.aio_pika import AioPikaPlans
 from hopback.integrations.faststream import FastStreamPlans
 from hopback.integrations.pika import PikaPlans
@@ -223,10 +223,10 @@ async def test_a_start_that_cannot_be_is_refused(broker: BrokerThread) -> None:
     _fill(broker.url)
     async with await aio_pika.connect_robust(broker.url) as connection:
         plans = AioPikaPlans(connection)
-        with pytest.raises(InvalidTopology, match="a plan for at least one queue"):
+        with pytest.raises(InvalidDeclaration, match="a plan for at least one queue"):
             await plans.start()
         plans.queue("orders", retry=["1h"])
-        with pytest.raises(InvalidTopology, match="a second one"):
+        with pytest.raises(InvalidDeclaration, match="a second one"):
             plans.queue("orders")
         channel = await connection.channel()
         await channel.declare_queue("orders.retry.1h", durable=True)

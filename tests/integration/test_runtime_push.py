@@ -18,7 +18,7 @@ import pytest
 from hopback import App, HopbackError, Message, Properties, Service
 from hopback.broker import EmbeddedBroker
 from hopback.designs import DESIGNS
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.runtime.push import PushTarget
 from hopback.testing import AppTest, Tally
 from hopback.topology.plan import LocalWait
@@ -384,6 +384,6 @@ async def test_a_protected_endpoint_is_told_who_asks() -> None:
 )
 def test_what_would_spoil_a_request_is_refused(options: dict[str, Any], named: str) -> None:
     """Nobody overrides what says something of the message; a value is not repeated, it may be a key."""
-    with pytest.raises(InvalidTopology, match=named) as refused:
+    with pytest.raises(InvalidDeclaration, match=named) as refused:
         PushTarget("http://orders.test/events", **options)
     assert "hush" not in str(refused.value)

@@ -11,9 +11,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from hopback.designs import DESIGNS
+from hopback.durations import LONGEST_MS, format_duration, parse_duration_ms
 from hopback.topology.arguments import decode, encode
 from hopback.topology.document import from_document, read_toml, to_document, write_toml
-from hopback.topology.durations import LONGEST_MS, format_duration, parse_duration_ms
 from hopback.topology.located import Located
 from hopback.topology.model import Topology
 from hopback.topology.validate import problems

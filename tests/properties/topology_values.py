@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from hopback.durations import LONGEST_MS
 from hopback.errors import InvalidTopology
 from hopback.fields import Float32, LongStr
 from hopback.topology.arguments import INTEGER_RANGES
-from hopback.topology.durations import LONGEST_MS
 from hopback.topology.model import (
     Binding,
     Exchange,

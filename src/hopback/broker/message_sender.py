@@ -20,6 +20,7 @@ from hopback.broker.proven_routes import ProvenRoutes
 from hopback.broker.reply_publisher import ReplyPublisher, is_direct_reply
 from hopback.broker.sendable import check_message, is_plain
 from hopback.broker.supervise import Backoff, OnFailure, OnState, Supervised, SupervisedState
+from hopback.durations import Duration, read_seconds
 from hopback.errors import (
     ChannelClosed,
     ConnectionFailed,
@@ -107,7 +108,7 @@ class MessageSender:
 
     Entering the context waits for the first connection and raises the error if it fails. A
     connection lost later is opened again. `start` does not wait, for a program that must start
-    before its broker. `send` waits at most `timeout` seconds for a usable channel. A publish
+    before its broker. `send` waits at most `timeout` for a usable channel. A publish
     that the broker refuses (a missing exchange, a missing permission, a body that is too large)
     fails alone. `keyless` names exchanges that are not topic exchanges, so their routing keys need
     no separate proof. Direct replies use another connection, opened with the first reply. A
@@ -119,14 +120,14 @@ class MessageSender:
         broker: Broker,
         *,
         name: str = "hopback publisher",
-        timeout: float = 30.0,
+        timeout: Duration = 30.0,
         backoff: Backoff | None = None,
         on_state: OnState | None = None,
         on_failure: OnFailure | None = None,
         keyless: Collection[str] = (),
         sends_replies: bool = False,
     ) -> None:
-        self._timeout = timeout
+        self._timeout = read_seconds(timeout, "timeout", where="Publisher", zero=False)
         self._keyless = keyless
         self._replies: ReplyPublisher | None = None
         if not sends_replies:
@@ -134,7 +135,7 @@ class MessageSender:
                 MessageSender(
                     broker,
                     name=f"{name}, replies",
-                    timeout=timeout,
+                    timeout=self._timeout,
                     backoff=backoff,
                     on_failure=on_failure,
                     sends_replies=True,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from hopback.durations import Duration, read_seconds
 from hopback.errors import HopbackError, LoginRefused, TopologyError, UnsafeOperation
 from hopback.waiting import first_of
 
@@ -51,17 +52,29 @@ class WatchesBlocking(Protocol):
         """Call `watcher(blocked, reason)` on each change."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Backoff:
     """The delay after the n-th failure in a row: growing, bounded, jittered.
 
-    A session that lasted `stable` seconds resets the count of failures.
+    A session that lasted `stable` resets the count of failures. The durations become seconds.
     """
 
     first: float = 0.25
     factor: float = 2.0
     most: float = 30.0
     stable: float = 10.0
+
+    def __init__(
+        self,
+        first: Duration = 0.25,
+        factor: float = 2.0,
+        most: Duration = 30.0,
+        stable: Duration = 10.0,
+    ) -> None:
+        object.__setattr__(self, "first", read_seconds(first, "first", where="Backoff"))
+        object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "most", read_seconds(most, "most", where="Backoff"))
+        object.__setattr__(self, "stable", read_seconds(stable, "stable", where="Backoff"))
 
     def delay(self, failures: int, chance: float) -> float:
         """Return the seconds to wait. `chance` in [0, 1) spreads them over the upper half of the

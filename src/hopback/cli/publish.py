@@ -26,7 +26,7 @@ _LONGEST_LINE = 128 * 1024 * 1024
 
 
 def _check_delay(_ctx: object, _param: object, value: str | None) -> str | None:
-    from hopback.topology.durations import parse_wait_ms
+    from hopback.durations import parse_wait_ms
 
     try:
         parse_wait_ms(value or "0s")

@@ -10,9 +10,9 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import format_option
 from hopback.cli.terminal import document, json_text
 from hopback.cli.topology_options import TopologySource, broker_version_option, topology_source
+from hopback.durations import format_duration
 from hopback.testing.simulate import Script, Timeline, TimelineStep
 from hopback.text import one_line as safe
-from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from hopback.version import BrokerVersion

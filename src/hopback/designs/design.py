@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from hopback.durations import LONGEST_MS, parse_duration_ms
 from hopback.errors import InvalidTopology, Problem
-from hopback.topology.durations import LONGEST_MS, parse_duration_ms
 from hopback.topology.model import QueueType, Topology
 
 if TYPE_CHECKING:

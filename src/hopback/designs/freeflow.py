@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.designs.design import delay_problems, name_problems, refuse
+from hopback.durations import parse_duration_ms
 from hopback.errors import Problem
-from hopback.topology.durations import parse_duration_ms
 from hopback.topology.expand import (
     dead_lettering,
     harden,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hopback.errors import UnsafeOperation
 from hopback.extras import needs
-from hopback.integrations.aio_pika import ChannelEndings, connection_url, received, settle
 from hopback.integrations.foreign_delivery import (
     ForeignDelivery,
     answer_to_reject,
@@ -35,6 +34,8 @@ with needs("faststream", "hopback.integrations.faststream"):
     from faststream import AckPolicy, BaseMiddleware
     from faststream.exceptions import AckMessage, NackMessage, RejectMessage
     from faststream.message import AckStatus
+
+    from hopback.integrations.aio_pika import ChannelEndings, connection_url, received, settle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from hopback.broker.declare import Ownership
 from hopback.broker.rabbitmq import RabbitMQ
-from hopback.errors import ConnectionFailed, InvalidTopology, Problem
+from hopback.durations import Duration, read_seconds
+from hopback.errors import ConnectionFailed, InvalidDeclaration, Problem
 from hopback.integrations.foreign_delivery import ForeignDelivery, PlannedQueue
 from hopback.observe.events import Bus
 from hopback.observe.logs import LEVELS, SEVERITY
@@ -92,8 +93,8 @@ class PlanOptions(TypedDict, total=False):
     """`check` rules of severity error that do not prevent the start."""
     world: Environment | None
     """The event bus and the clock."""
-    timeout: float
-    """Seconds that a start waits for the broker and a close for unfinished settlements."""
+    timeout: Duration
+    """How long a start waits for the broker and a close for unfinished settlements."""
     publish_to: Broker | str | None
     """The broker to publish to, if the library's connection settings do not contain its address."""
 
@@ -116,7 +117,7 @@ class PlannedQueues:
         ownership: Ownership = Ownership.DECLARE,
         accept: Collection[str] = (),
         world: Environment | None = None,
-        timeout: float = 30.0,
+        timeout: Duration = 30.0,
         publish_to: Broker | str | None = None,
     ) -> None:
         self.name = name
@@ -124,7 +125,7 @@ class PlannedQueues:
         self._ownership = ownership
         self._accept = accept
         self._world = world or Environment(bus=Bus(_LoggedEvents()))
-        self._timeout = timeout
+        self._timeout = read_seconds(timeout, "timeout", where=type(self).__name__)
         self._publish_to = publish_to
         self._plans: dict[str, tuple[Plan, tuple[Rule, ...]]] = {}
         self._planned: dict[str, PlannedQueue] = {}
@@ -146,7 +147,7 @@ class PlannedQueues:
             raise RuntimeError("expected all plans before the start, got one after it")
         where = f"plan of queue {name!r}"
         if name in self._plans:
-            raise InvalidTopology(
+            raise InvalidDeclaration(
                 (Problem(f"queues.{name}", "one plan", "a second one"),), where=where
             )
         tiers = waits_ms(() if retry is None else retry, where=where)
@@ -179,7 +180,7 @@ class PlannedQueues:
         broker = self._publish_to or broker
         whole = self.topology
         if not whole.plans:
-            raise InvalidTopology(
+            raise InvalidDeclaration(
                 (Problem("queues", "a plan for at least one queue", "none"),), where=self.name
             )
         loop = asyncio.get_running_loop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hopback.topology.durations import format_duration
+from hopback.durations import format_duration
 
 
 @dataclass(frozen=True, slots=True)

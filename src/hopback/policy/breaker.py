@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.durations import Duration, read_seconds
+from hopback.errors import InvalidDeclaration, Problem
 
 
 class BreakerState(StrEnum):
@@ -20,24 +21,36 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half-open"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class BreakerPolicy:
-    """When to pause, for how long (seconds), and how many probes to let through at a time."""
+    """When to pause, for how long, and how many probes to let through at a time.
+
+    The queue pauses after `failures` failures in a row. The first pause is `cool_down`, and each
+    further one twice as long, up to `longest_cool_down`. Both become seconds.
+    """
 
     failures: int = 50
     cool_down: float = 10.0
     longest_cool_down: float = 300.0
     probes: int = 1
 
-    def __post_init__(self) -> None:
-        # A queue without probes would stay paused forever.
-        wrong = tuple(
-            Problem(name, f"{least} or more", repr(found))
-            for name, least in (("failures", 1), ("cool_down", 0), ("probes", 1))
-            if not least <= (found := getattr(self, name)) < math.inf
-        )
-        if wrong:
-            raise InvalidTopology(wrong, where="breaker policy")
+    def __init__(
+        self,
+        failures: int = 50,
+        cool_down: Duration = 10.0,
+        longest_cool_down: Duration = 300.0,
+        probes: int = 1,
+    ) -> None:
+        where = "BreakerPolicy"
+        first = read_seconds(cool_down, "cool_down", where=where)
+        longest = read_seconds(longest_cool_down, "longest_cool_down", where=where)
+        for name, found in (("failures", failures), ("probes", probes)):
+            if not 1 <= found < math.inf:  # a queue without probes would stay paused forever
+                raise InvalidDeclaration((Problem(name, "1 or more", repr(found)),), where=where)
+        object.__setattr__(self, "failures", failures)
+        object.__setattr__(self, "cool_down", first)
+        object.__setattr__(self, "longest_cool_down", longest)
+        object.__setattr__(self, "probes", probes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from dataclasses import FrozenInstanceError, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeGuard, assert_never
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.durations import Duration, duration_seconds, parse_wait_ms
+from hopback.errors import InvalidDeclaration, Problem
 from hopback.headers import Failure, type_and_message
 from hopback.policy import decision as decided
-from hopback.topology.durations import Duration, duration_seconds, parse_wait_ms
 
 if TYPE_CHECKING:
     from hopback.policy.decision import Decision
@@ -206,7 +206,7 @@ class Rule:
 
     `verdict` is `Verdict.PARK` or `Verdict.RETRY`, or their texts `"park"` and `"retry"`. `after`
     (`"30s"`, seconds or a timedelta) is the shortest wait before the next run. An `after` or
-    `retry_after` attribute of the exception takes precedence. InvalidTopology names a wrong value.
+    `retry_after` attribute of the exception takes precedence. InvalidDeclaration names a wrong value.
     """
 
     exception: type[BaseException] | tuple[type[BaseException], ...]
@@ -238,11 +238,11 @@ class Rule:
                 expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
                 problems.append(Problem("after", expected, got))
         if problems:
-            raise InvalidTopology(tuple(problems), where="rule")
+            raise InvalidDeclaration(tuple(problems), where="rule")
 
 
 def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
-    """Return the rules of a handler. InvalidTopology names a value that is not a `Rule`."""
+    """Return the rules of a handler. InvalidDeclaration names a value that is not a `Rule`."""
     is_list = isinstance(rules, Iterable) and not isinstance(rules, str)
     found: tuple[Any, ...] = tuple(rules) if is_list else (rules,)  # type: ignore[arg-type]
     for number, one in enumerate(found):
@@ -252,7 +252,7 @@ def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
         name = one.__name__ if is_kind else "KeyError"
         expected = f'a list of rules, as in `rules=[Rule({name}, "park")]`'
         place = f"rules[{number}]" if is_list else "rules"
-        raise InvalidTopology(
+        raise InvalidDeclaration(
             (Problem(place, expected, name if is_kind else repr(one)),), where=where
         )
     return found

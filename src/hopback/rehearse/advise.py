@@ -9,13 +9,13 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
 
+from hopback.durations import format_duration
 from hopback.policy.breaker import BreakerPolicy
 from hopback.rehearse.engine import forecast_stations
 from hopback.rehearse.findings import load_while_down
 from hopback.rehearse.quantities import parse_rate, parse_seconds, show_rate, show_seconds
 from hopback.rehearse.scenario import Outage, Scenario
 from hopback.rehearse.station import Station, Wait, stations_of
-from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hopback.durations import format_duration
 from hopback.policy.breaker import BreakerPolicy
 from hopback.rehearse.engine import forecast_stations
 from hopback.rehearse.quantities import show_bytes, show_count, show_rate, show_seconds
 from hopback.rehearse.station import Station, Wait
-from hopback.topology.durations import format_duration
 from hopback.topology.hazards.rule import Finding, Severity
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from hopback.topology.durations import format_duration, parse_duration_ms
+from hopback.durations import format_duration, parse_duration_ms
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kM]?)(?:/(s|min|m|h|d))?", re.ASCII)
 _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6}

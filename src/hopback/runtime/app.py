@@ -12,11 +12,13 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
     Final,
     Literal,
+    NoReturn,
     TypeAlias,
     TypedDict,
     TypeVar,
@@ -24,7 +26,8 @@ from typing import (
     overload,
 )
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.durations import Duration, read_seconds
+from hopback.errors import InvalidDeclaration, Problem
 from hopback.message import require_message
 from hopback.policy.outcome import MENU, Outcome, Rule, check_rules, is_outcome
 from hopback.policy.periodic import Missed
@@ -43,10 +46,11 @@ from hopback.runtime.handler import (
     HandlerOptions,
     blames_rows,
     deadline_seconds,
+    declaring,
+    explain_options,
     inspect_batch_handler,
     inspect_handler,
     require_queue_name,
-    wait_ms,
     waits_ms,
 )
 from hopback.runtime.message_types import TypedHandlers, TypeOf, by_property
@@ -56,7 +60,6 @@ from hopback.runtime.publish_arguments import explain_arguments
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.runtime.requests import REQUEST_TIMEOUT
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology, schedule_queue
-from hopback.topology.durations import Duration, duration_seconds
 from hopback.topology.expand import harden_queues, recommend_plan, unique_queues
 from hopback.topology.feed import Bind, Feed, feeds_of
 from hopback.topology.model import Binding, Exchange, Topology, join_topologies
@@ -172,6 +175,7 @@ class Router:
     def _where(self) -> str:
         return f"router {self.prefix!r}"
 
+    @explain_options
     def queue(
         self,
         name: str,
@@ -187,15 +191,18 @@ class Router:
         maps topic exchanges to routing keys, or is one `Feed` or several.
         """
         require_queue_name("queue", name)
-        tiers_ms = tuple(waits_ms(() if retry is None else retry, where=f"queue {name!r}"))
+        where = f"queue {self.prefix + name!r}"
+        tiers_ms = tuple(waits_ms(() if retry is None else retry, where=where))
         if retry is not None and not tiers_ms:
             found = Problem("retry", 'waits like ["30s", "5m"], or None for no retry', "no wait")
-            raise InvalidTopology((found,), where=f"queue {name!r}")
-        self._declare(self.prefix + name, _Declared(tiers_ms, attempts, feeds_of(bind or {})))
+            raise InvalidDeclaration((found,), where=where)
+        with declaring(where):
+            declared = _Declared(tiers_ms, attempts, feeds_of(bind or {}))
+            declared.plan(self.prefix + name)  # refuse an impossible plan here
+        self._declare(self.prefix + name, declared)
 
     def _declare(self, name: str, declared: _Declared) -> None:
         self._refuse_second_plan(name)
-        declared.plan(name)  # refuse an impossible plan here
         for feed in declared.feeds:
             for exchange in feed.exchanges():
                 known = self._exchanges.setdefault(exchange.name, exchange)
@@ -203,7 +210,7 @@ class Router:
                     found = Problem(
                         f"exchanges.{exchange.name}", f"a {known.type} exchange", exchange.type
                     )
-                    raise InvalidTopology((found,), where=self._where)
+                    raise InvalidDeclaration((found,), where=self._where)
         self._queues[name] = declared
         for parent in self._parents:
             parent._declare(parent.prefix + name, declared)
@@ -211,7 +218,7 @@ class Router:
     def _refuse_second_plan(self, queue: str) -> None:
         if queue in self._queues:
             found = Problem(f"queues.{queue}", "one failure plan", "a second one")
-            raise InvalidTopology((found,), where=self._where)
+            raise InvalidDeclaration((found,), where=self._where)
 
     @overload
     def handler(
@@ -223,6 +230,7 @@ class Router:
         self, queue: str, *, replies: Literal[False] = False, **how: Unpack[_HowHandled]
     ) -> Callable[[H], H]: ...
 
+    @explain_options
     def handler(
         self,
         queue: str,
@@ -252,14 +260,16 @@ class Router:
             waits = _RETRY if retry is _UNSAID else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
-        options = HandlerOptions(
-            concurrency=concurrency,
-            prefetch=prefetch,
-            deadline=deadline_seconds(deadline),
-            key=key,
-            breaker=breaker,
-            rules=check_rules(rules, where=f"handler of queue {queue!r}"),
-        )
+        where = f"handler of queue {queue!r}"
+        with declaring(where):
+            options = HandlerOptions(
+                concurrency=concurrency,
+                prefetch=prefetch,
+                deadline=deadline_seconds(deadline, where=where),
+                key=key,
+                breaker=breaker,
+                rules=check_rules(rules, where=where),
+            )
 
         def register(call: F) -> F:
             handler = inspect_handler(queue, call, options, replies=replies)
@@ -271,10 +281,7 @@ class Router:
                     type_of, unhandled = self._types.get(queue, (by_property, None))
                     known = TypedHandlers(queue, handler.options, {}, type_of, unhandled)
                 elif not isinstance(known, TypedHandlers):
-                    found = Problem(
-                        f"handlers.{queue}", "one handler", f"another, of {message_type!r}"
-                    )
-                    raise InvalidTopology((found,), where=self._where)
+                    self._refuse_second_handler(known, handler)
                 self._put(known.joined(message_type, handler))
             return call
 
@@ -293,12 +300,13 @@ class Router:
         queue = self.prefix + queue
         if unhandled is not None and not is_outcome(unhandled):
             found = Problem("unhandled", f"an outcome: {MENU}", repr(unhandled))
-            raise InvalidTopology((found,), where=f"types of queue {queue!r}")
+            raise InvalidDeclaration((found,), where=f"types of queue {queue!r}")
         self._types[queue] = (type_of, unhandled)
         known = self.handlers.get(queue)
         if isinstance(known, TypedHandlers):
             self._put(replace(known, type_of=type_of, unhandled=unhandled))
 
+    @explain_options
     def batch(
         self,
         queue: str,
@@ -328,17 +336,18 @@ class Router:
             waits = _RETRY if retry is _UNSAID else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
-        checked = check_rules(rules, where=f"batch handler of queue {queue!r}")
-        seconds = wait_ms(wait, "wait", where=f"batch handler of queue {queue!r}") / 1000
-        options = BatchOptions(
-            size,
-            seconds,
-            batchers,
-            isolates,
-            checked,
-            deadline=deadline_seconds(deadline),
-            breaker=breaker,
-        )
+        where = f"batch handler of queue {queue!r}"
+        checked = check_rules(rules, where=where)
+        with declaring(where):
+            options = BatchOptions(
+                size,
+                read_seconds(wait, "wait", where=where),
+                batchers,
+                isolates,
+                checked,
+                deadline=deadline_seconds(deadline, where=where),
+                breaker=breaker,
+            )
         each = HandlerOptions(concurrency=processors, rules=checked)
         preparing = (
             None if prepare is None else inspect_handler(queue, prepare, each, makes_row=True)
@@ -350,6 +359,7 @@ class Router:
 
         return register
 
+    @explain_options
     def every(
         self,
         period: Duration | None = None,
@@ -378,7 +388,7 @@ class Router:
             whatever_missed = Missed(missed)
         except ValueError:
             found = Problem("missed", " or ".join(map(repr, map(str, Missed))), repr(missed))
-            raise InvalidTopology((found,), where=f"{self._where}.every") from None
+            raise InvalidDeclaration((found,), where=f"{self._where}.every") from None
 
         def register(call: H) -> H:
             queue = str(name or getattr(call, "__name__", ""))
@@ -400,6 +410,7 @@ class Router:
         for parent in self._parents:
             parent._repeat(replace(periodic, queue=parent.prefix + periodic.queue))
 
+    @explain_options
     def push(
         self,
         queue: str,
@@ -417,9 +428,7 @@ class Router:
         `headers` are sent with every request, `bearer` as its `Authorization`. With a `secret` each
         request is signed (`x-hopback-signature`), so that the service can verify its sender.
         """
-        target = PushTarget(
-            url, duration_seconds(timeout), concurrency, headers or {}, bearer, secret
-        )
+        target = PushTarget(url, timeout, concurrency, headers or {}, bearer, secret)
         self.push_to(queue, target, breaker=breaker)
 
     def push_to(
@@ -431,10 +440,16 @@ class Router:
 
     def add_handler(self, handler: AnyHandler) -> None:
         """Add a handler. A queue has only one, so that each message has one outcome."""
-        if handler.queue in self.handlers:
-            found = Problem(f"handlers.{handler.queue}", "one handler", "a second one")
-            raise InvalidTopology((found,), where=self._where)
+        known = self.handlers.get(handler.queue)
+        if known is not None:
+            self._refuse_second_handler(known, handler)
         self._put(handler)
+
+    def _refuse_second_handler(self, known: AnyHandler, second: AnyHandler) -> NoReturn:
+        expected = "one handler, or one per type of message (`message_type=`)"
+        got = f"{_place_of(second)} in addition to {_place_of(known)}"
+        found = Problem(f"queue {known.queue!r}", expected, got)
+        raise InvalidDeclaration((found,), where=self._where)
 
     def _put(self, handler: AnyHandler) -> None:
         self.handlers[handler.queue] = handler
@@ -454,7 +469,7 @@ class Router:
         for router in routers:
             if router is self or router in self._parents or self in router._parents:
                 found = Problem("include", "each router once, and never itself", router._where)
-                raise InvalidTopology((found,), where=self._where)
+                raise InvalidDeclaration((found,), where=self._where)
             router._parents.append(self)
             for name, declared in router._queues.items():
                 self._declare(self.prefix + name, declared)
@@ -503,6 +518,10 @@ class App(Router):
     ) -> None:
         super().__init__()
         self.name = name
+        design: object = topology
+        if design is not None and not isinstance(design, Topology):
+            expected = "a Topology, as `read_toml(Path(file).read_text())` returns"
+            raise InvalidDeclaration((Problem("topology", expected, repr(design)),), where="App")
         if isinstance(reply_queues, str):
             raise ValueError(f"reply_queues: expected a list of queue names, got {reply_queues!r}")
         self.reply_queues: tuple[str, ...] = tuple(reply_queues)
@@ -529,7 +548,7 @@ class App(Router):
         super()._refuse_second_plan(queue)
         if self._given is not None and self._given.plan(queue) is not None:
             found = Problem(f"queues.{queue}", "one failure plan", "a second one")
-            raise InvalidTopology((found,), where=self._where)
+            raise InvalidDeclaration((found,), where=self._where)
 
     def delays(
         self, longest: Duration = LONGEST_DELAY, *, cancellations: Cancellations | None = None
@@ -562,7 +581,7 @@ class App(Router):
 
     @property
     def topology(self) -> Topology:
-        """Everything declared, as data. InvalidTopology names handled queues without failure plan."""
+        """Everything declared, as data. InvalidDeclaration names handled queues without failure plan."""
         given = self._given or Topology(self.name)
         plans = [declared.plan(queue) for queue, declared in self._queues.items()]
         ways = (way for queue, one in self._queues.items() for way in one.bindings(queue))
@@ -588,7 +607,7 @@ class App(Router):
             )
         unplanned = tuple(queue for queue in self.handlers if whole.plan(queue) is None)
         if unplanned:
-            raise InvalidTopology(
+            raise InvalidDeclaration(
                 tuple(
                     Problem(f"queues.{queue}", _PLAN_EXPECTED, "no failure plan")
                     for queue in unplanned
@@ -625,7 +644,7 @@ class App(Router):
             found = Problem(
                 "on_error", "a function that is not async", f"async def {report.__name__}"
             )
-            raise InvalidTopology((found,), where=f"app {self.name!r}")
+            raise InvalidDeclaration((found,), where=f"app {self.name!r}")
         self.error_reports.append(report)
         return report
 
@@ -715,6 +734,18 @@ def _moved(handler: AnyHandler, queue: str) -> AnyHandler:
 _PLAN_EXPECTED = (
     "a failure plan: give `retry=` to its handler, or a topology that has a plan for it"
 )
+
+
+def _place_of(handler: AnyHandler) -> str:
+    """Return the name of a handler's function with its file and line."""
+    if isinstance(handler, PushHandler):
+        return f"the push to {handler.target.url}"
+    if isinstance(handler, TypedHandlers):
+        return ", ".join(map(_place_of, handler.handlers.values()))
+    code = getattr(handler.call, "__code__", None)
+    name = getattr(handler.call, "__qualname__", repr(handler.call))
+    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
 
 V = TypeVar("V")
 

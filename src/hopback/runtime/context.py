@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
 
 from hopback.broker.reply_publisher import DIRECT_REPLY, is_reply_address
 from hopback.clock import Clock, SystemClock
+from hopback.durations import Duration, parse_wait_ms
 from hopback.errors import ReplyRefused
 from hopback.message import Delivery, Message, Properties, require_message
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
 from hopback.runtime.publish_arguments import check_publish, explain_arguments
 from hopback.text import did_you_mean
-from hopback.topology.durations import Duration, parse_wait_ms
 
 if TYPE_CHECKING:
     from hopback.fields import Headers

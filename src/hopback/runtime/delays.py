@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hopback.broker.port import Connection, count_now
+from hopback.durations import format_duration
 from hopback.errors import (
     BrokerError,
     DeliveryLost,
-    InvalidTopology,
+    InvalidDeclaration,
     NotFound,
     Problem,
     Returned,
@@ -35,7 +36,6 @@ from hopback.topology.delays import (
     longest_delay_ms,
     way_in,
 )
-from hopback.topology.durations import format_duration
 from hopback.topology.model import Exchange, Topology
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class DelayQueues:
     async def wrap(self, message: Message) -> Message:
         """Return the message to publish in order to delay the given one.
 
-        Raises InvalidTopology if the application's queues do not cover the delay. Raises Returned
+        Raises InvalidDeclaration if the application's queues do not cover the delay. Raises Returned
         if the destination queue or exchange does not exist.
         """
         now_ms = math.floor(self._clock.now() * 1000)
@@ -106,8 +106,8 @@ class DelayQueues:
             else:
                 longest = format_duration(self._longest_ms)
                 expected = f"at most {longest}: ask for more with `app.delays(longest=…)`"
-                got = f"{delay_ms} ms"
-            raise InvalidTopology((Problem("delay", expected, got),), where="publish")
+                got = format_duration(delay_ms)
+            raise InvalidDeclaration((Problem("delay", expected, got),), where="publish")
         await self._check(message.exchange, message.routing_key)
         by_clock = isinstance(message.delay, datetime)
         plain = replace(message, delay=None)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.errors import InvalidDeclaration, Problem
 from hopback.policy.outcome import FAILURES
 from hopback.runtime.context import Context
 
@@ -56,10 +56,10 @@ class Depends:
         given: object = self.provider
         if not callable(given):
             problem = Problem("provider", "a function, not what it returns", repr(given))
-            raise InvalidTopology((problem,), where="Depends")
+            raise InvalidDeclaration((problem,), where="Depends")
         if self.scope not in [*Scope]:
             problem = Problem("scope", ", ".join(Scope), repr(self.scope))
-            raise InvalidTopology((problem,), where="Depends")
+            raise InvalidDeclaration((problem,), where="Depends")
         object.__setattr__(self, "scope", Scope(self.scope))
 
 
@@ -79,7 +79,7 @@ def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
         if isinstance(parameter.default, Depends):
             told = f"{name}: Annotated[…, Depends({_name(parameter.default.provider)})]"
             problem = Problem(name, f"the provider in its annotation: `{told}`", "it as a default")
-            raise InvalidTopology((problem,), where=where)
+            raise InvalidDeclaration((problem,), where=where)
         hint = hints.get(name)
         further = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
         found += [Need(name, one) for one in further if isinstance(one, Depends)][:1]
@@ -205,7 +205,7 @@ class Injector:
         return provider
 
     def _refuse(self, place: str, expected: str, found: str) -> None:
-        raise InvalidTopology((Problem(place, expected, found),), where=self._where)
+        raise InvalidDeclaration((Problem(place, expected, found),), where=self._where)
 
 
 async def _call(
@@ -247,7 +247,7 @@ def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:
             yield Need(name, None)
         elif parameter.default is parameter.empty and parameter.kind not in _MANY:
             expected = f"a provider (`{name}: Annotated[…, Depends(…)]`), a Context, or a default"
-            raise InvalidTopology((Problem(name, expected, "neither"),), where=place)
+            raise InvalidDeclaration((Problem(name, expected, "neither"),), where=place)
 
 
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -267,7 +267,7 @@ def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
         return get_type_hints(bare, target.__globals__, include_extras=True)
     except NameError as error:
         problem = Problem("annotations", "names that its module defines", str(error))
-        raise InvalidTopology((problem,), where=where) from error
+        raise InvalidDeclaration((problem,), where=where) from error
     except AttributeError:
         return {}  # written in C: it has no annotations
 

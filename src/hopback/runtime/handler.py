@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -13,6 +15,7 @@ from typing import (
     Any,
     Never,
     NoReturn,
+    ParamSpec,
     TypeVar,
     Union,
     get_args,
@@ -20,17 +23,21 @@ from typing import (
     get_type_hints,
 )
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.durations import Duration, parse_wait_ms, read_seconds
+from hopback.errors import InvalidDeclaration, InvalidTopology, Problem
 from hopback.policy.breaker import BreakerPolicy
 from hopback.policy.outcome import MENU, Outcome, Rule, check_rules
 from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context
 from hopback.runtime.dependencies import Injector, Need, hints_of, needs_of
 from hopback.runtime.payload import Decoder, decoder_for, guarded
-from hopback.topology.durations import Duration, duration_seconds, parse_wait_ms
+from hopback.text import did_you_mean
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def blames_rows(error: Exception) -> bool:
@@ -89,15 +96,58 @@ class BatchHandler:
     """The type of one payload, for codecs."""
 
 
-def deadline_seconds(deadline: Duration | None) -> float | None:
+def deadline_seconds(deadline: Duration | None, *, where: str) -> float | None:
     """Return a deadline in seconds. None means no deadline."""
-    return None if deadline is None else duration_seconds(deadline)
+    if deadline is None:
+        return None
+    return read_seconds(deadline, "deadline", where=where, zero=False)
 
 
-def require(option: str, fits: bool, expected: str, got: object) -> None:
-    """InvalidTopology unless the option fits."""
+def require(
+    option: str, fits: bool, expected: str, got: object, *, where: str = "handler options"
+) -> None:
+    """InvalidDeclaration unless the option fits."""
     if not fits:
-        raise InvalidTopology((Problem(option, expected, repr(got)),), where="handler options")
+        raise InvalidDeclaration((Problem(option, expected, repr(got)),), where=where)
+
+
+_OTHER_NAMES = {
+    "max_attempts": "attempts",
+    "max_retries": "attempts",
+    "retries": "retry",
+    "timeout": "deadline",
+    "type": "message_type",
+    "workers": "concurrency",
+}
+"""Names of options in other libraries, which no similarity of letters finds."""
+
+
+def explain_options(declare: Callable[P, R]) -> Callable[P, R]:
+    """Make a decorator suggest the right name for an option that it does not have."""
+    known = list(inspect.signature(declare).parameters)[1:]
+
+    @wraps(declare)
+    def call(*given: P.args, **options: P.kwargs) -> R:
+        for name in options:
+            if name not in known:
+                right = _OTHER_NAMES.get(name, "")
+                hint = f" (did you mean {right}?)" if right in known else did_you_mean(name, known)
+                raise TypeError(
+                    f"{declare.__name__}: unexpected option {name!r}{hint}: "
+                    f"expected {', '.join(known)}"
+                )
+        return declare(*given, **options)
+
+    return call
+
+
+@contextmanager
+def declaring(where: str) -> Iterator[None]:
+    """Let an error about the declaration inside name its place, such as the queue."""
+    try:
+        yield
+    except (InvalidDeclaration, InvalidTopology) as error:
+        raise InvalidDeclaration(error.problems, where=where) from None
 
 
 def _is_number(value: object, least: int, most: float = math.inf) -> bool:
@@ -114,25 +164,15 @@ def _require_common(options: BatchOptions | HandlerOptions) -> None:
 
 
 def require_queue_name(decorator: str, queue: object) -> None:
-    """InvalidTopology unless a decorator was given a name: without parentheses it gets the function."""
+    """InvalidDeclaration unless a decorator was given a name: without parentheses it gets the function."""
     if isinstance(queue, str):
         return
     name = getattr(queue, "__name__", None)
     got = repr(queue) if name is None else f"the function {name} (the parentheses are missing)"
     line = f'`@app.{decorator}("{name or "orders"}", retry=["30s", "5m"])`'
-    raise InvalidTopology(
+    raise InvalidDeclaration(
         (Problem("queue", f"the name of a queue, as in {line}", got),), where=f"app.{decorator}"
     )
-
-
-def wait_ms(wait: object, option: str, *, where: str) -> int:
-    """Return a duration in milliseconds. InvalidTopology names the option."""
-    try:
-        found = parse_wait_ms(wait)  # type: ignore[arg-type]
-    except ValueError as error:
-        expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
-        raise InvalidTopology((Problem(option, expected, got),), where=where) from None
-    return found
 
 
 def waits_ms(waits: Iterable[object], *, where: str) -> list[int]:
@@ -141,8 +181,18 @@ def waits_ms(waits: Iterable[object], *, where: str) -> list[int]:
     """
     if isinstance(waits, str | int):
         expected = f"a list of waits, as in `retry=[{waits!r}]`"
-        raise InvalidTopology((Problem("retry", expected, repr(waits)),), where=where)
-    return [wait_ms(wait, f"retry[{number}]", where=where) for number, wait in enumerate(waits)]
+        raise InvalidDeclaration((Problem("retry", expected, repr(waits)),), where=where)
+    found: list[int] = []
+    last: object = None
+    for number, wait in enumerate(waits):
+        option = f"retry[{number}]"
+        read_seconds(wait, option, where=where, zero=False)  # type: ignore[arg-type]
+        found.append(parse_wait_ms(wait))  # type: ignore[arg-type]
+        if number and found[-1] < found[-2]:
+            expected = f"a wait no shorter than the one before it ({last!r})"
+            raise InvalidDeclaration((Problem(option, expected, repr(wait)),), where=where)
+        last = wait
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +262,7 @@ def inspect_handler(
     makes_row: bool = False,
     replies: bool = False,
 ) -> Handler:
-    """Inspect a function's signature. InvalidTopology describes the valid signatures.
+    """Inspect a function's signature. InvalidDeclaration describes the valid signatures.
 
     The return value of a handler is its outcome. With `makes_row` (for a batch) or `replies` it may
     return any value.
@@ -229,7 +279,7 @@ def inspect_handler(
     kinds = _NAMED if needs else _POSITIONAL  # with dependencies, all arguments are passed by name
     if len(payload) > 1 or any(one.kind not in kinds for one in parameters):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
-        raise InvalidTopology(
+        raise InvalidDeclaration(
             (
                 Problem(
                     "parameters",
@@ -274,7 +324,7 @@ def inspect_batch_handler(
     parameters = [one for one in signature if one.name not in provided]
     if len(parameters) != 1 or not _is_async(call):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
-        raise InvalidTopology(
+        raise InvalidDeclaration(
             (Problem("signature", "async def (payloads: list[T])", found),), where=where
         )
     name = parameters[0].name
@@ -288,7 +338,7 @@ def inspect_batch_handler(
         problem = Problem(
             parameters[0].name, "a list of a type that a payload can be decoded into", str(error)
         )
-        raise InvalidTopology((problem,), where=where) from error
+        raise InvalidDeclaration((problem,), where=where) from error
     return BatchHandler(queue, call, decode, options, None, needs, name, item)
 
 
@@ -304,7 +354,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Return the resolved annotations. InvalidTopology names an unresolvable one."""
+    """Return the resolved annotations. InvalidDeclaration names an unresolvable one."""
     # The called function: that of a partial, or the method of an object.
     inner = getattr(call, "func", None)
     called = inner if callable(inner) else type(call).__call__
@@ -312,7 +362,7 @@ def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
         return get_type_hints(call if inspect.isroutine(call) else called)
     except NameError as error:
         problem = Problem("annotations", "names that the handler's module defines", str(error))
-        raise InvalidTopology((problem,), where=where) from error
+        raise InvalidDeclaration((problem,), where=where) from error
 
 
 def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str) -> None:
@@ -323,7 +373,7 @@ def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str
             f"{MENU}: publish a result with `await context.publish(...)`, "
             "and annotate the handler `-> None`"
         )
-        raise InvalidTopology((Problem("return value", expected, found),), where=where)
+        raise InvalidDeclaration((Problem("return value", expected, found),), where=where)
 
 
 def _may_be_outcome(hint: Any) -> bool:
@@ -353,4 +403,4 @@ def _decoder(parameter: inspect.Parameter, hints: dict[str, Any], where: str) ->
         return decoder_for(hints.get(parameter.name, Any))
     except TypeError as error:
         problem = Problem(parameter.name, "a type that a payload can be decoded into", str(error))
-        raise InvalidTopology((problem,), where=where) from error
+        raise InvalidDeclaration((problem,), where=where) from error

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from hopback.broker.supervise import SupervisedState
+from hopback.durations import Duration, read_seconds
 from hopback.endpoint import Request, Response
 from hopback.policy.breaker import BreakerState
 from hopback.runtime.consumer import ConsumerState
@@ -52,14 +53,14 @@ class Condition:
 
 
 class Health:
-    """Judges a service. `patience` is how long (seconds) a consumer may stay lost."""
+    """Judges a service. `patience` is how long a consumer may stay lost."""
 
     def __init__(
-        self, service: Service, *, time: Callable[[], float], patience: float = 60.0
+        self, service: Service, *, time: Callable[[], float], patience: Duration = 60.0
     ) -> None:
         self._service = service
         self._time = time
-        self._patience = patience
+        self._patience = read_seconds(patience, "patience", where="Health")
         self._lost_since: dict[str, float] = {}
 
     async def run(self) -> None:

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.errors import InvalidDeclaration, Problem
 from hopback.policy.outcome import FAILURES, Outcome, Park, outcome_of
 from hopback.runtime.answer import Answer
 from hopback.runtime.handler import BatchHandler, Handler, HandlerOptions
@@ -72,17 +72,17 @@ class TypedHandlers:
     """None parks, with a reason that names the type."""
 
     def joined(self, name: str, handler: Handler) -> TypedHandlers:
-        """With one handler more; InvalidTopology if it does not fit to the others."""
+        """With one handler more; InvalidDeclaration if it does not fit to the others."""
         where = f"handler of queue {self.queue!r}"
         if name in self.handlers:
-            problem = Problem(f"message_type {name!r}", "one handler", "a second one")
-            raise InvalidTopology((problem,), where=where)
+            problem = Problem(f"message_type {name!r}", "one handler", "another one")
+            raise InvalidDeclaration((problem,), where=where)
         both = replace(handler.options, rules=(), deadline=None)
         if both != replace(self.options, rules=(), deadline=None):
             expected = (
                 "the same concurrency, prefetch, key and breaker as its queue's first handler"
             )
-            raise InvalidTopology((Problem("options", expected, "others"),), where=where)
+            raise InvalidDeclaration((Problem("options", expected, "others"),), where=where)
         return replace(self, handlers={**self.handlers, name: handler})
 
     def moved(self, queue: str) -> TypedHandlers:

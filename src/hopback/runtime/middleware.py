@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.errors import InvalidDeclaration, Problem
 from hopback.policy.outcome import raised_outcome
 from hopback.runtime.context import Context
 
@@ -24,14 +24,14 @@ Middleware: TypeAlias = Callable[[Context, NextRun], Awaitable[object]]
 
 
 def check_middleware(middleware: Middleware) -> None:
-    """InvalidTopology unless it is an async function of the context and of what runs inside."""
+    """InvalidDeclaration unless it is an async function of the context and of what runs inside."""
     called = getattr(middleware, "__call__", None)  # noqa: B004 - the method itself is asked
     is_async = inspect.iscoroutinefunction(middleware) or inspect.iscoroutinefunction(called)
     if is_async and len(inspect.signature(middleware).parameters) == 2:
         return
     found = f"{getattr(middleware, '__name__', middleware)}{inspect.signature(middleware)}"
     problem = Problem("middleware", "async def (context: Context, run: NextRun)", found)
-    raise InvalidTopology((problem,), where="middleware")
+    raise InvalidDeclaration((problem,), where="middleware")
 
 
 class _Inside:

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hopback.errors import BrokerError, InvalidTopology, Problem
+from hopback.durations import Duration, parse_wait_ms
+from hopback.errors import BrokerError, InvalidDeclaration, Problem
 from hopback.message import Delivery, Message, Properties
 from hopback.policy.periodic import Every, Missed, Schedule, due_id, due_now, parse_cron
 from hopback.runtime.context import compose
 from hopback.topology.delays import schedule_queue_name
-from hopback.topology.durations import Duration, parse_wait_ms
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ class Periodic:
 def read_schedule(
     period: Duration | None, cron: str | None, timezone: str, *, where: str
 ) -> Schedule:
-    """Return the schedule. InvalidTopology describes an invalid one."""
+    """Return the schedule. InvalidDeclaration describes an invalid one."""
     if (period is None) == (cron is None):
         got = "neither" if period is None else f"both: {period!r} and {cron!r}"
         found = Problem("period", 'a period like "5m", or a line like cron="0 3 * * *"', got)
-        raise InvalidTopology((found,), where=where)
+        raise InvalidDeclaration((found,), where=where)
     try:
         return (
             Every(parse_wait_ms(period)) if period is not None else parse_cron(cron or "", timezone)
@@ -93,7 +93,7 @@ def read_schedule(
     except ValueError as error:
         expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
         option = "period" if cron is None else "cron"
-        raise InvalidTopology((Problem(option, expected, got),), where=where) from None
+        raise InvalidDeclaration((Problem(option, expected, got),), where=where) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ class Publisher(MessageSender):
     """Publishes on a supervised connection. Use it as an async context manager.
 
     Entering the context waits for the first connection and raises the error if it fails. A
-    connection lost later is opened again. `publish` and `send` wait at most `timeout` seconds for a
-    usable channel.
+    connection lost later is opened again. `publish` and `send` wait at most `timeout` for a usable
+    channel.
     """
 
     @explain_arguments

@@ -12,12 +12,12 @@ import hashlib
 import hmac
 import json
 import logging
-import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.durations import Duration, read_seconds
+from hopback.errors import InvalidDeclaration, Problem
 from hopback.extras import needs
 from hopback.headers import failure_from_exception
 from hopback.policy.outcome import TOO_EARLY, Done, Retry, outcome_for_status, reason_of
@@ -68,9 +68,9 @@ _LONGEST_ANSWER = 65_536
 """Bytes of an answer that are read so that its connection can be used again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class PushTarget:
-    """Where a queue's deliveries are posted to."""
+    """Where a queue's deliveries are posted to, within `timeout`, which becomes seconds."""
 
     url: str
     timeout: float = 10.0
@@ -84,13 +84,30 @@ class PushTarget:
     HMAC-SHA256 of `SECONDS.BODY`. A receiver that refuses old times is protected against replays.
     """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout: Duration = 10.0,
+        connections: int = 20,
+        headers: Mapping[str, str] | None = None,
+        bearer: str = "",
+        secret: str = "",
+    ) -> None:
+        object.__setattr__(self, "url", url)
+        seconds = read_seconds(timeout, "timeout", where="push target", zero=False)
+        object.__setattr__(self, "timeout", seconds)
+        object.__setattr__(self, "connections", connections)
+        object.__setattr__(self, "headers", dict(headers or {}))
+        object.__setattr__(self, "bearer", bearer)
+        object.__setattr__(self, "secret", secret)
+        self._check()
+
+    def _check(self) -> None:
         if not re.match(r"https?://[^/\s@]+(/\S*)?\Z", self.url):
             problem = Problem(
                 "url", "http://host/path or https://host/path, without credentials", repr(self.url)
             )
-            raise InvalidTopology((problem,), where="push target")
-        require("timeout", 0 < self.timeout < math.inf, "more than 0 seconds", self.timeout)
+            raise InvalidDeclaration((problem,), where="push target")
         require("connections", self.connections >= 1, "at least 1", self.connections)
         problems = []
         for name, value in self.headers.items():
@@ -106,7 +123,7 @@ class PushTarget:
         if self.bearer and not _HARMLESS.match(self.bearer):
             problems.append(Problem("bearer", "one line of ASCII", "something else"))
         if problems:
-            raise InvalidTopology(tuple(problems), where="push target")
+            raise InvalidDeclaration(tuple(problems), where="push target")
 
     def signature(self, body: bytes, now: float) -> str:
         """Return the `x-hopback-signature` of a body."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from hopback.broker.supervise import Backoff
+from hopback.durations import Duration, read_seconds
 from hopback.errors import BrokerError, ConnectionFailed
 from hopback.waiting import is_time_virtual, to_its_end
 
@@ -80,13 +81,13 @@ class Relay:
         publish: Callable[[Message], Awaitable[None]],
         *,
         most: int = 500,
-        idle: float = 0.5,
+        idle: Duration = 0.5,
         backoff: Backoff | None = None,
     ) -> None:
         self._outbox = outbox
         self._publish = publish
         self._most = most
-        self._idle = idle
+        self._idle = read_seconds(idle, "idle", where="Relay")
         self._backoff = backoff or Backoff(first=1.0, most=60.0)
         self._resting: dict[int, float] = {}
         self._nudged = asyncio.Event()

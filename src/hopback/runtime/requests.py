@@ -17,6 +17,7 @@ from hopback.broker.port import REPLY_TO, Broker, Channel, Connection
 from hopback.broker.proven_routes import ProvenRoutes
 from hopback.broker.sendable import check_message
 from hopback.broker.supervise import Backoff, Supervised
+from hopback.durations import Duration, parse_wait_ms
 from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, DeliveryLost, NoReply
 from hopback.runtime.context import (
     PublishOptions,
@@ -26,7 +27,6 @@ from hopback.runtime.context import (
 )
 from hopback.runtime.payload import decoder_for
 from hopback.runtime.publish_arguments import explain_arguments
-from hopback.topology.durations import Duration, parse_wait_ms
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:

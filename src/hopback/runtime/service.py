@@ -14,13 +14,14 @@ from hopback.broker.declare import Ownership
 from hopback.broker.message_sender import MessageSender
 from hopback.broker.port import Broker, Connection, count_now
 from hopback.broker.supervise import OnState, Supervised, SupervisedState
+from hopback.durations import Duration, read_seconds
 from hopback.errors import (
     BrokerError,
     ConnectionFailed,
     ConnectionLost,
     DeliveryLost,
     HopbackError,
-    InvalidTopology,
+    InvalidDeclaration,
     Problem,
     PublishInterrupted,
     TopologyError,
@@ -51,16 +52,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.runtime")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class ServiceOptions:
     """How an application runs.
 
     - `queues`: run only the handlers of these queues.
     - `concurrency`: the number of handlers of each queue that run at once, instead of the handler's own.
     - `accept`: `check` rules of severity error that do not prevent the start.
-    - `grace`: seconds that running handlers may take at shutdown.
-    - `watch`: seconds between two checks whether the broker still knows the consumers.
-    - `upkeep`: mean seconds between two checks of the declared queues, exchanges and bindings. Missing
+    - `grace`: how long running handlers may take at shutdown. Durations become seconds.
+    - `watch`: the time between two checks whether the broker still knows the consumers.
+    - `upkeep`: the mean time between two checks of the declared queues, exchanges and bindings. Missing
       objects are created again.
     """
 
@@ -72,12 +73,26 @@ class ServiceOptions:
     upkeep: float = 30.0
     concurrency: int | None = None
 
-    def __post_init__(self) -> None:
-        enough = self.concurrency is None or self.concurrency >= 1
-        require("concurrency", enough, "at least 1", self.concurrency)
-        require("grace", self.grace >= 0, "0 or more seconds", self.grace)
-        require("watch", self.watch > 0, "more than 0 seconds", self.watch)
-        require("upkeep", self.upkeep > 0, "more than 0 seconds", self.upkeep)
+    def __init__(
+        self,
+        queues: Collection[str] | None = None,
+        ownership: Ownership = Ownership.DECLARE,
+        accept: Collection[str] = (),
+        grace: Duration = 30.0,
+        watch: Duration = 30.0,
+        upkeep: Duration = 30.0,
+        concurrency: int | None = None,
+    ) -> None:
+        where = "ServiceOptions"
+        enough = concurrency is None or concurrency >= 1
+        require("concurrency", enough, "at least 1", concurrency, where=where)
+        object.__setattr__(self, "queues", queues)
+        object.__setattr__(self, "ownership", ownership)
+        object.__setattr__(self, "accept", accept)
+        object.__setattr__(self, "concurrency", concurrency)
+        object.__setattr__(self, "grace", read_seconds(grace, "grace", where=where))
+        object.__setattr__(self, "watch", read_seconds(watch, "watch", where=where, zero=False))
+        object.__setattr__(self, "upkeep", read_seconds(upkeep, "upkeep", where=where, zero=False))
 
 
 class _ReadyEvent(asyncio.Event):
@@ -219,7 +234,7 @@ class Service:
         unknown = [queue for queue in wanted or () if queue not in self.app.handlers]
         if unknown:
             known = f"one of {', '.join(self.app.handlers) or 'no queues'}"
-            raise InvalidTopology(
+            raise InvalidDeclaration(
                 tuple(Problem("queues", known, repr(queue)) for queue in unknown),
                 where=f"app {self.app.name!r}",
             )
@@ -272,7 +287,7 @@ class Service:
 
         Its queues are declared and consumed at once, or with the next connection. A queue that
         cannot be used does not end the service: `Health.ready` and `topology.unusable` name it.
-        Raise InvalidTopology if one of the queues is consumed here already, and UnsafeOperation for
+        Raise InvalidDeclaration if one of the queues is consumed here already, and UnsafeOperation for
         hazards that are errors.
         """
         consumed = {consumer.queue for consumer in self.consumers}
@@ -280,7 +295,7 @@ class Service:
             problems = (
                 Problem(f"handlers.{queue}", "one handler", "a second one") for queue in twice
             )
-            raise InvalidTopology(tuple(problems), where=f"app {self.app.name!r}")
+            raise InvalidDeclaration(tuple(problems), where=f"app {self.app.name!r}")
         topology = app.topology
         self.upkeep.add(topology)
         stack = AsyncExitStack()

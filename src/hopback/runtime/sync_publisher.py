@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from hopback.broker.message_sender import MessageSender
 from hopback.broker.rabbitmq import RabbitMQ
+from hopback.durations import Duration, read_seconds
 from hopback.errors import ConnectionFailed
 from hopback.message import require_message
 from hopback.runtime.context import PublishOptions, compose
@@ -36,7 +37,7 @@ class SyncPublisher:
     """Publishes confirmed from any thread; a context manager, or closed when the program ends.
 
     It connects at the first publish, and anew in a process that was forked since. `connections` is
-    how many it spreads its messages over; `timeout` how long (seconds) a publish waits for a usable
+    how many it spreads its messages over; `timeout` how long a publish waits for a usable
     connection before ConnectionFailed says that nothing was sent.
     """
 
@@ -46,14 +47,14 @@ class SyncPublisher:
         *,
         name: str = "hopback publisher",
         connections: int = 1,
-        timeout: float = 30.0,
+        timeout: Duration = 30.0,
     ) -> None:
         if connections < 1:
             raise ValueError(f"expected at least 1 connection, got {connections}")
         self._broker: Broker = RabbitMQ(broker) if isinstance(broker, str) else broker
         self._name = name
         self._connections = connections
-        self._timeout = timeout
+        self._timeout = read_seconds(timeout, "timeout", where="SyncPublisher", zero=False)
         self._starting = threading.Lock()
         self._running: _PublisherThread | None = None
         self._closed = False

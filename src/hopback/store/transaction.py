@@ -23,6 +23,7 @@ from sqlalchemy import Executable, bindparam, delete, exists, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from hopback.clock import Clock, SystemClock
+from hopback.durations import Duration, read_seconds
 from hopback.errors import HopbackError
 from hopback.headers import identity, without_unread
 from hopback.headers.names import DELAY
@@ -413,7 +414,7 @@ class Outbox:
     """The outbox for one relay. Several relays share it by leases on slots."""
 
     def __init__(
-        self, engine: AsyncEngine, owner: str, clock: Clock | None = None, *, lease: float = 30.0
+        self, engine: AsyncEngine, owner: str, clock: Clock | None = None, *, lease: Duration = 30.0
     ) -> None:
         self._engine = engine
         # A single statement needs no transaction, which would take two more round trips to PostgreSQL.
@@ -422,7 +423,7 @@ class Outbox:
         self._single = engine.execution_options(**options)
         self._owner = owner
         self._clock = clock or SystemClock()
-        self.lease = lease
+        self.lease: float = read_seconds(lease, "lease", where="Outbox", zero=False)
 
     @property
     def written(self) -> int:

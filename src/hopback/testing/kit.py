@@ -27,6 +27,7 @@ from hopback.broker.embedded import (
 from hopback.broker.embedded.refusal import channel_error, refused
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.port import Broker, Channel, Connection, count_now
+from hopback.durations import Duration, read_seconds
 from hopback.message import require_message
 from hopback.observe.events import Bus
 from hopback.rehearse.engine import EngineKind
@@ -47,13 +48,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from hopback.broker.embedded.stored import Taken
+    from hopback.durations import Duration
     from hopback.message import Message
     from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Scenario
     from hopback.runtime.app import App
     from hopback.runtime.dependencies import Overrides
     from hopback.runtime.shutdown import Report
-    from hopback.topology.durations import Duration
     from hopback.topology.plan import Plan
 
 P = ParamSpec("P")
@@ -250,17 +251,19 @@ class AppTest(EventRecord):
                 routing_key, payload, exchange=exchange, timeout=timeout, returns=returns, **options
             )
 
-    async def drain(self, *, reraise: bool = False, within: float | None = None) -> Tally:
+    async def drain(self, *, reraise: bool = False, within: Duration | None = None) -> Tally:
         """Run until all messages are settled, including retries, and count the outcomes since the
         last drain.
 
         It returns when no message of a handled queue is ready, in hand or waiting for a retry. With
-        `reraise` it raises the first exception since the last drain. After `within` seconds it
-        raises TimeoutError with the remaining messages. The default is a day, or a minute on a real
+        `reraise` it raises the first exception since the last drain. After `within` it raises
+        TimeoutError with the remaining messages. The default is a day, or a minute on a real
         broker.
         """
         self._require_own_loop()
-        most = (_DAY if self._live is None else _MINUTE) if within is None else within
+        most = _DAY if self._live is None else _MINUTE
+        if within is not None:
+            most = read_seconds(within, "within", where="AppTest.drain")
         try:
             async with asyncio.timeout(most):
                 await (self._until_idle() if self._live is None else self._until_quiet(self._live))
@@ -283,8 +286,9 @@ class AppTest(EventRecord):
             one for one in since if (one.name, one.fields.get("queue")) != ("delivery.done", DUE)
         )
 
-    async def advance(self, seconds: float) -> None:
+    async def advance(self, duration: Duration) -> None:
         """Let time pass, and everything happen that is due by then."""
+        seconds = read_seconds(duration, "duration", where="AppTest.advance")
         self._require_own_loop()
         if not isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
             raise RuntimeError(

@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 from hopback.broker.embedded import EmbeddedBroker, Event, EventKind, Node, run_virtual
+from hopback.durations import format_duration
 from hopback.headers import deaths
 from hopback.message import Delivery, Message, Properties
 from hopback.policy import Occasion, attempt_of, decide, effects
@@ -36,7 +37,6 @@ from hopback.policy.delays import read_delayed
 from hopback.policy.outcome import Done, Outcome, Park, Retry, Snooze
 from hopback.topology.delays import DUE, is_delay_level, longest_delay_ms
 from hopback.topology.diagram import Ids, label
-from hopback.topology.durations import format_duration
 from hopback.topology.expand import retry_queues
 from hopback.topology.plan import Fact, Plan
 from hopback.topology.routing import CannotSimulate, Entrance, find_entrance

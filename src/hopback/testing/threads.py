@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.broker.server import Advanced, BrokerServer, ClockKind, ServerSettings
+from hopback.durations import Duration, read_seconds
 from hopback.observe.events import Bus
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
@@ -96,9 +97,9 @@ class BrokerThread:
         """The broker's time, in seconds since 1970."""
         return self.server.time.clock.now()
 
-    def advance(self, seconds: float) -> Advanced:
+    def advance(self, duration: Duration) -> Advanced:
         """Advance the broker's clock at once, and give clients time to react."""
-        return self._do(self.server.advance(seconds))
+        return self._do(self.server.advance(duration))
 
     def snapshot(self) -> NodeSnapshot:
         """Everything in the broker at this moment, as values."""
@@ -161,21 +162,22 @@ class AppThread(EventRecord):
         return self.report
 
     def wait_for(
-        self, name: str, *, times: int = 1, within: float = _PATIENCE_S, **fields: Any
+        self, name: str, *, times: int = 1, within: Duration = _PATIENCE_S, **fields: Any
     ) -> tuple[Happening, ...]:
         """Wait for `times` events of this name with these fields, and return all of them.
 
-        TimeoutError after `within` seconds lists the events that occurred.
+        TimeoutError after `within` lists the events that occurred.
         """
+        seconds = read_seconds(within, "within", where="wait_for")
 
         def found() -> tuple[Happening, ...]:
             return self.happened(name, **fields)
 
         with self._news:
-            if not self._news.wait_for(lambda: len(found()) >= times, within):
+            if not self._news.wait_for(lambda: len(found()) >= times, seconds):
                 told = ", ".join(one.told for one in tuple(self.events)) or "none"
                 raise TimeoutError(
-                    f"expected {times} {name} with {fields or 'any fields'} within {within:g} s,"
+                    f"expected {times} {name} with {fields or 'any fields'} within {seconds:g} s,"
                     f" got {len(found())}. Events: {told}"
                 )
         return found()

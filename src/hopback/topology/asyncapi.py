@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hopback.durations import format_duration
 from hopback.topology.arguments import without_what_json_lacks
-from hopback.topology.durations import format_duration
 from hopback.topology.model import Exchange, ExchangeType, Queue, Topology
 from hopback.topology.roles import QueueRole, queue_roles
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hopback.topology.durations import Duration, parse_wait_ms
+from hopback.durations import Duration, parse_wait_ms
 from hopback.topology.expand import (
     NO_DELIVERY_LIMIT,
     at_least_once,

@@ -9,9 +9,9 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from hopback.durations import LONGEST_MS, format_duration
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.delays import DUE, longest_delay_ms, queue_of_schedule, without_delay_levels
-from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.plan import Leave, Plan, Return, Tier
 from hopback.topology.roles import QueueRole, queue_roles
 from hopback.topology.wording import did_you_mean, either, show_value, waits

@@ -14,9 +14,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from hopback.durations import format_duration
 from hopback.errors import InvalidTopology, Problem
 from hopback.topology.arguments import decode, decode_table, encode, encode_table
-from hopback.topology.durations import format_duration
 from hopback.topology.expand import DELIVERY_LIMIT, harden_queues, recommend_plan
 from hopback.topology.located import Located, Table
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze

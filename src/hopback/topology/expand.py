@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hopback.durations import LONGEST_MS, format_duration
 from hopback.errors import InvalidTopology, Problem
-from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.model import Queue, QueueType, Topology
 from hopback.topology.plan import (
     Count,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from hopback.errors import InvalidTopology, Problem
+from hopback.errors import InvalidDeclaration, Problem
 from hopback.topology.model import Binding, Exchange, ExchangeType
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Feed:
     ) -> Feed:
         """Messages of a headers exchange that have these headers: all of them, or any one."""
         if match not in ("all", "any"):
-            raise InvalidTopology(
+            raise InvalidDeclaration(
                 (Problem("match", '"all" or "any"', repr(match)),), where=f"feed {exchange!r}"
             )
         _refuse_none(exchange, wanted, "at least one header (an empty match takes everything)")
@@ -97,13 +97,13 @@ def feeds_of(bind: Bind) -> tuple[Feed, ...]:
     strange = [one for one in given if not isinstance(one, Feed)]
     if strange:
         expected = '{"exchange": "routing.key"}, or feeds like Feed.fanout("exchange")'
-        raise InvalidTopology((Problem("bind", expected, repr(bind)),), where="bind")
+        raise InvalidDeclaration((Problem("bind", expected, repr(bind)),), where="bind")
     return feeds
 
 
 def _refuse_none(exchange: str, wanted: object, expected: str) -> None:
     if not exchange:
         problem = Problem("exchange", "a name (the default exchange needs no binding)", "''")
-        raise InvalidTopology((problem,), where="feed")
+        raise InvalidDeclaration((problem,), where="feed")
     if not wanted:
-        raise InvalidTopology((Problem("keys", expected, "none"),), where=f"feed {exchange!r}")
+        raise InvalidDeclaration((Problem("keys", expected, "none"),), where=f"feed {exchange!r}")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from hopback.durations import parse_duration_ms
 from hopback.errors import InvalidTopology, Problem
-from hopback.topology.durations import parse_duration_ms
 from hopback.topology.wording import did_you_mean, either, path_to, show_value
 
 if TYPE_CHECKING:

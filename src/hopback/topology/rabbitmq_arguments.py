@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hopback.topology.durations import LONGEST_MS
+from hopback.durations import LONGEST_MS
 from hopback.topology.model import Queue, QueueType
 from hopback.topology.wording import either
 from hopback.version import BrokerVersion

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.durations import LONGEST_MS, format_duration
 from hopback.text import printable
-from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.roles import queue_roles
 from hopback.topology.wording import plan_in_words, show_value
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from hopback.durations import LONGEST_MS, format_duration
 from hopback.errors import Problem
 from hopback.topology.arguments import INTEGER_RANGES, fits_decimal
-from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import APPLY_TO, ARGUMENTS_OF, QUEUE_ARGUMENTS
 from hopback.topology.wording import did_you_mean, either, path_to, show_value

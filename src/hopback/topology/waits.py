@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hopback.durations import LONGEST_MS, Duration, format_duration, parse_wait_ms
 from hopback.errors import InvalidDeclaration, Problem
-from hopback.topology.durations import LONGEST_MS, Duration, format_duration, parse_wait_ms
 
 
 def exponential(

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
 from difflib import get_close_matches
 
+from hopback.durations import format_duration
 from hopback.text import printable
-from hopback.topology.durations import format_duration
 from hopback.topology.plan import Count, Leave, Plan, Return, Tier
 
 

@@ -75,8 +75,8 @@ def test_an_application_is_found_in_a_package(folder: Path) -> None:
         ("loaded_broken:app", 1, "loaded_broken.py, line 2: ZeroDivisionError"),
         ("loaded_needy:app", 1, "ModuleNotFoundError: No module named 'no_such_library'"),
         ("loaded_syntax:app", 1, "loaded_syntax.py, line 1: SyntaxError"),
-        ("loaded_waits:app", 1, "loaded_waits.py, line 3: queue 'orders' has 1 problem"),
-        ("loaded_bare:app", 1, "loaded_bare.py, line 3: app.handler has 1 problem"),
+        ("loaded_waits:app", 1, "loaded_waits.py, line 3: queue 'orders': retry"),
+        ("loaded_bare:app", 1, "loaded_bare.py, line 3: app.handler: queue: expected the name"),
     ],
 )
 def test_what_is_missing_is_said(folder: Path, target: str, code: int, told: str) -> None:

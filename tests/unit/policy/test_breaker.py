@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.policy.breaker import Breaker, BreakerPolicy, BreakerState, after_run, at
 
 POLICY = BreakerPolicy(failures=3, cool_down=10, longest_cool_down=35)
@@ -67,5 +67,5 @@ def test_what_was_running_when_it_opened_changes_nothing() -> None:
 @pytest.mark.parametrize("wrong", [{"failures": 0}, {"cool_down": -1}, {"probes": 0}])
 def test_a_breaker_that_would_stay_open_is_refused(wrong: dict[str, int]) -> None:
     """The error names the field and the least it may be."""
-    with pytest.raises(InvalidTopology, match=next(iter(wrong))):
+    with pytest.raises(InvalidDeclaration, match=next(iter(wrong))):
         BreakerPolicy(**wrong)

@@ -12,7 +12,7 @@ from hopback import App, BrokerError, Context, ServiceOptions
 from hopback.broker import EmbeddedBroker
 from hopback.broker.declare import Ownership
 from hopback.designs import DESIGNS
-from hopback.errors import InvalidTopology, UnsafeOperation
+from hopback.errors import InvalidDeclaration, UnsafeOperation
 from hopback.runtime.depths import Depths, watched_queues
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, in_virtual_time
@@ -186,7 +186,7 @@ async def test_app_that_cannot_be_added_or_removed_is_refused() -> None:
         diary.append(order)
 
     async with AppTest(_shop(diary)) as test:
-        with pytest.raises(InvalidTopology, match="orders"):
+        with pytest.raises(InvalidDeclaration, match="orders"):
             await test.service.add(_shop(diary))
         await test.service.add(raffle)
         with pytest.raises(UnsafeOperation, match="raffle_queue is not unbound"):

@@ -11,7 +11,7 @@ import pytest
 from hopback import App, BreakerPolicy, Context, Outcome, Park, Service
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.designs import DESIGNS
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.runtime.handler import (
     BatchHandler,
     BatchOptions,
@@ -74,7 +74,7 @@ async def _unknown(order: NoSuchName) -> None: ...  # type: ignore[name-defined]
 @pytest.mark.parametrize("call", [_two, _keyword, _many, _undecodable, _unknown])
 def test_a_signature_that_cannot_be_served_is_refused(call: Callable[..., Any]) -> None:
     """The error names the queue, so that the developer finds the handler."""
-    with pytest.raises(InvalidTopology, match="handler of queue 'orders'"):
+    with pytest.raises(InvalidDeclaration, match="handler of queue 'orders'"):
         inspect_handler("orders", call, OPTIONS)
 
 
@@ -99,7 +99,7 @@ def test_a_signature_that_cannot_be_served_is_refused(call: Callable[..., Any]) 
 )
 def test_options_have_limits(make: Callable[[], object]) -> None:
     """An option that would make a queue stand still, or leak a password, is refused at once."""
-    with pytest.raises(InvalidTopology):
+    with pytest.raises(InvalidDeclaration):
         make()
 
 
@@ -116,7 +116,7 @@ async def test_a_queue_without_failure_plan_is_refused_naming_it() -> None:
     app = App("shop")
     app.handler("orders")(_payload_only)
     app.handler("users", retry=["1s"])(_payload_only)
-    with pytest.raises(InvalidTopology) as caught:
+    with pytest.raises(InvalidDeclaration) as caught:
         Service(app, EmbeddedBroker())
     assert [problem.path for problem in caught.value.problems] == ["queues.orders"]
 
@@ -125,13 +125,13 @@ def test_a_queue_has_one_handler_and_one_plan() -> None:
     """A second handler would give a message two outcomes, a second plan two fates."""
     app = App("shop")
     app.handler("orders", retry=["1s"])(_payload_only)
-    with pytest.raises(InvalidTopology, match="one handler"):
+    with pytest.raises(InvalidDeclaration, match="one handler"):
         app.handler("orders")(_both)
-    with pytest.raises(InvalidTopology, match="one failure plan"):
+    with pytest.raises(InvalidDeclaration, match="one failure plan"):
         app.queue("orders")
     designed = App("raffle", topology=DESIGNS["raffle"].build({}, hardened=False))
     queue = designed.topology.plans[0].queue
-    with pytest.raises(InvalidTopology, match="one failure plan"):
+    with pytest.raises(InvalidDeclaration, match="one failure plan"):
         designed.queue(queue)
 
 
@@ -160,7 +160,7 @@ async def test_only_queues_that_exist_can_be_chosen() -> None:
 
     app = App("shop")
     app.handler("orders", retry=["1s"])(_payload_only)
-    with pytest.raises(InvalidTopology, match="expected one of orders, got 'order'"):
+    with pytest.raises(InvalidDeclaration, match="expected one of orders, got 'order'"):
         Service(app, EmbeddedBroker(), options=ServiceOptions(queues=["order"]))
 
 
@@ -175,9 +175,9 @@ def test_batch_handlers_take_one_list() -> None:
     assert isinstance(handler, BatchHandler)
     assert isinstance(handler.prepare, Handler)
     assert handler.prepare.options.concurrency == 3
-    with pytest.raises(InvalidTopology, match="batch handler of queue 'more'"):
+    with pytest.raises(InvalidDeclaration, match="batch handler of queue 'more'"):
         app.batch("more")(_two)
-    with pytest.raises(InvalidTopology, match="batch handler of queue 'more'"):
+    with pytest.raises(InvalidDeclaration, match="batch handler of queue 'more'"):
         app.batch("more")(_sync)  # type: ignore[type-var]
 
 
@@ -188,7 +188,7 @@ def test_a_decorator_without_parentheses_is_refused_with_the_line_to_write() -> 
     """`@app.handler` alone would declare nothing, and `hopback run` would say that it is ready."""
     app = App("shop")
     for decorator in (app.handler, app.batch):
-        with pytest.raises(InvalidTopology) as caught:
+        with pytest.raises(InvalidDeclaration) as caught:
             decorator(_payload_only)  # type: ignore[arg-type, call-overload]
         assert f'`@app.{decorator.__name__}("_payload_only", retry=["30s", "5m"])`' in str(
             caught.value
@@ -204,7 +204,7 @@ def _makes_a_coroutine(order: str) -> Coroutine[Any, Any, None]: ...  # type: ig
 @pytest.mark.parametrize("call", [_answers, _answers_or_parks, _makes_a_coroutine])
 def test_a_handler_that_returns_a_value_is_refused(call: Callable[..., Any]) -> None:
     """Each of its messages would be handled and then parked."""
-    with pytest.raises(InvalidTopology, match="return value: expected nothing, Done") as caught:
+    with pytest.raises(InvalidDeclaration, match="return value: expected None, Done") as caught:
         inspect_handler("orders", call, OPTIONS)
     assert "context.publish" in str(caught.value)
 
@@ -244,14 +244,14 @@ async def _rows(rows: list[int]) -> None: ...
 )
 def test_waits_that_are_none_are_refused_by_their_place(retry: Any, told: str) -> None:
     """The queue, the option and the number of the wait; what is expected, and what was found."""
-    with pytest.raises(InvalidTopology, match="queue 'orders' has 1 problem") as caught:
+    with pytest.raises(InvalidDeclaration, match="queue 'orders': retry") as caught:
         App("shop").handler("orders", retry=retry)
     assert told in str(caught.value)
 
 
 def test_the_wait_of_a_batch_is_a_duration() -> None:
     """As everywhere."""
-    with pytest.raises(InvalidTopology, match="wait: expected a duration like 250ms"):
+    with pytest.raises(InvalidDeclaration, match="wait: expected a duration like 250ms"):
         App("shop").batch("users", wait="soon")
 
 
@@ -259,13 +259,13 @@ def test_type_checkers_refuse_what_is_refused_at_import() -> None:
     """Each comment is an error that mypy reports, or it would call the comment unused; so it stays."""
     app = App("shop")
 
-    with pytest.raises(InvalidTopology, match="annotate the handler `-> None`"):
+    with pytest.raises(InvalidDeclaration, match="annotate the handler `-> None`"):
 
         @app.handler("numbers", retry=["1s"])  # type: ignore[type-var]
         async def number(order: str) -> int:
             return 3
 
-    with pytest.raises(InvalidTopology, match="retry"):
+    with pytest.raises(InvalidDeclaration, match="retry"):
 
         @app.handler("orders", retry="30s")  # type: ignore[call-overload, untyped-decorator]
         async def order(order: str) -> None: ...

@@ -12,13 +12,13 @@ from hopback import App, Context
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.message_sender import MessageSender
 from hopback.designs import DESIGNS
-from hopback.errors import InvalidTopology, Returned
+from hopback.durations import parse_wait_ms
+from hopback.errors import InvalidDeclaration, Returned
 from hopback.message import Message
 from hopback.observe.metrics import Metrics
 from hopback.ops import ManagedBroker, Operations, RedriveRequest, Selection
 from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.topology.delays import DUE, longest_delay_ms
-from hopback.topology.durations import parse_wait_ms
 from hopback.topology.model import Queue
 from hopback.version import BrokerVersion
 
@@ -135,13 +135,13 @@ async def test_what_has_no_place_to_go_is_refused_at_once() -> None:
             await app.publish("remindres", {}, delay="1m")
         with pytest.raises(Returned, match="404 not there"):
             await app.publish("a", {}, exchange="evnets", delay="1m")
-        with pytest.raises(InvalidTopology, match=r"at most 1h8m15s: .*longest=…"):
+        with pytest.raises(InvalidDeclaration, match=r"at most 1h8m15s: .*longest=…"):
             await app.publish("reminders", {}, delay="2h")
         assert await test.drain() == Tally()
     other = App("other")
     other.handler("q", retry=None)(lambda context: None)
     async with AppTest(other):
-        with pytest.raises(InvalidTopology, match=r"declare them with `app\.delays\(\)`"):
+        with pytest.raises(InvalidDeclaration, match=r"declare them with `app\.delays\(\)`"):
             await other.publish("q", {}, delay="1s")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pytest
 
 from hopback import App, Context, Depends
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.testing import AppTest, Tally, in_virtual_time
 
 if TYPE_CHECKING:
@@ -267,23 +267,23 @@ def test_what_can_never_be_provided_is_refused_where_it_is_declared(
     depends: Depends, told: str
 ) -> None:
     """The error names the queue and the provider."""
-    with pytest.raises(InvalidTopology, match=told) as caught:
+    with pytest.raises(InvalidDeclaration, match=told) as caught:
         App("shop").handler("orders", retry=None)(_needing(depends))
     assert "queue 'orders'" in str(caught.value)
 
 
 def test_mistakes_in_the_mark_itself_are_refused() -> None:
     """A value instead of a function, an unknown scope, a default instead of an annotation."""
-    with pytest.raises(InvalidTopology, match="a function, not what it returns"):
+    with pytest.raises(InvalidDeclaration, match="a function, not what it returns"):
         Depends(5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidTopology, match="run, delivery, application"):
+    with pytest.raises(InvalidDeclaration, match="run, delivery, application"):
         Depends(open_session, scope="request")
-    with pytest.raises(InvalidTopology, match=r"Annotated\[…, Depends\(greeting\)\]"):
+    with pytest.raises(InvalidDeclaration, match=r"Annotated\[…, Depends\(greeting\)\]"):
 
         @App("shop").handler("orders", retry=None)
         async def handle(payload: bytes, text: Any = Depends(greeting)) -> None: ...  # noqa: B008
 
-    with pytest.raises(InvalidTopology, match="a batch of many deliveries"):
+    with pytest.raises(InvalidDeclaration, match="a batch of many deliveries"):
 
         @App("shop").batch("orders", retry=None)
         async def insert(rows: list[int], one: Annotated[int, Depends(_of_a_delivery)]) -> None: ...

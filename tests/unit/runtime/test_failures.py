@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopback import App, Context, Park
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.testing import AppTest, in_virtual_time
 
 
@@ -100,5 +100,5 @@ def test_on_error_takes_no_coroutine() -> None:
 
     async def report(error: BaseException, context: Context) -> None: ...
 
-    with pytest.raises(InvalidTopology, match="a function that is not async"):
+    with pytest.raises(InvalidDeclaration, match="a function that is not async"):
         App("shop").on_error(report)

@@ -8,7 +8,7 @@ import pytest
 
 from hopback import App, Context, Feed, Snooze
 from hopback.broker import EmbeddedBroker
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import read_toml, write_toml
 from hopback.version import BrokerVersion
@@ -65,28 +65,28 @@ def test_a_topology_with_feeds_can_be_written_and_read_back() -> None:
 )
 def test_what_is_no_feed_is_refused(bind: Any, told: str) -> None:
     """The error shows what can be written."""
-    with pytest.raises(InvalidTopology, match=told):
+    with pytest.raises(InvalidDeclaration, match=told):
         App("shop").queue("orders", bind=bind)
 
 
 def test_feeds_that_want_nothing_are_refused() -> None:
     """A binding without a key or a header takes nothing, or everything: neither was meant."""
-    with pytest.raises(InvalidTopology, match="at least one pattern"):
+    with pytest.raises(InvalidDeclaration, match="at least one pattern"):
         Feed.topic("events")
-    with pytest.raises(InvalidTopology, match="at least one routing key"):
+    with pytest.raises(InvalidDeclaration, match="at least one routing key"):
         Feed.direct("events")
-    with pytest.raises(InvalidTopology, match="at least one header"):
+    with pytest.raises(InvalidDeclaration, match="at least one header"):
         Feed.headers("events", {})
-    with pytest.raises(InvalidTopology, match='"all" or "any"'):
+    with pytest.raises(InvalidDeclaration, match='"all" or "any"'):
         Feed.headers("events", {"a": 1}, match="some")  # type: ignore[arg-type]
-    with pytest.raises(InvalidTopology, match="a name"):
+    with pytest.raises(InvalidDeclaration, match="a name"):
         Feed.fanout("")
 
 
 def test_an_exchange_has_one_type() -> None:
     """Two feeds that disagree about it are refused before a broker does."""
     app, _ = _app({"events": "#"})
-    with pytest.raises(InvalidTopology, match="expected a topic exchange, got fanout"):
+    with pytest.raises(InvalidDeclaration, match="expected a topic exchange, got fanout"):
         app.queue("mails", bind=Feed.fanout("events"))
 
 
@@ -112,7 +112,7 @@ async def test_without_retry_the_first_failure_parks() -> None:
 
 def test_no_waits_at_all_is_a_question_back() -> None:
     """An empty list may be an accident: the error says how to mean it."""
-    with pytest.raises(InvalidTopology, match="None for no retry"):
+    with pytest.raises(InvalidDeclaration, match="None for no retry"):
         App("shop").queue("orders", retry=[])
     App("shop").queue("orders", bind=[])  # nothing feeds it but the default exchange
 

@@ -17,7 +17,7 @@ from hopback import (
     by_cloudevents,
     by_header,
 )
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.testing import AppTest, Tally, in_virtual_time
 
 if TYPE_CHECKING:
@@ -146,12 +146,14 @@ def test_handlers_of_one_queue_that_do_not_fit_together_are_refused() -> None:
     """Two for a type, one for all beside one for a type, and options that are the queue's."""
     app = App("shop")
     _declare(app, [])
-    with pytest.raises(InvalidTopology, match=r"'order.paid': expected one handler, got a second"):
+    with pytest.raises(
+        InvalidDeclaration, match=r"'order.paid': expected one handler, got another"
+    ):
         app.handler("events", message_type="order.paid")(_nothing)
-    with pytest.raises(InvalidTopology, match="expected one handler"):
+    with pytest.raises(InvalidDeclaration, match="expected one handler"):
         app.handler("events")(_nothing)
-    with pytest.raises(InvalidTopology, match="the same concurrency"):
+    with pytest.raises(InvalidDeclaration, match="the same concurrency"):
         app.handler("events", message_type="order.lost", concurrency=3)(_nothing)
     app.handler("mails", retry=None)(_nothing)
-    with pytest.raises(InvalidTopology, match=r"another, of 'mail.sent'"):
+    with pytest.raises(InvalidDeclaration, match=r"in addition to _nothing"):
         app.handler("mails", message_type="mail.sent")(_nothing)

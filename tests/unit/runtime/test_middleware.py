@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback import App, Context, Done, Park, Retry, Router
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.testing import AppTest, Tally, in_virtual_time
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ async def test_only_an_outcome_that_a_middleware_returns_changes_anything(
 
 def test_a_middleware_is_an_async_function_of_two() -> None:
     """What it should look like is in the error."""
-    with pytest.raises(InvalidTopology, match=r"async def \(context: Context, run: NextRun\)"):
+    with pytest.raises(InvalidDeclaration, match=r"async def \(context: Context, run: NextRun\)"):
 
         @App("shop").middleware  # type: ignore[type-var]
         def sync(context: Context, run: NextRun) -> None: ...
@@ -202,12 +202,12 @@ def test_a_router_is_included_once_and_its_queues_are_its_own() -> None:
     app, router = App("shop"), Router("orders.")
     app.include(router)
     assert router.is_included
-    with pytest.raises(InvalidTopology, match="each router once"):
+    with pytest.raises(InvalidDeclaration, match="each router once"):
         app.include(router)
-    with pytest.raises(InvalidTopology, match="never itself"):
+    with pytest.raises(InvalidDeclaration, match="never itself"):
         router.include(router)
     router.queue("new")
-    with pytest.raises(InvalidTopology, match=r"queues.orders.new: expected one failure plan"):
+    with pytest.raises(InvalidDeclaration, match=r"queues.orders.new: expected one failure plan"):
         app.queue("orders.new")
 
 

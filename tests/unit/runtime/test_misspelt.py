@@ -22,7 +22,7 @@ from hopback import (
     compose,
 )
 from hopback.broker import EmbeddedBroker
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.observe.events import Bus
 from hopback.policy.breaker import BreakerPolicy
 from hopback.runtime.health import Health
@@ -70,7 +70,7 @@ async def _insert(rows: list[dict[str, Any]]) -> None:
 def test_rules_that_are_not_rules_are_refused_by_the_declaration(
     declare: Callable[[App, Any], object], rules: Any, message: str
 ) -> None:
-    with pytest.raises(InvalidTopology, match=message):
+    with pytest.raises(InvalidDeclaration, match=message):
         declare(App("shop"), rules)
 
 
@@ -88,7 +88,7 @@ def test_rules_that_are_not_rules_are_refused_by_the_declaration(
     ],
 )
 def test_misspelt_rule_is_refused_where_it_is_made(arguments: Any, message: str) -> None:
-    with pytest.raises(InvalidTopology, match=message):
+    with pytest.raises(InvalidDeclaration, match=message):
         Rule(*arguments)
 
 
@@ -120,18 +120,18 @@ async def test_verdicts_may_be_text(verdict: Any, retried: int) -> None:
     ],
 )
 def test_handler_options_of_another_type_are_refused(options: Any) -> None:
-    with pytest.raises(InvalidTopology, match=next(iter(options))):
+    with pytest.raises(InvalidDeclaration, match=next(iter(options))):
         App("shop").handler("orders", retry=["1s"], **options)
 
 
 def test_unhandled_that_is_not_an_outcome_is_refused() -> None:
-    with pytest.raises(InvalidTopology, match="unhandled: expected an outcome"):
+    with pytest.raises(InvalidDeclaration, match="unhandled: expected an outcome"):
         App("shop").types("orders", unhandled="park")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_breaker_without_a_finite_cool_down_is_refused(value: float) -> None:
-    with pytest.raises(InvalidTopology, match="cool_down"):
+    with pytest.raises(InvalidDeclaration, match="cool_down"):
         BreakerPolicy(cool_down=value)
 
 

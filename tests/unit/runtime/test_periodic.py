@@ -12,7 +12,7 @@ import pytest
 
 from hopback import App, Context, Environment, PeriodicMessage, Router, Service
 from hopback.broker.embedded import EmbeddedBroker
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.observe.events import Bus
 from hopback.runtime.periodic import SentSoFar
 from hopback.testing import AppTest
@@ -272,7 +272,7 @@ async def test_a_router_may_have_periodic_messages_too() -> None:
 )
 def test_what_cannot_be_is_refused_when_it_is_declared(said: dict[str, Any], told: str) -> None:
     """With what was expected."""
-    with pytest.raises(InvalidTopology, match=told):
+    with pytest.raises(InvalidDeclaration, match=told):
         App("x").every(**said)
 
 

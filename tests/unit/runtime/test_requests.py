@@ -12,7 +12,7 @@ from hopback import App, Context, NoReply, Park, RequestClient
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.port import REPLY_TO
 from hopback.errors import (
-    InvalidTopology,
+    InvalidDeclaration,
     LoginRefused,
     PreconditionFailed,
     PublishInterrupted,
@@ -241,7 +241,7 @@ async def test_what_a_request_needs_for_itself_is_refused() -> None:
             with pytest.raises(ValueError, match="a request without"):
                 await client.request("q", {}, **option)  # type: ignore[arg-type]
     app = App("x")
-    with pytest.raises(InvalidTopology, match="return value"):
+    with pytest.raises(InvalidDeclaration, match="return value"):
 
         @app.handler("q", retry=None)  # type: ignore[type-var]
         async def price() -> Price:

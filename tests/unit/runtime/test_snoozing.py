@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hopback import App, Context, Retry, Rule, Snooze, Verdict
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import Queue, Topology
 from hopback.topology.plan import Count, Leave, LocalWait, Parking, Plan, Redrive, Return
@@ -128,5 +128,5 @@ async def test_a_rule_says_its_wait_as_everybody_does() -> None:
         await test.drain()
         (told,) = test.happened("delivery.retried")
         assert told.fields["delay_ms"] == 300_000
-    with pytest.raises(InvalidTopology, match="a duration like"):
+    with pytest.raises(InvalidDeclaration, match="a duration like"):
         Rule(KeyError, Verdict.RETRY, after="soon")

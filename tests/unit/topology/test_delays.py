@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hopback.durations import parse_duration_ms
 from hopback.topology.check import check
 from hopback.topology.delays import (
     DUE,
@@ -17,7 +18,6 @@ from hopback.topology.delays import (
     level_count,
     way_in,
 )
-from hopback.topology.durations import parse_duration_ms
 from hopback.topology.routing import RoutingTable
 from hopback.version import BrokerVersion
 

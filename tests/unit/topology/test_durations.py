@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.topology.durations import LONGEST_MS, format_duration, parse_duration_ms, parse_wait_ms
+from hopback.durations import LONGEST_MS, format_duration, parse_duration_ms, parse_wait_ms
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hopback.broker.embedded.faults import Fault, Faults
 from hopback.broker.embedded.node import Node
 from hopback.broker.embedded.snapshot import NodeSnapshot, snapshot
 from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.durations import Duration, read_seconds
 from hopback.errors import ConnectionFailed
 from hopback.version import BrokerVersion
 
@@ -43,17 +44,19 @@ class EmbeddedBroker:
         version: BrokerVersion = BrokerVersion(4, 0),  # noqa: B008  a frozen value
         clock: Clock | None = None,
         seed: int = 0,
-        consumer_timeout: float | None = 1800.0,
+        consumer_timeout: Duration | None = 1800.0,
         max_body_bytes: int | None = None,
         window: int = _WINDOW,
-        confirm_timeout: float = _CONFIRM_TIMEOUT_S,
+        confirm_timeout: Duration = _CONFIRM_TIMEOUT_S,
         user: str = "guest",
     ) -> None:
         self.node: Node = Node(
             version,
             clock or LoopClock(time.time),
             seed=seed,
-            consumer_timeout=consumer_timeout,
+            consumer_timeout=None
+            if consumer_timeout is None
+            else read_seconds(consumer_timeout, "consumer_timeout", where="EmbeddedBroker"),
             max_body_bytes=max_body_bytes,
         )
         self.node.timers.on_earlier = self._arm
@@ -61,7 +64,9 @@ class EmbeddedBroker:
         self.replies: DirectReplies[EmbeddedChannel] = DirectReplies()
         """The channels that wait for direct replies."""
         self.window = window
-        self.confirm_timeout = confirm_timeout
+        self.confirm_timeout: float = read_seconds(
+            confirm_timeout, "confirm_timeout", where="EmbeddedBroker"
+        )
         self.user = user
         self.blocked: bool = False
         """Whether publishers are blocked, as by a memory alarm."""

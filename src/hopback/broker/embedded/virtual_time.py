@@ -18,6 +18,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+from hopback.durations import Duration, read_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from concurrent.futures import Executor
@@ -53,16 +55,16 @@ class NothingCanHappen(RuntimeError):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, for tests and simulations.
 
-    `loop.time()` is in seconds since 1970 and starts at `start`. After `patience` virtual seconds
+    `loop.time()` is in seconds since 1970 and starts at `start`. After `patience` of virtual time
     the program counts as stuck.
     """
 
     is_virtual = True
     """Read by code that polls, see `hopback.waiting.is_time_virtual`."""
 
-    def __init__(self, start: float = _START, *, patience: float = _LONGEST_RUN_S) -> None:
+    def __init__(self, start: float = _START, *, patience: Duration = _LONGEST_RUN_S) -> None:
         self._virtual_now = start
-        self._until = start + patience
+        self._until = start + read_seconds(patience, "patience", where="VirtualTimeLoop")
         self._threads = 0
         self._selector: _JumpingSelector
         super().__init__(_JumpingSelector(self))

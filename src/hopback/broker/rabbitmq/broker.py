@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.rabbitmq.connection import ANSWER_TIMEOUT_S, RabbitConnection
+from hopback.durations import Duration, read_seconds
 from hopback.errors import ConnectionFailed, LoginRefused
 from hopback.wire.handshake import Credentials, Secret
 from hopback.wire.transport import tls_context
@@ -27,8 +28,8 @@ class RabbitMQ:
 
     `url` is one or several URLs. The first one provides credentials, vhost and options, the others
     only further hosts. `password` (a function called for each connection) replaces the URL's
-    password. `window` limits the publishes in flight on a channel, `confirm_timeout` (seconds) the
-    wait for a confirm, and `answer_timeout` (seconds) the wait for any other answer.
+    password. `window` limits the publishes in flight on a channel, `confirm_timeout` the wait for
+    a confirm, and `answer_timeout` the wait for any other answer.
     """
 
     def __init__(
@@ -37,13 +38,20 @@ class RabbitMQ:
         *,
         password: Secret | None = None,
         window: int = 500,
-        confirm_timeout: float = 30.0,
-        answer_timeout: float = ANSWER_TIMEOUT_S,
+        confirm_timeout: Duration = 30.0,
+        answer_timeout: Duration = ANSWER_TIMEOUT_S,
     ) -> None:
         self._address = _address(url, password)
-        self._window = _positive("window", window)
-        self._confirm_timeout = _positive("confirm_timeout", confirm_timeout)
-        self._answer_timeout = _positive("answer_timeout", answer_timeout)
+        if window < 1:
+            raise ValueError(f"window: expected at least 1, got {window}")
+        self._window = window
+        where = "RabbitMQ"
+        self._confirm_timeout = read_seconds(
+            confirm_timeout, "confirm_timeout", where=where, zero=False
+        )
+        self._answer_timeout = read_seconds(
+            answer_timeout, "answer_timeout", where=where, zero=False
+        )
         self._warned = False
 
     def __repr__(self) -> str:
@@ -128,12 +136,6 @@ def _address(url: str | Sequence[str], password: Secret | None) -> Address:
         user = first.credentials.user
         first = replace(first, credentials=Credentials(user, password, first.credentials.mechanism))
     return first
-
-
-def _positive(name: str, value: float) -> int:
-    if value <= 0:
-        raise ValueError(f"{name}: expected more than 0, got {value}")
-    return value  # type: ignore[return-value]
 
 
 def _is_loopback(host: str) -> bool:

@@ -14,6 +14,7 @@ from hopback.broker.embedded.node import Node
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.timers import Timers
 from hopback.broker.server.users import EVERYTHING, Permissions, UserRights, Users
+from hopback.durations import read_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,11 +166,14 @@ class ServedBroker:
         return True
 
     def _new_node(self, vhost: str) -> Node:
+        timeout = self.settings.consumer_timeout
         return Node(
             self.settings.version,
             self._clock,
             seed=self._seed,
-            consumer_timeout=self.settings.consumer_timeout,
+            consumer_timeout=None
+            if timeout is None
+            else read_seconds(timeout, "consumer_timeout", where="ServerSettings"),
             max_body_bytes=self.limits.message_bytes,
             vhost=vhost,
             timers=self.timers,

@@ -15,6 +15,7 @@ from hopback.broker.server.client import Client
 from hopback.broker.server.served import ServedBroker
 from hopback.broker.server.settings import ServerSettings
 from hopback.broker.server.time_travel import Advanced, ServerTime, time_of
+from hopback.durations import Duration, read_seconds
 from hopback.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -131,9 +132,11 @@ class BrokerServer:
 
     # Operations.
 
-    async def advance(self, seconds: float) -> Advanced:
+    async def advance(self, duration: Duration) -> Advanced:
         """Advance the clock at once. Raise ValueError for the system clock."""
-        return await self.time.advance(seconds)
+        return await self.time.advance(
+            read_seconds(duration, "duration", where="BrokerServer.advance")
+        )
 
     async def restart(self) -> None:
         """Restart the embedded broker. Transient objects and messages are lost."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.broker.server.users import Permission
+    from hopback.durations import Duration
 
 _MIB = 1024 * 1024
 """Bytes. Limits are given in mebibytes."""
@@ -77,4 +78,4 @@ class ServerSettings:
     limits: ServerLimits = ServerLimits()
     seed: int | None = None
     """Seed of generated names. None makes them random."""
-    consumer_timeout: float | None = 1800.0
+    consumer_timeout: Duration | None = 1800.0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
+from hopback.durations import format_duration
 from hopback.ops.alerts.quiet import parse_quiet
 from hopback.ops.alerts.values import (
     Alert,
@@ -26,7 +27,6 @@ from hopback.ops.alerts.values import (
 )
 from hopback.ops.contract.values import Job, JobState, Moment
 from hopback.text import one_line
-from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

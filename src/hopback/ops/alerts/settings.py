@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from msgspec import Meta, Struct
 
 from hopback.endpoint import is_loopback
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration
 from hopback.ops.alerts.quiet import parse_quiet
 from hopback.ops.alerts.rules import AlertManners
 from hopback.ops.alerts.values import AlertRule  # noqa: TC001  msgspec reads it at run time
@@ -55,7 +55,7 @@ class AlertTargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
     to: tuple[str, ...] = ()
 
     def push_target(self, environment: Mapping[str, str]) -> PushTarget:
-        """Return the address of a webhook or chat. Raises InvalidTopology for a wrong one."""
+        """Return the address of a webhook or chat. Raises InvalidDeclaration for a wrong one."""
         return PushTarget(
             environment.get(self.url_env, "") if self.url_env else self.url,
             self.timeout_seconds,
@@ -88,7 +88,7 @@ class AlertTargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
             return
         try:
             self.push_target(environment)
-        except InvalidTopology:  # without the address itself, which may be a secret
+        except InvalidDeclaration:  # without the address itself, which may be a secret
             name = "url" if self.url else "url_env"
             yield f"{name}: expected http://host/path or https://host/path, without credentials"
 

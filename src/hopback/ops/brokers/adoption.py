@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.limits import exactly, is_ours
 from hopback.broker.migrate import immovable
+from hopback.durations import format_duration
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 from hopback.ops.brokers.discovery import dead_letter_queues
 from hopback.topology.check import check
 from hopback.topology.diff import diff
-from hopback.topology.durations import format_duration
 from hopback.topology.effective import (
     effective_arguments,
     effective_policy,

@@ -73,7 +73,7 @@ def adopt(
         )
     if setting and revert:
         raise click.UsageError("--apply sets the policy, --revert takes it back: say one of them.")
-    from hopback.topology.durations import parse_duration_ms
+    from hopback.durations import parse_duration_ms
 
     try:
         tiers_ms = tuple(map(parse_duration_ms, waits)) or None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hopback.broker.supervise import Backoff
+from hopback.durations import format_duration
 from hopback.errors import BrokerError, HopbackError, UnsafeOperation
 from hopback.ops.brokers.consumers import (
     LOOK_TAG,
@@ -26,7 +27,6 @@ from hopback.ops.brokers.consumers import (
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.job_run import EndJob, JobRun
 from hopback.ops.jobs.publish_failure import is_away
-from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from hopback.clock import Clock

@@ -11,10 +11,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopback.durations import format_duration
 from hopback.headers import deaths
 from hopback.headers.names import X_DEATH
 from hopback.ops.contract.requests import LONGEST_FOUND_WATCH_S, LONGEST_WATCH_S
-from hopback.topology.durations import format_duration
 
 if TYPE_CHECKING:
     from hopback.fields import Headers

@@ -22,10 +22,10 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from hopback.durations import parse_duration_ms
 from hopback.errors import BadFilter
 from hopback.ops.messages.body import is_msgpack, parse_as, unpack_body
 from hopback.text import text_matches
-from hopback.topology.durations import parse_duration_ms
 
 if TYPE_CHECKING:
     from hopback.message import Delivery

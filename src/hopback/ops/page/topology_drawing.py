@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hopback.durations import LONGEST_MS, format_duration
 from hopback.ops.brokers.recent import Recent
 from hopback.text import count_of
 from hopback.topology.check import check
@@ -23,7 +24,6 @@ from hopback.topology.delays import (
     queue_of_schedule,
     without_delay_levels,
 )
-from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.effective import effective_topology
 from hopback.topology.plan import Leave
 from hopback.topology.roles import QueueRole, queue_roles

@@ -16,7 +16,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 from hopback.designs import event_bus
-from hopback.errors import InvalidTopology
+from hopback.errors import InvalidDeclaration, InvalidTopology
 from hopback.runtime import PushTarget
 from hopback.systems.settings import SettingsError
 
@@ -96,7 +96,7 @@ class ServiceRegistry:
                 bearer=self._secret(where, entry, "bearer_env"),
                 secret=self._secret(where, entry, "secret_env"),
             )
-        except InvalidTopology as error:
+        except InvalidDeclaration as error:
             raise SettingsError(f"{where}: {error.problems[0]}") from None
 
     def _secret(self, where: str, entry: Mapping[str, Any], name: str) -> str:

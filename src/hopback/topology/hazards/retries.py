@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeAlias
 
+from hopback.durations import LONGEST_MS, format_duration
 from hopback.topology.delays import DUE, delay_level_names, delay_topology, is_delay_level
-from hopback.topology.durations import LONGEST_MS, format_duration
 from hopback.topology.hazards.analysis import (
     Analysis,
     drops_head,

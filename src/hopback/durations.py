@@ -7,6 +7,8 @@ import re
 from datetime import timedelta
 from typing import TypeAlias
 
+from hopback.errors import InvalidDeclaration, Problem
+
 Duration: TypeAlias = str | float | timedelta
 """A duration in code: `"2h"`, a number of seconds, or a timedelta."""
 
@@ -61,6 +63,23 @@ def parse_wait_ms(value: Duration) -> int:
     if not 0 <= value <= LONGEST_MS / 1000:
         raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {value!r} s")
     return math.ceil(round(value * 1000, 3))  # 0.1 s is 100 ms, not 100.00000000000001
+
+
+def read_seconds(value: Duration, option: str, *, where: str, zero: bool = True) -> float:
+    """Return seconds from `"30s"`, a number of seconds or a timedelta.
+
+    InvalidDeclaration names the option and repeats the value. Without `zero` it refuses 0.
+    """
+    try:
+        parse_wait_ms(value)
+    except ValueError as error:
+        expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
+        raise InvalidDeclaration((Problem(option, expected, got),), where=where) from None
+    seconds = duration_seconds(value)
+    if not seconds and not zero:
+        problem = Problem(option, "a duration longer than 0", repr(value))
+        raise InvalidDeclaration((problem,), where=where)
+    return seconds
 
 
 def duration_seconds(value: Duration) -> float:

@@ -1,0 +1,147 @@
+"""Mistakes of newcomers, each with the error it gives: the value found, the place, the remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hopback import App, BreakerPolicy, Depends, Rule, ServiceOptions, SyncPublisher, compose
+from hopback.errors import InvalidDeclaration
+from hopback.testing import AppTest, in_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+async def _first(order: dict[str, Any]) -> None: ...
+
+
+async def _second(order: dict[str, Any]) -> None: ...
+
+
+async def _two_payloads(order: dict[str, Any], customer: dict[str, Any]) -> None: ...
+
+
+def _two_handlers(app: Any) -> None:
+    app.handler("orders", retry=["30s"])(_first)
+    app.handler("orders")(_second)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kind", "error"),
+    [
+        (
+            lambda app: app.queue("orders", retry=["5m", "30s"]),
+            InvalidDeclaration,
+            "queue 'orders': retry[1]: expected a wait no shorter than the one before it ('5m'),"
+            " got '30s'",
+        ),
+        (
+            lambda app: app.queue("orders", retry=["30s", "soon"]),
+            InvalidDeclaration,
+            "queue 'orders': retry[1]: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+        ),
+        (
+            lambda app: app.queue("orders", retry=["30s"], attempts=0),
+            InvalidDeclaration,
+            "queue 'orders': attempts: expected at least 1, got 0",
+        ),
+        (
+            _two_handlers,
+            InvalidDeclaration,
+            "app 'shop': queue 'orders': expected one handler, or one per type of message"
+            " (`message_type=`), got _second (test_mistakes.py:20) in addition to _first"
+            " (test_mistakes.py:17)",
+        ),
+        (
+            lambda app: app.handler("orders", retries=["30s"]),
+            TypeError,
+            "handler: unexpected option 'retries' (did you mean retry?): expected queue, retry,",
+        ),
+        (
+            lambda app: app.batch("orders", batchsize=10),
+            TypeError,
+            "batch: unexpected option 'batchsize' (did you mean batchers?): expected queue, size,",
+        ),
+        (
+            lambda app: app.handler("orders", concurrency=0),
+            InvalidDeclaration,
+            "handler of queue 'orders': concurrency: expected a whole number from 1, got 0",
+        ),
+        (
+            lambda app: app.handler("orders", deadline="0s"),
+            InvalidDeclaration,
+            "handler of queue 'orders': deadline: expected a duration longer than 0, got '0s'",
+        ),
+        (
+            lambda app: app.handler("orders", retry=["1s"])(_two_payloads),
+            InvalidDeclaration,
+            "handler of queue 'orders': parameters: expected (payload), (payload, context: Context)",
+        ),
+        (
+            lambda app: app.every(cron="61 * * * *"),
+            InvalidDeclaration,
+            "app 'shop'.every: cron: expected minute from 0 to 59, got '61'",
+        ),
+        (
+            lambda _app: Depends(_first, scope="request"),
+            InvalidDeclaration,
+            "Depends: scope: expected run, delivery, application, got 'request'",
+        ),
+        (
+            lambda app: app.handler("orders", rules=[KeyError]),
+            InvalidDeclaration,
+            "handler of queue 'orders': rules[0]: expected a list of rules, as in"
+            ' `rules=[Rule(KeyError, "park")]`, got KeyError',
+        ),
+        (
+            lambda _app: Rule(KeyError, "drop"),  # type: ignore[arg-type]
+            InvalidDeclaration,
+            'rule: verdict: expected "retry" or "park", got \'drop\'',
+        ),
+        (
+            lambda _app: BreakerPolicy(cool_down="soon"),
+            InvalidDeclaration,
+            "BreakerPolicy: cool_down: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+        ),
+        (
+            lambda _app: ServiceOptions(grace="-5s"),
+            InvalidDeclaration,
+            "ServiceOptions: grace: expected a duration like 250ms, 30s, 5m or 1h30m, got '-5s'",
+        ),
+        (
+            lambda _app: SyncPublisher("amqp://localhost", timeout="5"),
+            InvalidDeclaration,
+            "SyncPublisher: timeout: expected a duration like 250ms, 30s, 5m or 1h30m, got '5'"
+            " (add a unit, as in 5s)",
+        ),
+        (
+            lambda _app: App(topology="shop.toml"),  # type: ignore[arg-type]
+            InvalidDeclaration,
+            "App: topology: expected a Topology, as `read_toml(Path(file).read_text())` returns,"
+            " got 'shop.toml'",
+        ),
+        (
+            lambda _app: compose("", {}),
+            ValueError,
+            "routing_key: expected the name of a queue, got ''. An exchange is given by `exchange=`",
+        ),
+    ],
+)
+def test_mistake_is_refused_with_place_value_and_remedy(
+    mistake: Callable[[App], object], kind: type[Exception], error: str
+) -> None:
+    with pytest.raises(kind) as refused:
+        mistake(App("shop"))
+    assert str(refused.value).startswith(error)
+
+
+@in_virtual_time
+async def test_delay_beyond_the_longest_is_refused_as_written() -> None:
+    app = App("shop")
+    app.delays("1h")
+    app.handler("orders", retry=["30s"])(_first)
+    async with AppTest(app) as test:
+        with pytest.raises(InvalidDeclaration, match=r"publish: delay: .*longest=….*, got 2h$"):
+            await test.publish("orders", {}, delay="2h")
