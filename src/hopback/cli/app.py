@@ -92,6 +92,9 @@ class LazyGroup(click.Group):
 
 
 _COMMANDS = {
+    "init": LazyCommand(
+        "hopback.cli.init:init", "Write a small service with a test and container files."
+    ),
     "run": LazyCommand("hopback.cli.run:run", "Run an application's handlers."),
     "publish": LazyCommand(
         "hopback.cli.publish:publish", "Publish a message and wait for the broker's confirm."

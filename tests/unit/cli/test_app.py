@@ -115,7 +115,7 @@ def test_what_a_command_no_longer_takes_is_found() -> None:
 
 def test_help_lists_commands_in_the_order_of_use() -> None:
     commands = root.list_commands(click.Context(root))
-    assert commands[:2] == ["run", "publish"]
+    assert commands[:3] == ["init", "run", "publish"]
     assert commands[-2:] == ["demo", "systems"]
 
 
