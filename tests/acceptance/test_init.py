@@ -38,7 +38,7 @@ def test_init_writes_a_service_whose_test_passes(installed: Installed, folder: P
         "shop.py",
         "test_shop.py",
     ]
-    command = [installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [str(installed.python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "2 passed" in ran.stdout

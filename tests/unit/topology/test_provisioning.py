@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import pytest
 
 from hopback.cli.app import run
