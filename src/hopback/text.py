@@ -65,7 +65,7 @@ def visible(text: str, *, lines: bool = False) -> str:
     return "".join(
         each
         if each in kept or unicodedata.category(each) not in _INVISIBLE or _joins(text, place)
-        else _named(each)
+        else _name_character(each)
         for place, each in enumerate(text)
     )
 
@@ -82,7 +82,7 @@ def _is_pictorial(character: str) -> bool:
     return unicodedata.category(character) == "So"
 
 
-def _named(character: str) -> str:
+def _name_character(character: str) -> str:
     """Return a picture for ASCII controls and the code point for other characters."""
     code = ord(character)
     if code < 0x20:
@@ -129,7 +129,7 @@ _ELLIPSIS = "…"
 _raw_decode = json.JSONDecoder().raw_decode
 
 
-def clipped(text: str, limit: int) -> str:
+def clip(text: str, limit: int) -> str:
     """Return the start of the text, at most `limit` bytes of UTF-8. An ellipsis marks a cut.
 
     Characters that UTF-8 cannot encode become escapes.

@@ -36,7 +36,7 @@ async def first_of(
     return ended
 
 
-async def to_its_end(work: asyncio.Future[T]) -> T:
+async def finish(work: asyncio.Future[T]) -> T:
     """Return the result. A cancelled caller still waits for `work` to end, unless cancelled twice."""
     try:
         return await asyncio.shield(work)

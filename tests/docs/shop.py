@@ -45,7 +45,7 @@ def shop(folder: Path) -> Iterator[dict[str, str]]:
         with AppThread(app, broker.url) as running:
             asyncio.run(_send(broker.url))
             deadline = time.monotonic() + _PATIENCE_S
-            while len(running.happened("delivery.parked")) < 4:
+            while len(running.find_events("delivery.parked")) < 4:
                 if time.monotonic() > deadline:
                     raise TimeoutError("expected four orders to be parked")
                 time.sleep(0.01)

@@ -88,7 +88,7 @@ def test_an_application_retries_and_parks_within_one_advance(
     assert [round(moment - begin) for moment in seen] == [0, 30, 330, 2130]
     report = running.stop()
     assert report is not None
-    assert len(running.happened("delivery.parked")) == 1
+    assert len(running.find_events("delivery.parked")) == 1
     [dead] = hopback_broker.snapshot().queue("jobs.dlq").ready
     assert dead.body == b'{"id": 13}'
 
@@ -165,7 +165,7 @@ def test_the_plugin_and_the_kit_have_the_same_words(
     running.wait_for("delivery.parked", queue="orders", reason="no such customer")
     running.assert_done("orders", times=2)
     running.assert_parked("orders", times=1, attempt=1)
-    assert running.happened("delivery.done", queue="orders", attempt=2) == ()
+    assert running.find_events("delivery.done", queue="orders", attempt=2) == ()
     with pytest.raises(AssertionError, match=r"expected at least one delivery.retried .*no such"):
         running.assert_retried("orders")
     with pytest.raises(LookupError, match=r"\(orders\), got 'order'"):

@@ -51,9 +51,9 @@ def test_a_reply_is_delivered_and_its_request_done(amqp_url: str) -> None:
 
     with AppThread(app, amqp_url) as running:
         assert _ask(amqp_url, 7) == 49
-    assert len(running.happened("delivery.done")) == 1
-    assert not running.happened("delivery.retried")
-    assert not running.happened("publish.failed")
+    assert len(running.find_events("delivery.done")) == 1
+    assert not running.find_events("delivery.retried")
+    assert not running.find_events("publish.failed")
 
 
 async def _questions(url: str) -> None:

@@ -305,7 +305,7 @@ async def test_an_event_that_is_not_due_waits_in_our_hands_and_goes_back() -> No
         async with AppTest(app) as test:
             await test.publish(queue, {"processAfterDelayMs": 60_000})
             assert await test.drain() == Tally(snoozed=3, done=1)
-            snoozed = [one.fields["delay_ms"] for one in test.happened("delivery.snoozed")]
+            snoozed = [one.fields["delay_ms"] for one in test.find_events("delivery.snoozed")]
     assert all(10 <= delay <= 30 for delay in snoozed)
     assert asked == 4
 
@@ -324,10 +324,10 @@ async def test_at_most_half_of_the_slots_wait() -> None:
                 await test.publish(queue, {"early": True})
             for _ in range(3):
                 await test.publish(queue, {"id": 1})
-            await until(lambda: len(test.happened("delivery.done")) == 3)
-            waiting = test.happened("delivery.snoozed", delay_ms=5000)
+            await until(lambda: len(test.find_events("delivery.done")) == 3)
+            waiting = test.find_events("delivery.snoozed", delay_ms=5000)
             assert waiting, "the rest waits in the retry queue, uncounted"
-            assert not test.happened("delivery.retried")
+            assert not test.find_events("delivery.retried")
 
 
 async def test_hardened_waits_in_the_retry_queue_without_counting() -> None:
@@ -337,7 +337,7 @@ async def test_hardened_waits_in_the_retry_queue_without_counting() -> None:
         async with AppTest(app) as test:
             due = json.dumps({"processAfterDelayMs": 1000})
             await test.publish(queue, due)
-            await until(lambda: bool(test.happened("delivery.snoozed")))
+            await until(lambda: bool(test.find_events("delivery.snoozed")))
             snapshot = test.broker.snapshot()
             waiting = [one for one in snapshot.queues if one.ready and one.name != queue]
             assert len(waiting) == 1

@@ -88,8 +88,8 @@ async def test_delayed_messages_go_through_the_outbox_and_can_be_cancelled(
         assert 7200 <= moment - began < 7202
         assert not await delayed.cancel("kept")
         assert await delayed.begin("kept")  # a redelivery sends it again
-        told = {one.fields["message_id"] for one in test.happened("delay.cancelled")}
+        told = {one.fields["message_id"] for one in test.find_events("delay.cancelled")}
         assert told == {"cancelled", "cancelled with the rest"}
-        (sent,) = test.happened("delay.sent")
+        (sent,) = test.find_events("delay.sent")
         assert sent.fields["late"] < 2
     await engine.dispose()

@@ -25,9 +25,9 @@ from hopback.headers import (
     identity,
     last_death_queue,
     park_properties,
+    read_deaths,
     read_history,
     redrive_properties,
-    remembered_deaths,
     retry_properties,
     rewrite,
     timestamp,
@@ -102,7 +102,7 @@ def test_reading_never_raises(headers: Headers) -> None:
     """Whatever is in the headers, there is an answer, and its counts are sensible."""
     found = deaths(headers)
     assert all(death.count >= 1 for death in found)
-    assert len(remembered_deaths(headers)) <= 10
+    assert len(read_deaths(headers)) <= 10
     last = last_death_queue(headers)
     assert last is None or isinstance(last, str)
     history = read_history(headers, "q.audit")

@@ -14,8 +14,8 @@ from hopback.headers import (
     FRAME_BYTES,
     Mark,
     frame_size,
-    moved_properties,
     park_properties,
+    properties_for_move,
     redrive_properties,
     retry_properties,
 )
@@ -50,7 +50,7 @@ _WRITERS: tuple[Callable[[Properties], Properties | None], ...] = (
     lambda found: park_properties(found, _MARK),
     lambda found: redrive_properties(found, _MARK),
     lambda found: redrive_properties(found, _MARK, keep_deaths=True),
-    moved_properties,
+    properties_for_move,
 )
 
 
@@ -161,7 +161,7 @@ def test_no_protected_header_is_published_wherever_it_stood(
     # What only moves keeps the design's counters as they are; elsewhere the count is written anew.
     once = (
         (b"hopback-", b"x-death")
-        if write is moved_properties
+        if write is properties_for_move
         else (b"hopback-", b"x-death", b"x-retries")
     )
     assert [name for name, count in names.items() if count > 1 and name.startswith(once)] == []
@@ -236,7 +236,7 @@ def test_an_archive_keeps_all_of_it(table: bytes) -> None:
         found.opaque_headers,
     )
     assert encode_entries(archived.headers) == encode_entries(found.headers)
-    names = {name for name, _ in _walked(_published(moved_properties(archived)))}
+    names = {name for name, _ in _walked(_published(properties_for_move(archived)))}
     assert not names & _PROTECTED
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
-from hopback.headers import Failure, failure_json, remembered_deaths
+from hopback.headers import Failure, failure_json, read_deaths
 from hopback.headers.names import OURS
 from hopback.headers.raw import cut_properties, message_id_in, text_header_in
 from hopback.message import Properties
@@ -127,7 +127,7 @@ def test_deaths_that_are_remembered_go_on_as_bytes(remembered: FieldValue) -> No
     headers = {"x-death": _deaths(_PLAN.queue), "hopback-deaths": remembered}
     made = _agree(_PLAN, encode_properties(Properties(headers=headers)))
     assert made is not None
-    known = remembered_deaths(decode_properties(made.raw_properties).headers)
+    known = read_deaths(decode_properties(made.raw_properties).headers)
     assert len(known) > 1
     assert (known[-1].queue, known[-1].count) == ("old", 2)
 
@@ -181,7 +181,7 @@ def test_cut_and_joined(made: Properties, entries: bytes) -> None:
     assert cut is not None
     assert message_id_in(raw) == made.message_id
     assert cut.has_user == (made.user_id is not None)
-    joined = decode_properties(cut.joined(cut.entries))
+    joined = decode_properties(cut.join(cut.entries))
     assert joined == replace(decode_properties(raw), delivery_mode=2, expiration=None)
     assert message_id_in(entries) is None or cut_properties(entries) is not None
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hopback.testing import in_virtual_time
-from hopback.waiting import first_of, to_its_end
+from hopback.waiting import finish, first_of
 
 
 class _Step:
@@ -81,10 +81,10 @@ async def test_work_comes_to_its_end_though_its_caller_is_cancelled() -> None:
         ended.append(number)
         return number
 
-    assert await to_its_end(asyncio.ensure_future(work(1))) == 1
+    assert await finish(asyncio.ensure_future(work(1))) == 1
     for number, cancels in ((1, 1), (2, 2)):
         inner = asyncio.ensure_future(work(number))
-        outer = asyncio.create_task(to_its_end(inner))
+        outer = asyncio.create_task(finish(inner))
         for _ in range(cancels):
             await asyncio.sleep(0)
             await asyncio.sleep(0)

@@ -45,7 +45,7 @@ async def play(*orders: OrderPlaced, mails: int, reminders: int = 0) -> list[str
             await test.publish(
                 "order.placed", order, exchange="shop", message_id=f"order-{order.id}"
             )
-        while len(found := test.happened("delivery.done", queue="mails.wanted")) < mails:
+        while len(found := test.find_events("delivery.done", queue="mails.wanted")) < mails:
             await asyncio.sleep(0.05)  # the outbox is emptied by a relay, in real time
         assert await test.request("orders.asked", orders[0].id, returns=OrderPlaced) == orders[0]
         assert await test.request("orders.asked", 404) is None
@@ -87,7 +87,7 @@ def test_a_bad_order_is_parked_with_a_reason() -> None:
             )
             await test.drain()
             test.assert_parked("orders.placed", times=1)
-            return str(test.happened("delivery.parked")[0].fields["reason"])
+            return str(test.find_events("delivery.parked")[0].fields["reason"])
 
     assert "cents: Input should be greater than 0" in asyncio.run(bad())
 

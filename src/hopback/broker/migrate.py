@@ -25,7 +25,7 @@ from hopback.broker.declare import declare
 from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness, Ledger
 from hopback.broker.port import Channel, Connection, count, count_now
 from hopback.errors import BrokerError, PreconditionFailed, UnsafeOperation
-from hopback.headers import Mark, moved_properties, retry_properties
+from hopback.headers import Mark, properties_for_move, retry_properties
 from hopback.message import Delivery, Message, Properties
 from hopback.policy.reading import failures_so_far
 from hopback.topology.diff import diff
@@ -398,4 +398,4 @@ def _carried_over(plan: Plan | None, delivery: Delivery) -> Properties:
 
 
 def _as_it_is(delivery: Delivery) -> Properties:
-    return moved_properties(delivery.properties)
+    return properties_for_move(delivery.properties)

@@ -98,7 +98,7 @@ def _print(timeline: Timeline, form: str) -> None:
             if entry.headers:
                 told = ", ".join(f"{name}: {value}" for name, value in entry.headers.items())
                 click.echo(f"{' ' * times}    {safe(told)}")
-        last = timeline.ending
+        last = timeline.last_event
         runs = "1 run" if timeline.runs == 1 else f"{timeline.runs} runs"
         ending = _ENDINGS.get(last.step, "stays in")
         copies = ", ".join(f"{queue} {number}" for queue, number in timeline.extra_copies.items())
@@ -136,6 +136,6 @@ def _as_data(timeline: Timeline) -> dict[str, object]:
         "timeline": entries,
         "runs": timeline.runs,
         "duration_ms": timeline.duration_ms,
-        "ending": {"step": str(timeline.ending.step), "queue": timeline.ending.queue},
+        "ending": {"step": str(timeline.last_event.step), "queue": timeline.last_event.queue},
         "extra_copies": dict(timeline.extra_copies),
     }

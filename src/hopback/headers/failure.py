@@ -10,7 +10,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.fields import FieldValue, text_bytes
-from hopback.text import clipped, count_in, json_in, seconds_in, timestamp
+from hopback.text import clip, count_in, json_in, seconds_in, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,18 +65,18 @@ def failure_from_exception(error: BaseException) -> Failure:
     kind, frames = _type_name(error), _frames(error)
     frame, status = _own_frame(frames), _http_status(error)
     return Failure(
-        clipped(kind, _NAME_BYTES),
-        clipped(_message(error), _MESSAGE_BYTES),
+        clip(kind, _NAME_BYTES),
+        clip(_message(error), _MESSAGE_BYTES),
         _fingerprint(kind if status is None else f"{kind} {status}", frame),
-        clipped(frame, _NAME_BYTES),
-        clipped("\n".join(_stack(error, frames)), _STACK_BYTES),
+        clip(frame, _NAME_BYTES),
+        clip("\n".join(_stack(error, frames)), _STACK_BYTES),
     )
 
 
 def type_and_message(error: BaseException) -> tuple[str, str]:
     """Return the type and the message that the record of an exception would have."""
     kind, text = _type_name(error), _message(error)
-    return clipped(kind, _NAME_BYTES), clipped(text, _MESSAGE_BYTES)
+    return clip(kind, _NAME_BYTES), clip(text, _MESSAGE_BYTES)
 
 
 def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
@@ -84,8 +84,8 @@ def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
     statuses.
     """
     return Failure(
-        type=clipped(kind, _NAME_BYTES),
-        message=clipped(reason, _MESSAGE_BYTES),
+        type=clip(kind, _NAME_BYTES),
+        message=clip(reason, _MESSAGE_BYTES),
         fingerprint=_fingerprint(kind, _without_numbers(reason)),
     )
 
@@ -126,10 +126,10 @@ def failure_from_traceback(text: str) -> Failure:
         file = own[-1]["path"].replace("\\", "/").rpartition("/")[2]
         frame = f"{file}:{own[-1]['function']}"
     return Failure(
-        type=clipped(kind.strip(), _NAME_BYTES),
-        message=clipped(message.strip(), _MESSAGE_BYTES),
+        type=clip(kind.strip(), _NAME_BYTES),
+        message=clip(message.strip(), _MESSAGE_BYTES),
         fingerprint=_fingerprint(kind.strip(), frame or _without_numbers(message)),
-        frame=clipped(frame, _NAME_BYTES),
+        frame=clip(frame, _NAME_BYTES),
         stack=_end_of("\n".join(lines), _STACK_BYTES),
     )
 
@@ -153,7 +153,7 @@ def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
         last = timestamp(failure.last)
         first = last if failure.first == failure.last else timestamp(failure.first)
         times = f'"first":"{first}","last":"{last}","attempts":{failure.attempts}}}'
-        text = _lasting(*failure[:6]) + times
+        text = _write_start(*failure[:6]) + times
         if text_bytes(text) <= room:
             return text
     texts = map(_written, _ever_smaller(_fields(failure)))
@@ -162,7 +162,9 @@ def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
 
 # A service fails for few reasons, and for each of them often: only times and attempts differ then.
 @lru_cache(maxsize=256)
-def _lasting(kind: str, message: str, fingerprint: str, frame: str, stack: str, host: str) -> str:
+def _write_start(
+    kind: str, message: str, fingerprint: str, frame: str, stack: str, host: str
+) -> str:
     """The beginning of the record as JSON, up to its times."""
     fields = _fields(Failure(kind, message, fingerprint, frame, stack, host))
     for name in ("first", "last", "attempts"):
@@ -175,7 +177,7 @@ def failure_in(value: FieldValue) -> Failure | None:
     if not isinstance(value, str) or len(value) > _LONGEST_JSON:
         return None
     found = json_in(value)
-    return _decoded(found) if isinstance(found, dict) else None
+    return _decode(found) if isinstance(found, dict) else None
 
 
 def failure_text_in(value: FieldValue) -> str | None:
@@ -185,7 +187,7 @@ def failure_text_in(value: FieldValue) -> str | None:
     return value if isinstance(json_in(value), dict) else None
 
 
-def _decoded(found: dict[str, object]) -> Failure:
+def _decode(found: dict[str, object]) -> Failure:
     """Build a record of the valid fields. Invalid ones count as absent."""
     attempts = found.get("attempts")
     return Failure(
@@ -203,19 +205,19 @@ def _decoded(found: dict[str, object]) -> Failure:
 
 def _field(found: dict[str, object], name: str, limit: int = _NAME_BYTES) -> str:
     value = found.get(name)
-    return clipped(value, limit) if isinstance(value, str) else ""
+    return clip(value, limit) if isinstance(value, str) else ""
 
 
 def _fields(failure: Failure) -> dict[str, str | int]:
     """The record as JSON has it, every text but the stack as short as reading it again would make it."""
     last = timestamp(failure.last)
     return {
-        "type": clipped(failure.type, _NAME_BYTES),
-        "message": clipped(failure.message, _MESSAGE_BYTES),
-        "fingerprint": clipped(failure.fingerprint, _NAME_BYTES),
-        "frame": clipped(failure.frame, _NAME_BYTES),
+        "type": clip(failure.type, _NAME_BYTES),
+        "message": clip(failure.message, _MESSAGE_BYTES),
+        "fingerprint": clip(failure.fingerprint, _NAME_BYTES),
+        "frame": clip(failure.frame, _NAME_BYTES),
         "stack": failure.stack,
-        "host": clipped(failure.host, _NAME_BYTES),
+        "host": clip(failure.host, _NAME_BYTES),
         "first": last if failure.first == failure.last else timestamp(failure.first),
         "last": last,
         "attempts": failure.attempts,
@@ -233,17 +235,17 @@ def _written(fields: dict[str, str | int]) -> str:
 
 def _ever_smaller(fields: dict[str, str | int]) -> Iterator[dict[str, str | int]]:
     """Yield the record with less and less of its stack, then of its message, and last without both."""
-    for stack in _shrinking(str(fields["stack"]), _STACK_BYTES):
+    for stack in _shorten(str(fields["stack"]), _STACK_BYTES):
         yield fields | {"stack": stack}
-    for message in _shrinking(str(fields["message"]), _MESSAGE_BYTES):
+    for message in _shorten(str(fields["message"]), _MESSAGE_BYTES):
         yield fields | {"stack": "", "message": message}
     yield fields | {"stack": "", "message": "", "frame": "", "host": ""}
 
 
-def _shrinking(text: str, limit: int) -> Iterator[str]:
+def _shorten(text: str, limit: int) -> Iterator[str]:
     """Yield the text cut to `limit` bytes, then to half of that, and so on, but never empty."""
     while limit > len("…".encode()):
-        yield clipped(text, limit)
+        yield clip(text, limit)
         limit //= 2
 
 
@@ -305,7 +307,7 @@ def _stack(error: BaseException, frames: list[tuple[FrameType, int]]) -> Iterato
         if cause is None:
             return
         if depth:
-            yield f"caused by {_type_name(cause)}: {clipped(_message(cause), _NAME_BYTES)}"
+            yield f"caused by {_type_name(cause)}: {clip(_message(cause), _NAME_BYTES)}"
             frames = _frames(cause)
         for frame, line in reversed(frames[-_FRAMES:]):
             yield f"{_place(frame)}:{line}"

@@ -18,7 +18,7 @@ from hopback.fields import FieldValue, Headers, LongStr, Timestamp, text_bytes
 from hopback.headers import names
 from hopback.headers.failure import Failure, failure_in, failure_text_in
 from hopback.headers.names import DEATHS, X_DEATH
-from hopback.text import clipped, count_in, json_in, text_in
+from hopback.text import clip, count_in, json_in, text_in
 
 REMEMBERED_DEATHS = 10
 """How many deaths `hopback-deaths` remembers."""
@@ -70,7 +70,7 @@ def last_death_queue(headers: Headers) -> str | None:
     return text_in(headers.get("x-last-death-queue"))
 
 
-def remembered_deaths(headers: Headers) -> tuple[Death, ...]:
+def read_deaths(headers: Headers) -> tuple[Death, ...]:
     """Return the deaths in `hopback-deaths`, most recent first. An invalid header gives none."""
     value = headers.get(DEATHS)
     if isinstance(value, _ARRAYS):
@@ -153,22 +153,22 @@ def _entry_json(death: Death) -> str:
 
     Written out by hand: every message that is retried or re-driven carries some of these.
     """
-    keys = ",".join([_quoted(key) for key in death.routing_keys[:_KEYS]])
+    keys = ",".join([_quote(key) for key in death.routing_keys[:_KEYS]])
     time = "null" if death.time is None else death.time
     return (
-        f'{{"queue":{_quoted(death.queue)},"reason":{_quoted(death.reason)},"count":{death.count},'
-        f'"exchange":{_quoted(death.exchange)},"routing-keys":[{keys}],"time":{time}}}'
+        f'{{"queue":{_quote(death.queue)},"reason":{_quote(death.reason)},"count":{death.count},'
+        f'"exchange":{_quote(death.exchange)},"routing-keys":[{keys}],"time":{time}}}'
     )
 
 
 # The deaths of a queue's messages name the same few queues, reasons and exchanges.
 @lru_cache(maxsize=1024)
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:  # surrogates for bytes that are not UTF-8: escapes keep them
         return encode_basestring_ascii(text[:_NAME_BYTES])
-    return encode_basestring(clipped(text, _NAME_BYTES))
+    return encode_basestring(clip(text, _NAME_BYTES))
 
 
 def _well_formed(entry: object) -> bool:
@@ -202,7 +202,7 @@ class History:
     def __init__(self, headers: Headers, queue: str) -> None:
         self._headers = headers
         self.queue: str = queue
-        self.marked_queue: str | None = marked_queue(headers)
+        self.marked_queue: str | None = queue_of_count(headers)
         self._here = self.marked_queue == queue
         self._deaths: tuple[Death, ...] | None = None
 
@@ -266,7 +266,7 @@ class History:
         """
         if not self._headers:
             return ()
-        known = (*self.broker_deaths, *remembered_deaths(self._headers))
+        known = (*self.broker_deaths, *read_deaths(self._headers))
         return tuple(dict.fromkeys(known))[:REMEMBERED_DEATHS] if known else ()
 
     @property
@@ -286,7 +286,7 @@ class History:
         )
 
     @property
-    def entered_by(self) -> tuple[str, str] | None:
+    def entry_route(self) -> tuple[str, str] | None:
         """Exchange and routing key by which it came to this queue before its first death there."""
         for death in self.broker_deaths:
             if death.queue == self.queue and death.routing_keys:
@@ -304,12 +304,12 @@ def broker_failures(headers: Headers, queue: str) -> int:
     return History(headers, queue).broker_failures
 
 
-def entered_by(headers: Headers, queue: str) -> tuple[str, str] | None:
+def entry_route(headers: Headers, queue: str) -> tuple[str, str] | None:
     """Exchange and routing key by which the message came to `queue` before its first death there."""
-    return History(headers, queue).entered_by
+    return History(headers, queue).entry_route
 
 
-def marked_queue(headers: Headers) -> str | None:
+def queue_of_count(headers: Headers) -> str | None:
     """The queue our counts were written for, if the message carries any."""
     return text_in(headers.get(names.QUEUE))
 

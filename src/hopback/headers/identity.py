@@ -32,13 +32,13 @@ def identity(
         return properties.message_id
     digest = hashlib.sha256()
     published = (part.encode("utf-8", "surrogatepass") for part in origin)
-    parts = (*published, *_lasting(properties), *_headers(properties.headers, ignoring))
+    parts = (*published, *_stable_properties(properties), *_headers(properties.headers, ignoring))
     for part in (delivery.body, *parts, unread_headers(properties)):
         digest.update(len(part).to_bytes(8, "big") + part)
     return f"sha256-{digest.hexdigest()[:32]}"
 
 
-def _lasting(properties: Properties) -> Iterator[bytes]:
+def _stable_properties(properties: Properties) -> Iterator[bytes]:
     """The properties that every hop keeps."""
     for value in (
         properties.content_type,

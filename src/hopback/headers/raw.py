@@ -45,7 +45,7 @@ class CutProperties(NamedTuple):
         """Whether they name a user, whom the broker would compare with ours."""
         return self.flags & _USER_ID != 0
 
-    def joined(self, entries: bytes) -> bytes:
+    def join(self, entries: bytes) -> bytes:
         """The same with other headers, persistent and without expiration."""
         flags = (self.flags | _HEADERS | _MODE) & ~_EXPIRATION
         size = _pack_u32(len(entries))

@@ -31,11 +31,11 @@ from hopback.headers.history import (
     Death,
     History,
     deaths_json,
-    remembered_deaths,
+    read_deaths,
     well_formed_deaths,
 )
 from hopback.message import NO_HEADERS, Properties
-from hopback.text import clipped, count_in
+from hopback.text import clip, count_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ def retry_properties(
     """
     history = history or History(properties.headers, mark.queue)
     kept = _kept(properties, mark, is_harmful)
-    return _marked(properties, kept, mark, history, history.deaths)
+    return _mark(properties, kept, mark, history, history.deaths)
 
 
 def park_properties(
@@ -124,10 +124,10 @@ def park_properties(
     history = history or History(properties.headers, mark.queue)
     kept, own = _kept(properties, mark, _is_stale), _kept(properties, mark, is_harmful)
     return (
-        _marked(properties, kept, mark, history, remembered_deaths(properties.headers))
-        or _fitting(properties, kept)
-        or _fitting(properties, own)
-        or _shortened(properties, own, mark, history)
+        _mark(properties, kept, mark, history, read_deaths(properties.headers))
+        or _fit(properties, kept)
+        or _fit(properties, own)
+        or _shorten(properties, own, mark, history)
     )
 
 
@@ -179,11 +179,11 @@ def redrive_properties(
     history = history or History(properties.headers, mark.queue)
     keep = keep_deaths and well_formed_deaths(properties.headers)
     kept = _kept(properties, mark, _is_stale if keep else is_harmful)
-    known = remembered_deaths(properties.headers) if keep else history.deaths
-    return _marked(properties, kept, mark, history, known)
+    known = read_deaths(properties.headers) if keep else history.deaths
+    return _mark(properties, kept, mark, history, known)
 
 
-def moved_properties(properties: Properties) -> Properties:
+def properties_for_move(properties: Properties) -> Properties:
     """Return the properties of a message that is only moved to another queue.
 
     Properties that could lose, refuse or copy the message are removed: `expiration`, `user_id`,
@@ -315,14 +315,14 @@ def _plain_size(properties: Properties, kept: _Kept) -> int:
     return _size_without_headers(properties) - dropped + mode + table
 
 
-def _fitting(properties: Properties, kept: _Kept) -> Properties | None:
+def _fit(properties: Properties, kept: _Kept) -> Properties | None:
     """Return the kept headers and the unparsed bytes, or None if they do not fit."""
     budget = _Budget(properties, kept)
     budget.keep_unread(properties)
     return _plain(properties, budget.kept) if budget.fits else None
 
 
-def _shortened(properties: Properties, kept: _Kept, mark: Mark, history: History) -> Properties:
+def _shorten(properties: Properties, kept: _Kept, mark: Mark, history: History) -> Properties:
     """Remove the largest headers until the rest fits. `UNREAD_BYTES` has the removed size."""
     headers, left_out = dict(kept.headers), further_size(kept.further)
     sizes = {name: table_size({name: value}) - _TABLE_OVERHEAD for name, value in headers.items()}
@@ -336,15 +336,15 @@ def _shortened(properties: Properties, kept: _Kept, mark: Mark, history: History
     headers[names.UNREAD_BYTES] = left_out
     read = properties.with_changes(headers=headers, further_headers=(), opaque_headers=b"")
     short = _Kept(headers, ())
-    return _marked(read, short, mark, history, ()) or _plain(read, short)
+    return _mark(read, short, mark, history, ()) or _plain(read, short)
 
 
-def _marked(
+def _mark(
     properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties | None:
     """Add as much of the mark as fits. Returns None if the count does not fit."""
     if _is_short(mark, properties) and _is_roomy(properties, kept.headers, kept.further):
-        return _marked_in_full(properties, kept, mark, history, known)
+        return _mark_in_full(properties, kept, mark, history, known)
     budget = _Budget(properties, kept)
     if not budget.take(_indispensable(history, mark)):
         return None
@@ -375,7 +375,7 @@ def _is_short(mark: Mark, properties: Properties) -> bool:
     return table_size(mark.counters) + table_size(mark.design) <= _SHORT_DESIGN_BYTES
 
 
-def _marked_in_full(
+def _mark_in_full(
     properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties:
     """Add the whole mark without measuring sizes, where there is room for everything."""
@@ -408,7 +408,7 @@ def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
 
 def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, FieldValue]:
     """Return the headers of the message's origin and design, the most useful first."""
-    job = known.redrive_job if mark.redrive_job is None else clipped(mark.redrive_job, _NAME_BYTES)
+    job = known.redrive_job if mark.redrive_job is None else clip(mark.redrive_job, _NAME_BYTES)
     ours: tuple[tuple[str, str | None], ...] = (
         (names.ORIGIN_ROUTING_KEY, mark.origin_routing_key),
         (names.ORIGIN_EXCHANGE, mark.origin_exchange),

@@ -55,7 +55,7 @@ __all__ = [
     "ChannelEndings",
     "PlannedMessage",
     "connection_url",
-    "received",
+    "convert_delivery",
     "settle",
 ]
 
@@ -154,10 +154,10 @@ class AioPikaPlans(PlannedQueues):
                 f"a message of queue {queue!r} was taken with no_ack=True or is already settled: "
                 "it cannot be retried or parked"
             )
-        taken = self.take(received(queue, message), self._endings.of(message))
+        taken = self.take(convert_delivery(queue, message), self._endings.of(message))
         if taken is None:
             raise UnsafeOperation(
-                f"queue {queue!r} has no plan: expected one of {', '.join(self.planned)}"
+                f"queue {queue!r} has no plan: expected one of {', '.join(self.queue_names)}"
             )
         copy = taken.copy_settlement()
         if copy is not None:
@@ -250,7 +250,7 @@ class _Processing:
         return isinstance(error, OUTCOMES)  # a carried out outcome goes no further
 
 
-def received(queue: str, message: AbstractIncomingMessage) -> Received:
+def convert_delivery(queue: str, message: AbstractIncomingMessage) -> Received:
     """Convert the message to a Hopback delivery."""
     moment = message.timestamp
     if isinstance(moment, datetime):

@@ -109,7 +109,7 @@ class CeleryPlans:
             )
         wanted = [*self._app.amqp.queues.consume_from] if self._queues is None else self._queues
         for queue in wanted:
-            if queue not in self._plans.planned:
+            if queue not in self._plans.queue_names:
                 self._plans.queue(queue, retry=None)
         thread = LoopThread("hopback-parking")
         try:
@@ -135,7 +135,7 @@ class CeleryPlans:
         failure = failure_from_traceback(trace) if trace else failure_from_exception(error)
         answer = Answer(Park(reason_of(error)), failure, error=error)
         ended = asyncio.Event()
-        parking = thread.submit(self._park(_received(queue, message), answer, ended))
+        parking = thread.submit(self._park(_convert_delivery(queue, message), answer, ended))
         try:
             return parking.result(_LONGEST_WAIT_S)
         except TimeoutError:
@@ -154,7 +154,7 @@ class CeleryPlans:
     def queue_of(self, info: dict[str, Any]) -> str | None:
         """The planned queue of a message, derived from exchange and routing key. Celery omits its name."""
         exchange, key = info.get("exchange") or "", info.get("routing_key") or ""
-        planned = self._plans.planned
+        planned = self._plans.queue_names
         if not exchange:
             return key if key in planned else None
         for name in planned:
@@ -206,20 +206,20 @@ class ParkingRequest(Request):  # type: ignore[misc]
     def acknowledge(self) -> None:
         """Ack the message. A failed task is parked first."""
         failed, self._failed = self._failed, None
-        plans = self._parking()
+        plans = self._plans()
         if failed is None or plans is None or plans.park(self.message, *failed):
             super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
         """Requeue the message. A failed task that is not to be requeued is parked and acked instead."""
         failed, self._failed = self._failed, None
-        plans = self._parking()
+        plans = self._plans()
         if requeue or failed is None or plans is None:
             super().reject(requeue)
         elif plans.park(self.message, *failed):
             super().acknowledge()
 
-    def _parking(self) -> CeleryPlans | None:
+    def _plans(self) -> CeleryPlans | None:
         """The plans of the application. None if the queue has no plan or the message is acked."""
         plans = None if self.acknowledged else _PARKING.get(self.app)
         if plans is None or plans.queue_of(self.message.delivery_info) is None:
@@ -245,7 +245,7 @@ class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
         _PARKING[parent.app].stop()
 
 
-def _received(queue: str, message: Any) -> Received:
+def _convert_delivery(queue: str, message: Any) -> Received:
     """Convert a Kombu message to a Hopback delivery with the unchanged body."""
     said, info = message.properties, message.delivery_info
     body = message.body

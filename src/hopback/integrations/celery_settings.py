@@ -43,7 +43,7 @@ def check_settings(app: Any) -> tuple[Finding, ...]:
     `task_queues`, are unknown.
     """
     app.finalize()
-    found = [*_tasks(app), *_publishing(app), *_queues(app), *_delays(app), *_content(app)]
+    found = [*_tasks(app), *_check_publish(app), *_queues(app), *_delays(app), *_content(app)]
     return tuple(sorted(found, key=lambda one: (one.severity.rank, one.rule, one.place)))
 
 
@@ -58,7 +58,7 @@ def _own_tasks(app: Any) -> dict[str, Any]:
     return {name: task for name, task in app.tasks.items() if not name.startswith("celery.")}
 
 
-def _named(tasks: list[str]) -> str:
+def _format_tasks(tasks: list[str]) -> str:
     """Format task names: `tasks a, b and 3 more`."""
     shown = ", ".join(f"`{name}`" for name in sorted(tasks)[:_MOST_NAMED])
     more = len(tasks) - _MOST_NAMED
@@ -68,7 +68,7 @@ def _named(tasks: list[str]) -> str:
 def _those(app: Any, setting: str, chosen: list[str]) -> str:
     """Return the place of a finding about tasks: the setting, if all tasks are affected."""
     everybody = len(chosen) == len(_own_tasks(app))
-    return f"setting `{setting}`" if everybody else _named(chosen)
+    return f"setting `{setting}`" if everybody else _format_tasks(chosen)
 
 
 def _acks_on_failure(task: Any) -> bool:
@@ -124,7 +124,7 @@ def _tasks(app: Any) -> Iterator[Finding]:
             )
 
 
-def _publishing(app: Any) -> Iterator[Finding]:
+def _check_publish(app: Any) -> Iterator[Finding]:
     if _transport(app) not in _AMQP:
         return
     if not (app.conf.broker_transport_options or {}).get("confirm_publish"):
@@ -170,7 +170,7 @@ def _queues(app: Any) -> Iterator[Finding]:
             yield _finding(
                 "celery-failure-deleted",
                 place,
-                f"Failed tasks of {_named(rejects)} are rejected, and a queue without a dead-letter "
+                f"Failed tasks of {_format_tasks(rejects)} are rejected, and a queue without a dead-letter "
                 "exchange deletes rejected messages. (Policies are not considered here.)",
                 "Give the queue `x-dead-letter-exchange` and `x-dead-letter-routing-key`, or call "
                 "`hopback.integrations.celery.park_failed_tasks(app)`.",
@@ -183,7 +183,7 @@ def _queues(app: Any) -> Iterator[Finding]:
             yield _finding(
                 "celery-worker-lost-loop",
                 place,
-                f"Of {_named(requeues)} one that kills its process is given back at once, to the next "
+                f"Of {_format_tasks(requeues)} one that kills its process is given back at once, to the next "
                 "process, and so on without end: a classic queue does not count.",
                 "Use a quorum queue with `x-delivery-limit`, and a dead-letter exchange.",
             )

@@ -35,7 +35,12 @@ with needs("faststream", "hopback.integrations.faststream"):
     from faststream.exceptions import AckMessage, NackMessage, RejectMessage
     from faststream.message import AckStatus
 
-    from hopback.integrations.aio_pika import ChannelEndings, connection_url, received, settle
+    from hopback.integrations.aio_pika import (
+        ChannelEndings,
+        connection_url,
+        convert_delivery,
+        settle,
+    )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -74,7 +79,7 @@ class FastStreamPlans(PlannedQueues):
         """Refuse unsuitable ack policies, connect, and declare the plans' queues."""
         for subscriber in self._framework.subscribers:
             queue, policy = _queue_of(subscriber), subscriber.ack_policy
-            if queue in self.planned and policy in _REFUSED:
+            if queue in self.queue_names and policy in _REFUSED:
                 raise UnsafeOperation(
                     f"the subscriber of queue {queue!r} has ack_policy {policy.name}, which "
                     f"{_REFUSED[policy]}: its failures could not be retried. Leave ack_policy out."
@@ -111,12 +116,14 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
         if type(self.msg) is not IncomingMessage or subscriber is None:
             return
         queue = _queue_of(subscriber)
-        if queue not in self._plans.planned:
+        if queue not in self._plans.queue_names:
             return
         self._subscriber = subscriber
         # FastStream does not settle a locked message, so a later error does not lose it.
         self.msg.lock()
-        self._taken = self._plans.take(received(queue, self.msg), self._plans.endings.of(self.msg))
+        self._taken = self._plans.take(
+            convert_delivery(queue, self.msg), self._plans.endings.of(self.msg)
+        )
 
     async def consume_scope(self, call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> Any:
         """Run the subscriber, unless the message is a second copy of one that has ended here."""

@@ -142,9 +142,9 @@ class PikaPlans:
         self, queue: str, callback: Callable[[Any, Any, Any, bytes], object]
     ) -> Callable[[Any, Any, Any, bytes], None]:
         """The callback with a plan, for a program that calls `basic_consume` itself, without auto_ack."""
-        if queue not in self._plans.planned:
+        if queue not in self._plans.queue_names:
             raise UnsafeOperation(
-                f"queue {queue!r} has no plan: expected one of {', '.join(self._plans.planned)}"
+                f"queue {queue!r} has no plan: expected one of {', '.join(self._plans.queue_names)}"
             )
 
         def planned(channel: Any, method: Any, properties: Any, body: bytes) -> None:
@@ -188,7 +188,7 @@ class PlannedChannel:
     ) -> None:
         """Run a callback on a delivery. The plan handles its exceptions."""
         tag: int = method.delivery_tag
-        taken = self._thread.run(self._take(_received(queue, method, properties, body)))
+        taken = self._thread.run(self._take(_convert_delivery(queue, method, properties, body)))
         if isinstance(taken, Settlement):
             self._settle(tag, taken)
             return
@@ -196,7 +196,7 @@ class PlannedChannel:
         try:
             returned = callback(self, method, properties, body)
         except FAILURES as error:
-            self._failed(tag, taken, error)
+            self._fail(tag, taken, error)
             return
         if iscoroutine(returned):
             work = asyncio.ensure_future(returned)
@@ -209,7 +209,7 @@ class PlannedChannel:
         assert taken is not None  # noqa: S101 - only queues with a plan get a callback
         return taken.copy_settlement() or taken
 
-    def _failed(self, tag: int, taken: ForeignDelivery, error: BaseException) -> None:
+    def _fail(self, tag: int, taken: ForeignDelivery, error: BaseException) -> None:
         if tag in self._in_hand:
             self._conclude(tag, answer_for(error, taken.rules))
         else:
@@ -221,7 +221,7 @@ class PlannedChannel:
             return
         error = work.exception()
         if error is not None:
-            self._failed(tag, taken, error)
+            self._fail(tag, taken, error)
         elif (answer := answer_of_outcome(work.result())) is not None and tag in self._in_hand:
             self._conclude(tag, answer)
 
@@ -260,11 +260,11 @@ class PlannedChannel:
         """Move it on by its answer, and settle it on the thread of its connection."""
         moving = self._thread.submit(self._plans.conclude(self._in_hand.pop(tag), answer))
         if self._blocks:
-            self._settle(tag, self._waited(moving))
+            self._settle(tag, self._wait(moving))
         else:
             moving.add_done_callback(partial(self._on_moved, tag))
 
-    def _waited(self, moving: Future[Settlement | None]) -> Settlement | None:
+    def _wait(self, moving: Future[Settlement | None]) -> Settlement | None:
         """Wait and keep the connection alive. The wait ends if the connection closes."""
         while True:
             try:
@@ -301,7 +301,7 @@ class PlannedChannel:
             _LOG.warning("a message could not be settled, the broker delivers it again: %r", error)
 
 
-def _received(queue: str, method: Any, properties: Any, body: bytes) -> Received:
+def _convert_delivery(queue: str, method: Any, properties: Any, body: bytes) -> Received:
     """Convert the delivery to a Hopback delivery."""
     own = Properties(
         content_type=properties.content_type,

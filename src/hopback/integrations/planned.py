@@ -155,7 +155,7 @@ class PlannedQueues:
         self._plans[name] = plan, check_rules(rules, where=where)
 
     @property
-    def planned(self) -> tuple[str, ...]:
+    def queue_names(self) -> tuple[str, ...]:
         """The names of the queues with a plan."""
         given = () if self._given is None else self._given.plans
         return tuple({**dict.fromkeys(plan.queue for plan in given), **self._plans})
@@ -251,7 +251,7 @@ class PlannedQueues:
         """Return the delivery for settlement by its plan. None if the queue has no plan."""
         planned = self._planned.get(delivery.queue)
         if planned is None:
-            if delivery.queue not in self.planned:
+            if delivery.queue not in self.queue_names:
                 return None
             raise RuntimeError(
                 f"the plan of queue {delivery.queue!r} is not in force: start the plans before the "

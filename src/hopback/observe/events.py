@@ -234,7 +234,7 @@ class Bus:
 
     def hears(self, name: str) -> bool:
         """Check whether a subscriber wants this event, to skip building its fields."""
-        return bool(self._wanting(name))
+        return bool(self._listeners_of(name))
 
     def tallies(self, queue: str) -> tuple[RunTally, ...] | None:
         """Return the tallies for successful runs of the queue, or None if the event must be
@@ -243,7 +243,7 @@ class Bus:
         try:
             return self._tallies[queue]
         except KeyError:
-            asked = [getattr(one, "tally", None) for one in self._wanting("delivery.done")]
+            asked = [getattr(one, "tally", None) for one in self._listeners_of("delivery.done")]
             found = None if None in asked else tuple(tally(queue) for tally in asked if tally)
             self._tallies[queue] = found
             return found
@@ -255,7 +255,7 @@ class Bus:
 
     def emit(self, name: str, fields: Mapping[str, Any]) -> None:
         """Pass the event to every subscriber that wants it."""
-        for subscriber in self._wanting(name):
+        for subscriber in self._listeners_of(name):
             try:
                 subscriber(name, fields)
             except Exception as error:  # observers must never affect a message
@@ -267,7 +267,7 @@ class Bus:
                         "subscriber %r raised an error and was removed", subscriber, exc_info=error
                     )
 
-    def _wanting(self, name: str) -> tuple[Subscriber, ...]:
+    def _listeners_of(self, name: str) -> tuple[Subscriber, ...]:
         found = self._listeners.get(name)
         if found is None:
             found = tuple(

@@ -156,7 +156,7 @@ class TextLog(EventLog):
         """Everything that a terminal would obey is replaced by a visible sign."""
         first = [key for key in _FIRST if details.get(key, "") != ""]
         rest = [key for key in details if key not in _FIRST and key not in _BLOCKS]
-        told = " ".join(f"{key}={_quoted(details[key])}" for key in (*first, *rest))
+        told = " ".join(f"{key}={_quote(details[key])}" for key in (*first, *rest))
         text = f"{moment:%H:%M:%S} {level:7} {one_line(event)} {told}".rstrip()
         colour = _COLOURS.get(level) if self._colour else None
         head = text if colour is None else f"{colour}{text}\x1b[0m"
@@ -164,7 +164,7 @@ class TextLog(EventLog):
         return "\n".join([head, *(f"  | {one_line(line)}" for block in blocks for line in block)])
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     """Return plain values unchanged. Quote others and escape quotes and newlines."""
     text = str(value)
     if text and not any(sign in text for sign in ' ="\n'):

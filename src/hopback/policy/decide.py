@@ -84,7 +84,7 @@ def decide(
             tiers = plan.tiers
             if case.unread:
                 return _park(case, f"{reason} ({_UNREAD})")
-            if case.exhausted or not tiers:
+            if case.is_last_attempt or not tiers:
                 return _park(case, reason)
             if after is None:
                 return _to_tier(
@@ -114,7 +114,7 @@ class _Case(NamedTuple):
         return self.reading.attempt
 
     @property
-    def exhausted(self) -> bool:
+    def is_last_attempt(self) -> bool:
         """Whether this run was the last that the plan allows."""
         return self.attempt >= self.plan.attempts
 
@@ -128,7 +128,7 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
     plan, seconds = case.plan, _seconds(delay)
     if case.unread:
         return _park(case, f"not due yet ({_UNREAD})")
-    if plan.snooze_exhausts and case.exhausted:
+    if plan.snooze_exhausts and case.is_last_attempt:
         return _park(case, "not due yet, and no attempt is left")
     if plan.snooze is not None:
         again = case.reading.delivery.redelivered

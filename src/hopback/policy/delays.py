@@ -57,20 +57,20 @@ class Delayed:
 
 def delay(message: Message, delay_ms: int, due_ms: int, *, by_clock: bool = False) -> Message:
     """The message so that it waits `delay_ms` in the broker. With `by_clock` it is due at `due_ms`."""
-    return _waiting(Delayed(message, due_ms, by_clock), *way_in(delay_ms))
+    return _delayed_copy(Delayed(message, due_ms, by_clock), *way_in(delay_ms))
 
 
 def wait_again(delayed: Delayed, wait_ms: int) -> Message:
     """The message so that it enters the ladder for this time, without the deaths of the last lap."""
-    return _waiting(replace(delayed, paused_ms=0), *way_in(wait_ms))
+    return _delayed_copy(replace(delayed, paused_ms=0), *way_in(wait_ms))
 
 
 def pause(delayed: Delayed, exchange: str, routing_key: str) -> Message:
     """The message so that it waits in a queue outside the ladder."""
-    return _waiting(delayed, exchange, routing_key)
+    return _delayed_copy(delayed, exchange, routing_key)
 
 
-def _waiting(delayed: Delayed, exchange: str, routing_key: str) -> Message:
+def _delayed_copy(delayed: Delayed, exchange: str, routing_key: str) -> Message:
     message = delayed.message
     properties = message.properties
     waiting: dict[str, FieldValue] = {
@@ -188,7 +188,7 @@ def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
         return max(0, delayed.due_ms - now_ms)
     if not is_from_level(delivery.exchange):
         return delayed.paused_ms
-    passed = _passed(delivery)
+    passed = _passed_queues(delivery)
     asked = levels_of(delivery.routing_key)
     return sum(wait_ms for queue, wait_ms in asked.items() if queue not in passed)
 
@@ -198,7 +198,7 @@ def is_shortened(delivery: Delivery) -> bool:
 
     The times in `x-death` are whole seconds of the broker's clock.
     """
-    passed = _passed(delivery)
+    passed = _passed_queues(delivery)
     waits = [
         (wait_ms, moment)
         for queue, wait_ms in levels_of(delivery.routing_key).items()
@@ -212,7 +212,7 @@ def is_shortened(delivery: Delivery) -> bool:
     return last - first <= wanted_s - 1
 
 
-def _passed(delivery: Delivery) -> dict[str, int | None]:
+def _passed_queues(delivery: Delivery) -> dict[str, int | None]:
     """The queues in which the message has waited, each with the second in which it left."""
     return {
         death.queue: death.time

@@ -14,7 +14,7 @@ from hopback.headers import (
     Failure,
     Mark,
     bare_properties,
-    clipped,
+    clip,
     failure_from_reason,
     failure_from_status,
     failure_json,
@@ -68,7 +68,7 @@ def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
     first = occasion.lineage if decision.counted else None
     lineage = reading.history.lineage or first
     stamps = reading.plan.retry_stamps
-    return _completed(counts, stamps, failure, decision, reading, occasion, lineage)
+    return _complete(counts, stamps, failure, decision, reading, occasion, lineage)
 
 
 def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
@@ -76,14 +76,14 @@ def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
     plan = reading.plan
     bare = Mark(plan.queue, decision.attempt, reading.history.snoozes)
     failure = _failure(decision, reading, occasion)
-    return _completed(bare, plan.park_stamps, failure, decision, reading, occasion)
+    return _complete(bare, plan.park_stamps, failure, decision, reading, occasion)
 
 
 def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Failure:
     """The record of this failure, with the time of the first one in this queue."""
     before = reading.history.failure
     now = occasion.failure or failure_said(decision.reason, occasion.status)
-    host = clipped(occasion.host, _NAME_BYTES)
+    host = clip(occasion.host, _NAME_BYTES)
     first = before.first if before is not None and before.first else occasion.now
     return Failure(*now[:5], host, first, occasion.now, decision.attempt)
 
@@ -93,7 +93,7 @@ def failure_said(reason: str, status: int | None) -> Failure:
     return failure_from_reason(reason) if status is None else failure_from_status(status, reason)
 
 
-def _completed(
+def _complete(
     counts: Mark,
     stamps: tuple[Stamp, ...],
     failure: Failure | None,
@@ -126,13 +126,13 @@ def _facts(
     queue: str, origin: tuple[str, str], decision: Retry | Park, occasion: Occasion
 ) -> Mapping[Fact, FieldValue]:
     failure = occasion.failure
-    error = None if failure is None else clipped(failure.message or failure.type, _TEXT_BYTES)
+    error = None if failure is None else clip(failure.message or failure.type, _TEXT_BYTES)
     return {
         Fact.NOW: timestamp(occasion.now),
         Fact.QUEUE: queue,
         Fact.ATTEMPT: decision.attempt,
         Fact.RETRIES: decision.attempt - 1,
-        Fact.REASON: clipped(decision.reason, _TEXT_BYTES),
+        Fact.REASON: clip(decision.reason, _TEXT_BYTES),
         Fact.ERROR: error,
         Fact.STATUS: occasion.status,
         Fact.ORIGIN_EXCHANGE: field_text(origin[0]),
@@ -174,12 +174,12 @@ def effects(
                 delay_ms = decision.tier.delay_ms
                 due_ms = math.ceil(occasion.now * 1000) + delay_ms
                 return (Publish(delay(back, delay_ms, due_ms)), *_ACK)
-            return _moved(delivery, route.exchange, route.routing_key, marked)
+            return _move(delivery, route.exchange, route.routing_key, marked)
         case decided.Park():
             read, parking = reading or Reading(delivery, plan), plan.parking
             mark = park_mark(decision, read, occasion)
             marked = park_properties(delivery.properties, mark, read.history)
-            return _moved(delivery, parking.exchange, parking.routing_key, marked)
+            return _move(delivery, parking.exchange, parking.routing_key, marked)
         case _:
             assert_never(decision)
 
@@ -200,10 +200,10 @@ def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, 
         Properties(delivery_mode=2, headers=note),
     )
     parking = plan.parking
-    return [_moved(delivery, parking.exchange, parking.routing_key, form) for form in forms]
+    return [_move(delivery, parking.exchange, parking.routing_key, form) for form in forms]
 
 
-def _moved(
+def _move(
     delivery: Delivery, exchange: str, routing_key: str, properties: Properties | None
 ) -> tuple[Effect, ...]:
     """Publish, then ack. No effects if the headers exceed a frame, which `decide` excludes."""

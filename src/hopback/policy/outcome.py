@@ -269,7 +269,7 @@ def classify(
     reason = reason_of(exception) if failure is None else _reason(failure.type, failure.message)
     if rule is not None and rule.verdict == Verdict.PARK:
         return Park(reason)
-    wanted = _wanted_wait(exception)
+    wanted = _wait_of(exception)
     return Retry(reason, wanted if wanted is not None or rule is None else rule.after)
 
 
@@ -334,7 +334,7 @@ def _fits(rule: Rule, exception: BaseException) -> bool:
         return False
 
 
-def _wanted_wait(exception: BaseException) -> float | None:
+def _wait_of(exception: BaseException) -> float | None:
     """The wait in seconds that the exception itself asks for."""
     for name in ("after", "retry_after"):
         try:

@@ -90,13 +90,13 @@ def _failures(known: History, plan: Plan) -> int:
         return 0
     counts = (
         known.attempts,
-        _counted_by_design(known, plan),
+        _design_count(known, plan),
         known.broker_failures if plan.count is Count.X_DEATH else 0,
     )
     return min(max(counts), plan.attempts)
 
 
-def _counted_by_design(known: History, plan: Plan) -> int:
+def _design_count(known: History, plan: Plan) -> int:
     """The design's own counter, if it was written for this queue.
 
     Copies that reach other queues through a shared exchange have it too. If Hopback wrote it, its own
@@ -122,4 +122,4 @@ def _origin(known: History, delivery: Delivery, plan: Plan | None) -> tuple[str,
     key = said.get(Fact.ORIGIN_ROUTING_KEY)
     if key is not None:
         return said.get(Fact.ORIGIN_EXCHANGE) or "", key
-    return known.entered_by or (delivery.exchange, delivery.routing_key)
+    return known.entry_route or (delivery.exchange, delivery.routing_key)

@@ -29,12 +29,12 @@ from hopback.fields import (
 )
 from hopback.headers import (
     Mark,
-    clipped,
+    clip,
     counter_in,
     deaths,
     last_death_queue,
-    marked_queue,
     names,
+    queue_of_count,
     redrive_properties,
     timestamp,
 )
@@ -98,7 +98,7 @@ def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
     headers = delivery.properties.headers
     named = (
         last_death_queue(headers),
-        marked_queue(headers),
+        queue_of_count(headers),
         *(death.queue for death in deaths(headers)),
     )
     return next((candidates[name] for name in named if name in candidates), None)
@@ -154,7 +154,7 @@ class Redriver:
         self._plan = plan
         self._target = target
         self._occasion = occasion
-        self._job = clipped(occasion.job, _NAME_BYTES)
+        self._job = clip(occasion.job, _NAME_BYTES)
         # With a reset, the counts are the same for every message.
         self._is_simple = target.reset and not occasion.stamped
         # A message with a header of Hopback, the broker or the design takes the slow path.
@@ -179,7 +179,7 @@ class Redriver:
         """
         properties = delivery.properties
         if self._is_simple and self._is_plain(properties):
-            made = self._marked(properties, delivery.exchange, delivery.routing_key)
+            made = self._mark(properties, delivery.exchange, delivery.routing_key)
             return Message(self._target.exchange, self._target.routing_key, delivery.body, made)
         return redrive_message(delivery, self._plan, self._occasion, target=self._target)
 
@@ -197,7 +197,7 @@ class Redriver:
             return False
         return not headers or table_size(headers) < _SMALL_BYTES
 
-    def _marked(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
+    def _mark(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
         shared = self._shared.get((exchange, routing_key))
         if shared is None:
             # The headers added to every message of this route.
@@ -259,7 +259,7 @@ def _stamps(
         "x-redrive-operation-correlation-id": occasion.operation,
     }
     stamps: dict[str, FieldValue] = {
-        name: clipped(text, _NAME_BYTES) for name, text in said.items() if text
+        name: clip(text, _NAME_BYTES) for name, text in said.items() if text
     }
     if routing_key:
         stamps["x-original-routing-key"] = field_text(routing_key)
@@ -409,7 +409,7 @@ class RawRedriver:
                 _header(names.REDRIVES, _number(1)),
             )
         )
-        self._job = _header(names.REDRIVE_JOB, _text(clipped(job, _NAME_BYTES)))
+        self._job = _header(names.REDRIVE_JOB, _text(clip(job, _NAME_BYTES)))
         self._without = without | _LEFT_OUT
         self._judged = dict.fromkeys(_READ_NAMES, _READ)
         self._shapes: dict[tuple[tuple[bytes, int], ...], _Shape] = {}
@@ -444,7 +444,7 @@ class RawRedriver:
             return None
         entries = b"".join((kept, self._counts, origin, self._job, known.header, failure))
         target = self._target
-        return RawMessage(target.exchange, target.routing_key, delivery.body, cut.joined(entries))
+        return RawMessage(target.exchange, target.routing_key, delivery.body, cut.join(entries))
 
     def _walk(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
         """Walk through headers of an unknown shape. Returns None if they need the slow path."""
@@ -509,7 +509,7 @@ class RawRedriver:
         history = History(properties.headers, self._plan.queue)
         pieces = deaths_json(history.deaths, DEATHS_BYTES)
         header = b"" if pieces is None else _header(names.DEATHS, _texts(pieces))
-        known = _Known(header, history.entered_by)
+        known = _Known(header, history.entry_route)
         if len(self._known) >= _KNOWN_DEATHS:
             self._known.clear()
         self._known[read.get(_X_DEATH), read.get(_DEATHS)] = known

@@ -116,7 +116,7 @@ def advise(
     """
     scenario = _for_goals(scenario, goals)
     station = next(one for one in stations_of(topology, scenario) if one.queue == queue)
-    today = _tried(topology, scenario, station, (), 0.0, goals)
+    today = _try_changes(topology, scenario, station, (), 0.0, goals)
     if today.met:
         return (today,)
     found: list[Proposal] = []
@@ -124,7 +124,7 @@ def advise(
         if sum(kinds) == 3 and found:
             break  # change everything only if no smaller change helps
         for cost, changes, other in _variants(station, kinds):
-            tried = _tried(topology, scenario, other, changes, cost, goals)
+            tried = _try_changes(topology, scenario, other, changes, cost, goals)
             if tried.met:
                 found.append(tried)
                 break
@@ -143,7 +143,7 @@ def _for_goals(scenario: Scenario, goals: Sequence[Goal]) -> Scenario:
     return replace(scenario, outages=outages, duration_s=max(scenario.duration_s, longest))
 
 
-def _tried(
+def _try_changes(
     topology: Topology,
     scenario: Scenario,
     station: Station,

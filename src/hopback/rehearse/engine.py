@@ -61,22 +61,22 @@ def forecast_stations(
 
 def _track(flow: Flow, times: tuple[float, ...], ages: bool) -> Track:
     log, totals = flow.log, flow.totals
-    backlog, busy = log.backlog.sampled(times), log.busy.sampled(times)
+    backlog, busy = log.backlog.sample(times), log.busy.sample(times)
     fullest = max(range(len(log.backlog.values)), key=log.backlog.values.__getitem__)
     fullest_s = log.backlog.moments[fullest]
     return Track(
         station=flow.station,
-        arrived=log.arrived.sampled(times),
-        returned=log.returned.sampled(times),
-        runs=log.runs.sampled(times),
-        failed=log.failed.sampled(times),
-        parked=log.parked.sampled(times),
-        redriven=log.redriven.sampled(times),
+        arrived=log.arrived.sample(times),
+        returned=log.returned.sample(times),
+        runs=log.runs.sample(times),
+        failed=log.failed.sample(times),
+        parked=log.parked.sample(times),
+        redriven=log.redriven.sample(times),
         depth=[a + b for a, b in zip(backlog, busy, strict=True)],
-        waits=[_standing(flow, place, times) for place in range(len(flow.station.waits))],
-        wait_s=log.wait.sampled(times),
+        waits=[_depth(flow, place, times) for place in range(len(flow.station.waits))],
+        wait_s=log.wait.sample(times),
         oldest_s=[_oldest(flow, moment) if ages else 0.0 for moment in times],
-        capacity=log.capacity.sampled(times),
+        capacity=log.capacity.sample(times),
         first_parked_s=flow.first_parked,
         most={
             flow.station.queue: (log.backlog.values[fullest] + log.busy.at(fullest_s), fullest_s),
@@ -94,14 +94,14 @@ def _track(flow: Flow, times: tuple[float, ...], ages: bool) -> Track:
     )
 
 
-def _standing(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
+def _depth(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
     """The depth of a retry queue: entered messages, less those that had entered one wait earlier."""
     delay = flow.station.waits[place].delay_s
     earlier = [moment - delay for moment in times]
     standing = [0.0] * len(times)
     for entered, of in zip(flow.entered, flow.station.wait_after, strict=True):
         if of == place:
-            pairs = zip(entered.sampled(times), entered.sampled(earlier), strict=True)
+            pairs = zip(entered.sample(times), entered.sample(earlier), strict=True)
             standing = [
                 sum_ + max(0.0, a - b) for sum_, (a, b) in zip(standing, pairs, strict=True)
             ]
@@ -115,7 +115,7 @@ def _fullest(flow: Flow, place: int) -> tuple[float, float]:
         if of == place:
             corners.update(moment for moment in entered.moments if moment <= flow.horizon)
     times = tuple(corners)
-    return max(zip(_standing(flow, place, times), times, strict=True))
+    return max(zip(_depth(flow, place, times), times, strict=True))
 
 
 def _oldest(flow: Flow, now: float) -> float:

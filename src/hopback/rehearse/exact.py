@@ -56,12 +56,12 @@ def rehearse_exact(
     stations = stations_of(topology, scenario)
     run = _Run(topology, scenario, stations, progress)
     # The clock begins at 0: seconds since 1970 leave a float too few digits for single messages.
-    run_virtual(run.run_to_the_end(), start=0.0)
+    run_virtual(run.run_all(), start=0.0)
     tracks = [counter.track() for counter in run.counters]
     return forecast_of("exact", topology, scenario, tracks)
 
 
-class _Nobody:
+class _UnusedSink:
     """The receiver of a channel whose events are not used."""
 
     def deliver(self, taken: Taken) -> None:
@@ -111,27 +111,27 @@ class _Counter:
 
     def look(self, name: str, now: float) -> None:
         """Remember how full a queue is if it has never been fuller."""
-        depth = self.standing(name)
+        depth = self.depth_of(name)
         if depth > self.most.get(name, (0.0, 0.0))[0]:
             self.most[name] = (depth, now)
 
-    def standing(self, name: str) -> int:
+    def depth_of(self, name: str) -> int:
         """How many messages a queue holds, ready, in hand or on their way out."""
         queue = self._broker.node.queues[name]
         return len(queue.ready) + queue.unacked + len(queue.safe) + len(queue.delays)
 
-    def returned(self, place: int) -> int:
+    def return_count(self, place: int) -> int:
         """How many came out of a retry queue."""
         wait = self.station.waits[place]
-        return max(0, self.entered[place] - self.standing(wait.queue))
+        return max(0, self.entered[place] - self.depth_of(wait.queue))
 
     def sample(self, now: float) -> None:
         self._numbers.append(self._broker.node.copies)
         self._times.append(now)
         station = self.station
         for place, wait in enumerate(station.waits):
-            self._waits[place].append(self.standing(wait.queue))
-        copied = self.copied + sum(other.returned(place) for other, place in self.copied_by)
+            self._waits[place].append(self.depth_of(wait.queue))
+        copied = self.copied + sum(other.return_count(place) for other, place in self.copied_by)
         # The messages that a full queue dropped are unknown, so only its head is known.
         dropping = station.max_length is not None and station.drops_head
         oldest = max(0.0, now - next(iter(self._alive.values()), now))
@@ -143,7 +143,7 @@ class _Counter:
                 self.failed,
                 self.parked,
                 self.redriven,
-                self.standing(station.queue),
+                self.depth_of(station.queue),
                 self._head_wait(now),
                 self._head_wait(now) if dropping else oldest,
                 self.capacity,
@@ -218,7 +218,7 @@ class _Run:
         self._services: dict[int, asyncio.Task[object]] = {}
         self._random = random.Random(scenario.seed)
 
-    async def run_to_the_end(self) -> None:
+    async def run_all(self) -> None:
         """Declare, start the consumers, let the traffic begin, and go on to the end."""
         loop = asyncio.get_running_loop()
         processes = max(counter.station.load.processes for counter in self.counters)
@@ -229,7 +229,7 @@ class _Run:
             for place, wait in enumerate(counter.station.waits):
                 for queue in (each for each in wait.copies if each in by_queue):
                     by_queue[queue].copied_by.append((counter, place))
-        channel = self._broker.node.connect("others").open_channel(_Nobody())
+        channel = self._broker.node.connect("others").open_channel(_UnusedSink())
         # Other consumers take the messages of queues that receive copies and are not rehearsed.
         stations = [counter.station for counter in self.counters]
         found = {queue for station in stations for queue in station.copies}
@@ -375,7 +375,7 @@ class _Run:
         station, scenario = counter.station, self._scenario
         loop = asyncio.get_running_loop()
         chance = random.Random(f"{scenario.seed}/{station.queue}").random
-        channel = self._broker.node.connect("producer").open_channel(_Nobody())
+        channel = self._broker.node.connect("producer").open_channel(_UnusedSink())
         exchange, routing_key = station.entrance.exchange, station.entrance.routing_key
         properties = Properties(delivery_mode=2)
         plain, poison = (kind + station.queue.encode() + b" " for kind in (_PLAIN, _POISON))

@@ -108,11 +108,11 @@ class Flow:
         """Flows copied to other queues: (queues, index of the retry queue or -1, begin, end, rate).
         """
         for begin, end, rate in _traffic(station, horizon, self.grain):
-            self._fed.push(begin, end, self._mixed(rate, station.load.poison))
+            self._fed.push(begin, end, self._rates_by_class(rate, station.load.poison))
             if station.copies:
                 self.to_copy.append((station.copies, -1, begin, end, rate))
 
-    def _mixed(self, rate: float, poison: float, attempt: int = 0) -> list[float]:
+    def _rates_by_class(self, rate: float, poison: float, attempt: int = 0) -> list[float]:
         """Rates by class of messages that come for an attempt, counted from 0."""
         rates = [0.0] * self.classes
         rates[attempt] = rate * (1 - poison)
@@ -123,7 +123,7 @@ class Flow:
     def copy_in(self, source: tuple[str, int], begin: float, end: float, rate: float) -> None:
         """Add copies from another queue. Here they are ordinary messages."""
         if begin < self.horizon:
-            rates = self._mixed(rate, 0.0)
+            rates = self._rates_by_class(rate, 0.0)
             stream = self._copies.setdefault(source, Stream(self.grain))
             stream.push(max(begin, self.now), end, rates, self.now)
 
@@ -236,7 +236,7 @@ class Flow:
         room = max(0.0, capacity - returned)
         share = min(1.0, room / own) if own > 0 else 1.0
         kept = list(rates)
-        fresh = self._mixed(fed[0], self.station.load.poison)
+        fresh = self._rates_by_class(fed[0], self.station.load.poison)
         fresh[0] += fed[1]
         for one in range(self.classes):
             kept[one] -= fresh[one] * (1 - share)
@@ -385,10 +385,10 @@ class Flow:
         for step in range(_RAMP_STEPS if wave.ramp_s > 0 else 0):
             rate = wave.rate * (step + 0.5) / _RAMP_STEPS
             span = min(wave.ramp_s / _RAMP_STEPS, left / rate)
-            self._redriven.push(at, at + span, self._mixed(rate, poison, place), self.now)
+            self._redriven.push(at, at + span, self._rates_by_class(rate, poison, place), self.now)
             at, left = at + span, left - rate * span
         if left > TINY:
-            rates = self._mixed(wave.rate, poison, place)
+            rates = self._rates_by_class(wave.rate, poison, place)
             self._redriven.push(at, at + left / wave.rate, rates, self.now)
 
 

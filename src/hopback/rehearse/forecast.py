@@ -55,7 +55,7 @@ class Cumulative:
         values.append(value)
 
     def at(self, moment: float) -> float:
-        return self.sampled((moment,))[0]
+        return self.sample((moment,))[0]
 
     def when(self, value: float) -> float:
         """When a curve that never falls first reaches a value, or infinity."""
@@ -69,7 +69,7 @@ class Cumulative:
         begin, end = moments[place - 1], moments[place]
         return begin + (end - begin) * (value - low) / (high - low)
 
-    def sampled(self, times: Sequence[float]) -> list[float]:
+    def sample(self, times: Sequence[float]) -> list[float]:
         """The values at these moments. At a jump, the later value."""
         moments, values = self.moments, self.values
         most = len(moments) - 1
@@ -398,7 +398,7 @@ def _station_course(track: Track, scenario: Scenario, times: tuple[float, ...]) 
         redriven=track.redriven[-1],
         left=track.depth[-1] + retrying[-1],
         first_dead_letter_s=track.first_parked_s,
-        recovered_s=_recovered(track, retrying, scenario, times),
+        recovered_s=_recovery_time(track, retrying, scenario, times),
     )
 
 
@@ -412,7 +412,7 @@ def usual_retrying(station: Station, rate: float) -> float:
     return level
 
 
-def _recovered(
+def _recovery_time(
     track: Track, retrying: tuple[float, ...], scenario: Scenario, times: tuple[float, ...]
 ) -> float | None:
     """The first sample from which on the queue and its retries are normal. None if the end is not."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from hopback.broker.supervise import Backoff
 from hopback.durations import Duration, read_seconds
 from hopback.errors import BrokerError, ConnectionFailed
-from hopback.waiting import is_time_virtual, to_its_end
+from hopback.waiting import finish, is_time_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -142,7 +142,7 @@ class Relay:
         """Publish the messages that can be claimed now and return their number."""
         claiming = asyncio.ensure_future(self._outbox.claim())
         try:
-            claimed = await to_its_end(claiming)
+            claimed = await finish(claiming)
         except asyncio.CancelledError:
             if claiming.done() and not claiming.cancelled() and not claiming.exception():
                 await self._outbox.release(claiming.result())
@@ -169,7 +169,7 @@ class Relay:
             return moved
         finally:
             # A slot that was not given back waits for the end of its lease, and its messages with it.
-            await to_its_end(asyncio.ensure_future(self._outbox.release(claimed)))
+            await finish(asyncio.ensure_future(self._outbox.release(claimed)))
 
     async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
         """Publish keys concurrently and each key in order. Messages that failed before are last."""

@@ -30,7 +30,7 @@ class Happening:
         )
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The event in short: name, attempt and reason."""
         reason, attempt = self.fields.get("reason"), self.fields.get("attempt")
         return self.name + (f" #{attempt}" if attempt else "") + (f" ({reason})" if reason else "")
@@ -46,7 +46,7 @@ class EventRecord:
     def __init__(self) -> None:
         self.events: list[Happening] = []
 
-    def happened(self, name: str, **fields: Any) -> tuple[Happening, ...]:
+    def find_events(self, name: str, **fields: Any) -> tuple[Happening, ...]:
         """The events of that name with those fields, so far.
 
         ValueError for an event or a field that is not in the table of events: it would never be found.
@@ -86,11 +86,11 @@ class EventRecord:
 
     def _expect(self, name: str, queue: str, times: int | None, fields: dict[str, Any]) -> None:
         self._plan(queue)
-        found = len(self.happened(name, queue=queue, **fields))
+        found = len(self.find_events(name, queue=queue, **fields))
         if found == times or (times is None and found):
             return
         wanted = "at least one" if times is None else times
-        told = [one.told for one in tuple(self.events) if one.fields.get("queue") == queue]
+        told = [one.summary for one in tuple(self.events) if one.fields.get("queue") == queue]
         raise AssertionError(
             f"expected {wanted} {name} of {queue} with {fields or 'any fields'}, got {found}. "
             f"Events: {', '.join(told) or 'none'}"

@@ -280,7 +280,7 @@ class AppTest(EventRecord):
                 raise shown[0]
             said = [one for one in since if one.name in ("delivery.retried", "delivery.parked")]
             if said:
-                raise AssertionError(said[0].told)
+                raise AssertionError(said[0].summary)
         # Forwarding a delayed message is not counted. It is counted in its destination queue.
         return tally_of(
             one for one in since if (one.name, one.fields.get("queue")) != ("delivery.done", DUE)
@@ -317,7 +317,7 @@ class AppTest(EventRecord):
             if self._running is not None and self._running.done():
                 await self._running
                 return
-            self._seen = await live.count(self._played())
+            self._seen = await live.count(self._queues_to_drain())
             running = any(one.in_flight for one in self.service.consumers)
             quiet = 0 if self._seen or running or len(self.events) > before else quiet + 1
         for consumer in self.service.consumers:
@@ -326,7 +326,7 @@ class AppTest(EventRecord):
     def _left(self) -> dict[str, int]:
         """How many messages each queue still holds that the application has to deal with."""
         counts: dict[str, int] = {}
-        for name in self._played():
+        for name in self._queues_to_drain():
             queue = self._embedded.node.queues.get(name)
             if queue is not None:
                 waiting = len(queue.safe.dead_letters) + len(queue.delays.entries)
@@ -334,7 +334,7 @@ class AppTest(EventRecord):
         counts["in flight"] = sum(one.in_flight for one in self.service.consumers)
         return {name: count for name, count in counts.items() if count}
 
-    def _played(self) -> list[str]:
+    def _queues_to_drain(self) -> list[str]:
         """The queues that are to become empty: those handled, and those in which messages wait."""
         plans = [self._plan(one.queue) for one in self.service.consumers]
         waiting = [queue for plan in plans for queue, _ in retry_queues(plan)]
@@ -375,7 +375,7 @@ class AppTest(EventRecord):
     ) -> None:
         """Fail unless messages of the queue were parked for such a reason and are in its DLQ."""
         super().assert_parked(queue, times=times, reason=reason, **fields)
-        found = len(self.happened("delivery.parked", queue=queue, reason=reason, **fields))
+        found = len(self.find_events("delivery.parked", queue=queue, reason=reason, **fields))
         resting = len(self.dead_letters(queue))
         if resting < found:
             raise AssertionError(

@@ -155,7 +155,7 @@ class Timeline:
         return self.entries[-1].at_ms if self.entries else 0
 
     @property
-    def ending(self) -> TimelineEvent:
+    def last_event(self) -> TimelineEvent:
         """The last entry that is not a copy for another queue."""
         return next(entry for entry in reversed(self.entries) if entry.step not in _FOR_OTHERS)
 
@@ -165,7 +165,7 @@ class Timeline:
         return Counter(entry.queue for entry in self.entries if entry.step is TimelineStep.EXTRA)
 
 
-def telling_headers(headers: Headers, plan: Plan) -> dict[str, str]:
+def select_headers(headers: Headers, plan: Plan) -> dict[str, str]:
     """Return the headers that decide or explain: counts, headers of the design, and broker's
     deaths.
     """
@@ -354,7 +354,7 @@ class _MessageRun:
         self, step: TimelineStep, queue: str, text: str, headers: Headers | None = None
     ) -> None:
         elapsed_ms = round((asyncio.get_running_loop().time() - self._start) * 1000)
-        told = telling_headers(headers or {}, self._plan)
+        told = select_headers(headers or {}, self._plan)
         self.entries.append(TimelineEvent(elapsed_ms, step, queue, text, told))
 
 

@@ -171,11 +171,11 @@ class AppThread(EventRecord):
         seconds = read_seconds(within, "within", where="wait_for")
 
         def found() -> tuple[Happening, ...]:
-            return self.happened(name, **fields)
+            return self.find_events(name, **fields)
 
         with self._news:
             if not self._news.wait_for(lambda: len(found()) >= times, seconds):
-                told = ", ".join(one.told for one in tuple(self.events)) or "none"
+                told = ", ".join(one.summary for one in tuple(self.events)) or "none"
                 raise TimeoutError(
                     f"expected {times} {name} with {fields or 'any fields'} within {seconds:g} s,"
                     f" got {len(found())}. Events: {told}"

@@ -120,7 +120,7 @@ class Confirms(Generic[_Ticket]):
         return overdue
 
     @property
-    def abandoned(self) -> int:
+    def abandon_count(self) -> int:
         """How many timed out and were never answered."""
         return len(self.in_flight) - self.live
 

@@ -302,14 +302,14 @@ class WireConnection:
         self, kind: int, channel: ChannelCore, payload: bytes, events: list[Event]
     ) -> None:
         """A header, or a piece of a body."""
-        if self._ignored(channel):
+        if self._ignores(channel):
             return
         take = self._assembler.header if kind == HEADER else self._assembler.body
         found = take(channel, payload)
         if found is not None:
             self._emit(channel, found, events)
 
-    def _ignored(self, channel: ChannelCore) -> bool:
+    def _ignores(self, channel: ChannelCore) -> bool:
         """Whether to ignore frames before the answer to our close, or after the broker's close."""
         return (
             channel.state is _CHANNEL_CLOSING[self.role]
@@ -387,7 +387,7 @@ class WireConnection:
     def _on_method(
         self, channel: ChannelCore, method_id: int, payload: bytes, events: list[Event]
     ) -> None:
-        if self._ignored(channel) and method_id not in _CLOSE_IDS:
+        if self._ignores(channel) and method_id not in _CLOSE_IDS:
             if method_id != _OPEN_OK or channel.state is not ChannelState.OPENING:
                 return
             self._ended_by_peer.discard(channel.number)

@@ -234,18 +234,18 @@ def decode_arguments(
 def _decode_argument(kind: str, payload: bytes, position: int, errors: str) -> tuple[Any, int]:
     if kind == "shortstr":
         end = position + 1 + payload[position]
-        return _checked(payload, position + 1, end).decode("utf-8", errors), end
+        return _check(payload, position + 1, end).decode("utf-8", errors), end
     if kind == "longstr":
         start = position + 4
         end = start + int(_LENGTH.unpack_from(payload, position)[0])
-        return _checked(payload, start, end), end
+        return _check(payload, start, end), end
     if kind == "table":
         return decode_table(payload, position)
     number = _NUMBERS[kind]
     return number.unpack_from(payload, position)[0], position + number.size
 
 
-def _checked(payload: bytes, start: int, end: int) -> bytes:
+def _check(payload: bytes, start: int, end: int) -> bytes:
     if end > len(payload):
         raise ProtocolError(f"expected {end - start} bytes, got {len(payload) - start}")
     return payload[start:end]

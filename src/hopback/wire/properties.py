@@ -186,7 +186,7 @@ def canonical_properties(raw: bytes) -> bytes:
     """
     try:
         properties = decode_properties(raw)
-        ordered: Callable[[Any], Any] = _ordered
+        ordered: Callable[[Any], Any] = _order
         found = {name: getattr(properties, name) for name in _NAMES}
         if properties.has_headers:
             found["headers"] = ordered(properties.headers)
@@ -201,9 +201,9 @@ def canonical_properties(raw: bytes) -> bytes:
         return raw
 
 
-def _ordered(value: Any) -> Any:
+def _order(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _ordered(value[key]) for key in sorted(value)}
+        return {key: _order(value[key]) for key in sorted(value)}
     if isinstance(value, list):
-        return [_ordered(inner) for inner in value]
+        return [_order(inner) for inner in value]
     return value

@@ -230,7 +230,7 @@ _FALLBACKS: tuple[tuple[type, _Encoder], ...] = (
 
 def decode_table(data: bytes, position: int = 0) -> tuple[dict[str, FieldValue], int]:
     """Decode the table at `position` and return its end. Raise ProtocolError if it is invalid."""
-    raw, end = _sized(data, position)
+    raw, end = _read_sized(data, position)
     headers, further, opaque = decode_entries(raw)
     if opaque or further or any(type(value) is RawValue for value in headers.values()):
         raise ProtocolError(
@@ -339,7 +339,7 @@ def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
     return headers
 
 
-def _sized(data: bytes, position: int) -> tuple[bytes, int]:
+def _read_sized(data: bytes, position: int) -> tuple[bytes, int]:
     """Return the bytes after a 32-bit length, which must be complete."""
     if position + 4 > len(data):
         raise ProtocolError("expected a 32-bit length, got the end of the bytes")
@@ -383,7 +383,7 @@ def _decode_text(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:
 
 
 def _decode_bytes(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:
-    return _sized(data, position)
+    return _read_sized(data, position)
 
 
 def _decode_decimal(data: bytes, position: int, _: int) -> tuple[FieldValue, int]:
@@ -395,9 +395,9 @@ def _decode_decimal(data: bytes, position: int, _: int) -> tuple[FieldValue, int
 def _decode_array(data: bytes, position: int, depth: int) -> tuple[FieldValue, int]:
     if depth >= MAX_DEPTH:
         raise ProtocolError(f"expected arrays nested at most {MAX_DEPTH} deep, got a deeper one")
-    raw, end = _sized(data, position)
+    raw, end = _read_sized(data, position)
     if depth == 0 and len(raw) <= _KEPT_BYTES:
-        return _copied(_kept_array(raw)), end
+        return _copy(_kept_array(raw)), end
     return _array(raw, depth), end
 
 
@@ -417,29 +417,29 @@ def _kept_array(raw: bytes) -> list[FieldValue]:
     return _array(raw, 0)
 
 
-def _copied(values: list[FieldValue]) -> list[FieldValue]:
+def _copy(values: list[FieldValue]) -> list[FieldValue]:
     return [
-        _copied_table(value) if type(value) is dict
-        else _copied(value) if type(value) is list
+        _copy_table(value) if type(value) is dict
+        else _copy(value) if type(value) is list
         else value
         for value in values
     ]  # fmt: skip
 
 
-def _copied_table(table: dict[str, FieldValue]) -> dict[str, FieldValue]:
+def _copy_table(table: dict[str, FieldValue]) -> dict[str, FieldValue]:
     made = dict(table)
     for key, value in table.items():
         if type(value) is list:
-            made[key] = _copied(value)
+            made[key] = _copy(value)
         elif type(value) is dict:
-            made[key] = _copied_table(value)
+            made[key] = _copy_table(value)
     return made
 
 
 def _decode_nested(data: bytes, position: int, depth: int) -> tuple[FieldValue, int]:
     if depth >= MAX_DEPTH:
         raise ProtocolError(f"expected tables nested at most {MAX_DEPTH} deep, got a deeper one")
-    raw, end = _sized(data, position)
+    raw, end = _read_sized(data, position)
     return _nested_entries(raw, depth + 1), end
 
 

@@ -37,7 +37,7 @@ class Heartbeat:
         """Seconds between checks, or None without heartbeats."""
         return self._interval / 4 if self._interval else None
 
-    def received(self, now: float) -> None:
+    def mark_received(self, now: float) -> None:
         self._received_at = now
 
     def sent(self, now: float) -> None:
@@ -231,7 +231,7 @@ class Wire(asyncio.BufferedProtocol):
     def _beat(self, heartbeat: Heartbeat) -> None:
         now = self._loop.time()
         if self._heard or self._deaf:
-            heartbeat.received(now)
+            heartbeat.mark_received(now)
         if self._spoke:
             heartbeat.sent(now)
         self._heard = self._spoke = False

@@ -136,7 +136,7 @@ async def test_a_hopeless_event_runs_eleven_times_and_is_parked_with_its_story(
         assert headers["x-final-retry-count"] == 10
         assert "x-final-error" not in headers
         assert "x-death" in headers
-        (event,) = bus.test.happened("delivery.parked")
+        (event,) = bus.test.find_events("delivery.parked")
         assert event.fields["exhausted"]
         code = bus.test.app.codes["delivery.parked.exhausted"]
         assert code == "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"
@@ -181,7 +181,7 @@ async def test_receiver_that_stays_at_425_is_called_at_most_30_times_a_minute(
         await bus.publish(**fields)
         await bus.test.advance(180)
         assert {attempt for attempt, _ in await bus.answered(_ORDERS)} == {1}
-        snoozed = bus.test.happened("delivery.snoozed", queue=_QUEUE)
+        snoozed = bus.test.find_events("delivery.snoozed", queue=_QUEUE)
         calls = [one.at for one in snoozed]
         assert calls
         for call in calls:
@@ -201,7 +201,7 @@ async def test_each_http_status_is_a_group_and_an_error_label_of_its_own() -> No
             await bus.behave(_ORDERS, status=status)
             await bus.publish()
             await bus.test.drain()
-        for one in bus.test.happened("delivery.parked"):
+        for one in bus.test.find_events("delivery.parked"):
             metrics(one.name, one.fields)
         assert isinstance(bus.test.broker, EmbeddedBroker)
         topologies = [bus.test.service.topology]
@@ -263,11 +263,11 @@ async def test_redrive_of_any_service_keeps_its_count_with_the_registered_servic
                     plan = await operations.plan(request)
                     said = "no given topology has a failure plan for default.dlq.noprefix"
                     assert any(said in one for one in plan.warnings) is warned
-                    before = len(test.happened("delivery.retried")) + 1
+                    before = len(test.find_events("delivery.retried")) + 1
                     await operations.wait((await operations.start(request)).id)
                     await test.drain()
-                    after = len(test.happened("delivery.retried")) + len(
-                        test.happened("delivery.parked")
+                    after = len(test.find_events("delivery.retried")) + len(
+                        test.find_events("delivery.parked")
                     )
                     assert after - before == runs
 

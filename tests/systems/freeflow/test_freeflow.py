@@ -122,7 +122,7 @@ async def test_an_event_too_early_waits_30_s_5_min_30_min_and_ends_in_the_dlq(
         await system.publish("document.archived", id="never")
         tally = await system.test.drain()
         assert (tally.retried, tally.parked) == (3, 1)
-        tiers = [one.fields["tier"] for one in system.test.happened("delivery.retried")]
+        tiers = [one.fields["tier"] for one in system.test.find_events("delivery.retried")]
         assert tiers == ["30s", "5m", "30m"]
         system.test.assert_parked(_DOCUMENTS, times=1, reason="not created yet")
         (dead_letter,) = system.test.broker.snapshot().queue(_DLQ).messages
@@ -292,7 +292,7 @@ async def test_equal_events_without_message_id_are_handled_each(tmp_path: Path) 
             await system.test.drain()
         (user,) = await system.view("users")
         assert (user["logins"], user["failures"]) == (2, 1)
-        assert not system.test.happened("inbox.duplicate")
+        assert not system.test.find_events("inbox.duplicate")
 
 
 @pytest.mark.parametrize("path", ["/events/cooking.done", "/events/user", "/events/user.a.b"])

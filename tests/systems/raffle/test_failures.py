@@ -59,7 +59,7 @@ async def test_a_database_away_for_long_sends_users_to_the_dlq_and_the_dlq_consu
 
         async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
             await by_hand.advance(9)
-            held = [one.fields["delay_ms"] for one in by_hand.happened("delivery.snoozed")]
+            held = [one.fields["delay_ms"] for one in by_hand.find_events("delivery.snoozed")]
             assert held[::3] == [1000, 2000]
             away.mkdir()
             tally = await by_hand.drain()
@@ -104,7 +104,7 @@ async def test_what_is_no_user_is_not_dropped_while_the_audit_cannot_be_written(
         await raffle.test.drain()
         async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
             await by_hand.advance(20)
-            assert not by_hand.happened("delivery.done")
+            assert not by_hand.find_events("delivery.done")
             (tmp_path / "away").mkdir()
             assert (await by_hand.drain()).done == 1
 
@@ -157,8 +157,8 @@ async def test_a_bad_row_among_dead_letters_holds_up_no_other(tmp_path: Path) ->
             await raffle.test.publish("raffle_dlq", user, exchange="raffle_dlx")
         async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
             await by_hand.advance(600)
-            assert len(by_hand.happened("delivery.done")) == 1
-            assert 5 < len(by_hand.happened("delivery.snoozed")) < 20
+            assert len(by_hand.find_events("delivery.done")) == 1
+            assert 5 < len(by_hand.find_events("delivery.snoozed")) < 20
         (left,) = raffle.resting("raffle_dlq")
         assert json.loads(left.body)["name"] == "ana"
 

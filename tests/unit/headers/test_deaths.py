@@ -12,9 +12,9 @@ from hopback.headers import (
     Death,
     broker_failures,
     deaths,
-    entered_by,
+    entry_route,
     last_death_queue,
-    remembered_deaths,
+    read_deaths,
     well_formed_deaths,
 )
 from hopback.headers.history import deaths_json
@@ -102,9 +102,9 @@ def test_the_last_death_is_the_first_entry() -> None:
 def test_the_way_into_a_queue_is_that_of_its_first_death() -> None:
     """Exchange and first routing key of the queue's own entry, if it has one."""
     headers: dict[str, FieldValue] = {"x-death": [_entry("q.retry", "expired"), _entry("q")]}
-    assert entered_by(headers, "q") == ("domain.events", "files.uploaded.v1")
-    assert entered_by(headers, "elsewhere") is None
-    assert entered_by({"x-death": [{**_entry(), "routing-keys": []}]}, "q") is None
+    assert entry_route(headers, "q") == ("domain.events", "files.uploaded.v1")
+    assert entry_route(headers, "elsewhere") is None
+    assert entry_route({"x-death": [{**_entry(), "routing-keys": []}]}, "q") is None
 
 
 def test_what_a_broker_writes_is_well_formed() -> None:
@@ -157,8 +157,8 @@ def test_deaths_are_remembered_as_json_and_read_back() -> None:
         "routing-keys": ["k"],
         "time": 5,
     }
-    assert remembered_deaths({"hopback-deaths": pieces}) == tuple(known[:10])
-    assert remembered_deaths({"hopback-deaths": text}) == tuple(known[:10])  # as 0.1.0 wrote it
+    assert read_deaths({"hopback-deaths": pieces}) == tuple(known[:10])
+    assert read_deaths({"hopback-deaths": text}) == tuple(known[:10])  # as 0.1.0 wrote it
 
 
 @pytest.mark.parametrize("name", ["orders", "Aufträge", "\N{PACKAGE}" * 40])
@@ -168,7 +168,7 @@ def test_no_piece_is_longer_than_the_broker_keeps_with_a_message(name: str) -> N
     pieces = deaths_json(known, 10_000)
     assert pieces is not None
     assert max(len(piece.encode()) for piece in pieces) <= 64
-    assert remembered_deaths({"hopback-deaths": pieces}) == known
+    assert read_deaths({"hopback-deaths": pieces}) == known
 
 
 def test_the_oldest_deaths_go_first_where_room_is_short() -> None:
@@ -194,4 +194,4 @@ def test_the_oldest_deaths_go_first_where_room_is_short() -> None:
 )
 def test_a_memory_that_makes_no_sense_is_none(value: FieldValue) -> None:
     """Not text, too long, not JSON, nested beyond reason, or not deaths."""
-    assert remembered_deaths({"hopback-deaths": value}) == ()
+    assert read_deaths({"hopback-deaths": value}) == ()

@@ -13,11 +13,11 @@ from hopback.headers import (
     Death,
     Failure,
     History,
-    clipped,
+    clip,
     counter_in,
     failure_json,
     identity,
-    marked_queue,
+    queue_of_count,
     read_history,
     text_in,
     timestamp,
@@ -74,7 +74,7 @@ def test_a_history_is_everything_our_headers_tell() -> None:
         "deaths": (Death("q.retry", "expired"), Death("old", "expired")),
         "broker_deaths": (Death("q.retry", "expired"),),
         "broker_failures": 0,
-        "entered_by": None,
+        "entry_route": None,
     }
 
 
@@ -89,8 +89,8 @@ def test_counts_of_another_queue_are_not_ours() -> None:
 def test_a_message_without_our_headers_has_no_history() -> None:
     """Nothing is made up."""
     assert _is_empty(read_history({"tenant": "acme"}, "q"))
-    assert marked_queue({}) is None
-    assert marked_queue({"hopback-queue": 3}) is None
+    assert queue_of_count({}) is None
+    assert queue_of_count({"hopback-queue": 3}) is None
 
 
 def test_values_of_a_wrong_type_read_as_absent() -> None:
@@ -134,9 +134,9 @@ def test_texts_are_short_and_times_are_real() -> None:
 
 def test_a_cut_never_exceeds_its_limit() -> None:
     """Down to no room at all."""
-    assert clipped("abcdef", 6) == "abcdef"
-    assert clipped("abcdef", 5) == "ab…"
-    assert clipped("abcdef", 3) == ""
+    assert clip("abcdef", 6) == "abcdef"
+    assert clip("abcdef", 5) == "ab…"
+    assert clip("abcdef", 3) == ""
 
 
 def _message(**headers: FieldValue) -> Received:

@@ -78,7 +78,7 @@ async def test_added_app_is_declared_and_consumed_and_removed_app_is_unbound() -
 
         await test.service.remove(tenant)
         assert [one.queue for one in test.service.consumers] == ["orders"]
-        assert test.happened("consumer.removed", queue="north")
+        assert test.find_events("consumer.removed", queue="north")
         await test.advance(10)  # the periodic check does not bind it again
         await test.publish("north", "kept")
         with pytest.raises(BrokerError, match="news"):
@@ -122,7 +122,7 @@ async def test_readiness_names_an_added_queue_that_cannot_be_consumed() -> None:
         await test.advance(5)
         assert "north is starting: queue 'north' cannot be used" in _reasons(test)
         assert "south" not in _reasons(test)
-        assert test.happened("topology.unusable", object="north")
+        assert test.find_events("topology.unusable", object="north")
         await test.publish("today", "hello", exchange="news")
         await test.advance(1)
         assert diary[-1] == "south hello"

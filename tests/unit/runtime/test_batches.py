@@ -78,7 +78,7 @@ async def test_a_batch_goes_when_it_is_full_or_due() -> None:
         tally = await test.drain()
     assert sorted(table.rows) == list(range(10))
     assert tally == Tally(done=10)
-    sizes = [one.fields["size"] for one in test.happened("batch.handled")]
+    sizes = [one.fields["size"] for one in test.find_events("batch.handled")]
     assert sizes == [4, 4, 2]
 
 
@@ -138,7 +138,7 @@ async def test_finding_a_bad_row_takes_few_calls() -> None:
         await _publish(test, range(64))
         await test.advance(5)
         assert len(table.calls) == 13
-        [event] = test.happened("batch.handled")
+        [event] = test.find_events("batch.handled")
         assert (event.fields["splits"], event.fields["failed"]) == (6, 1)
         await test.drain()
         test.assert_parked("users", times=1, message_id="17", reason="ValueError: bad row 17")
@@ -155,7 +155,7 @@ async def test_a_database_that_is_away_fails_the_whole_batch_in_one_call(
         await _publish(test, range(8))
         await test.advance(1)
         assert table.calls == [8]
-        assert len(test.happened("delivery.retried")) == 8
+        assert len(test.find_events("delivery.retried")) == 8
         table.bad = set()
         await test.drain()
     assert sorted(table.rows) == list(range(8))
@@ -349,7 +349,7 @@ async def test_a_handler_that_outlasts_the_grace_does_not_cost_others_their_flus
     assert (table.calls, report.handled) == ([7], 7)
     assert report.left == (Leftover("slow", not_started=0, interrupted=1),)
     assert 20 <= took < 30
-    steps = [(one.fields["step"], one.fields["left"]) for one in test.happened("shutdown.step")]
+    steps = [(one.fields["step"], one.fields["left"]) for one in test.find_events("shutdown.step")]
     assert steps == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 0)]
 
 
@@ -365,7 +365,7 @@ async def test_batches_that_outlast_the_grace_are_reported() -> None:
         await _publish(test, range(7))
         await test.advance(1)
         report = await test.stop()
-        assert len(test.happened("delivery.abandoned")) == 4
+        assert len(test.find_events("delivery.abandoned")) == 4
     assert report.left == (Leftover("users", not_started=3, interrupted=4),)
     assert len(test.broker.snapshot().queue("users").ready) == 7
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -379,7 +379,7 @@ async def test_a_batch_whose_channel_died_is_abandoned_and_comes_again() -> None
         await _publish(test, range(6))
         test.broker.cut()
         tally = await test.drain()
-        assert not test.happened("consumer.lost")
+        assert not test.find_events("consumer.lost")
     assert set(table.rows) == set(range(6))
     assert tally.done == 6
 

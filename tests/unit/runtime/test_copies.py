@@ -56,7 +56,7 @@ async def test_a_run_that_ended_is_not_run_again_when_its_ack_is_lost(
         await test.advance(_UNTIL * (attempt - 1) + 0.5)
         test.faults.inject(Fault.CUT_BEFORE_SETTLE)
         await test.drain()
-        assert len(test.happened("delivery.copy")) == 1
+        assert len(test.find_events("delivery.copy")) == 1
         assert len(test.broker.snapshot().queue("orders.dlq").messages) == 1
     assert runs == [1, 2, 3, 4]
 
@@ -93,7 +93,7 @@ async def test_a_process_that_dies_after_a_second_failure_costs_one_run_more() -
     await _die_before_the_ack(runs, broker, 2)
     async with AppTest(_failing(runs, 4), broker=broker) as test:
         await test.drain()
-        assert len(test.happened("delivery.copy")) == 1
+        assert len(test.find_events("delivery.copy")) == 1
         assert len(broker.snapshot().queue("orders.dlq").messages) == 1
     assert sorted(runs) == [1, 2, 2, 3, 4]
 
@@ -106,7 +106,7 @@ async def test_a_process_that_dies_after_a_first_failure_leaves_two_lives() -> N
     await _die_before_the_ack(runs, broker, 1)
     async with AppTest(_failing(runs, 4), broker=broker) as test:
         await test.drain()
-        assert not test.happened("delivery.copy")
+        assert not test.find_events("delivery.copy")
         assert len(broker.snapshot().queue("orders.dlq").messages) == 2
     assert sorted(runs) == [1, 1, 2, 2, 3, 3, 4, 4]
 
@@ -120,7 +120,7 @@ async def test_a_retry_that_was_stored_twice_runs_once(fault: Fault) -> None:
         test.faults.inject(fault)
         await test.publish("orders", 1, message_id="m")
         await test.drain()
-        assert len(test.happened("delivery.copy")) == 1
+        assert len(test.find_events("delivery.copy")) == 1
     assert runs == [1, 2]
 
 
@@ -138,7 +138,7 @@ async def test_equal_messages_that_both_fail_once_all_run(message_id: str | None
         await test.drain()
         await channel.publish(message)
         await test.drain()
-        assert not test.happened("delivery.copy")
+        assert not test.find_events("delivery.copy")
         await producer.close()
     assert sorted(runs) == [1, 1, 1, 2, 2, 2]
 
@@ -187,7 +187,7 @@ async def test_a_message_re_driven_right_after_parking_runs_with_all_its_attempt
                 request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="again")
                 await operations.wait((await operations.start(request)).id)
             await test.drain()
-        assert not test.happened("delivery.copy")
+        assert not test.find_events("delivery.copy")
     assert runs == [1, 2, 3, 4] * 3
 
 
@@ -207,10 +207,10 @@ async def test_forged_lineage_drops_only_the_equal_message_of_the_forger_and_say
         for message in (forged(b"1", "a"), forged(b"1", "b"), forged(b"2", "a")):
             await channel.publish(message)
             await test.drain()
-        assert not test.happened("delivery.copy")
+        assert not test.find_events("delivery.copy")
         await channel.publish(forged(b"1", "a"))
         await test.drain()
-        (said,) = test.happened("delivery.copy")
+        (said,) = test.find_events("delivery.copy")
         assert said.fields["message_id"] == "m"
         await producer.close()
     assert len(runs) == 3

@@ -74,10 +74,10 @@ async def test_deleted_level_makes_no_message_early(by_clock: bool, version: Bro
         assert len(reminders.took) == 20
         assert min(reminders.took) >= 13
         assert max(reminders.took) < 20
-        early = test.happened("delay.early")
+        early = test.find_events("delay.early")
         assert {one.fields["laps"] for one in early} == {1}
-        assert test.happened("topology.restored", object="hopback.delay.level-03")
-        assert test.happened("delivery.retried") == ()
+        assert test.find_events("topology.restored", object="hopback.delay.level-03")
+        assert test.find_events("delivery.retried") == ()
 
 
 @in_virtual_time
@@ -104,8 +104,8 @@ async def test_ladder_that_cannot_be_restored_is_replaced_by_the_retry_queues() 
         await _delete(broker, *range(12))
         await reminders.publish(5, seconds=2000)
         await test.drain()
-        assert test.happened("delivery.parked") == test.happened("delivery.retried") == ()
-        laps = Counter(one.fields["message_id"] for one in test.happened("delay.early"))
+        assert test.find_events("delivery.parked") == test.find_events("delivery.retried") == ()
+        laps = Counter(one.fields["message_id"] for one in test.find_events("delay.early"))
     assert len(reminders.took) == 5
     assert min(reminders.took) >= 2000
     assert max(reminders.took) < 2060
@@ -125,7 +125,7 @@ async def test_ladder_that_nothing_repairs_is_entered_at_most_once_a_second() ->
         await _delete(broker, *range(12))
         await reminders.publish(seconds=60)
         await test.drain()
-        early = test.happened("delay.early")
+        early = test.find_events("delay.early")
     (took,) = reminders.took
     assert 60 <= took < 70
     assert len(early) <= 61
@@ -173,8 +173,8 @@ async def test_policy_that_shortens_waits_is_noticed_and_makes_no_message_early(
         await test.drain()
         await reminders.publish(seconds=64)  # one level only: the process knows by now
         await test.drain()
-        assert test.happened("topology.warning", rule="delay-shortened")
-        early = test.happened("delay.early")
+        assert test.find_events("topology.warning", rule="delay-shortened")
+        early = test.find_events("delay.early")
     assert len(reminders.took) == 3
     assert min(reminders.took[:2]) >= 13
     assert reminders.took[2] >= 64
@@ -216,5 +216,5 @@ async def test_retry_of_a_due_message_does_not_wait_for_its_delay_again() -> Non
         test.assert_retried(DUE, times=1)
         await channel.declare_queue(Queue("elsewhere", QueueType.QUORUM))
         await test.advance(3)
-        assert test.happened("delay.early") == ()
+        assert test.find_events("delay.early") == ()
         assert await channel.get("elsewhere") is not None

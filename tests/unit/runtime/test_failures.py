@@ -41,7 +41,7 @@ async def test_the_first_failure_of_a_kind_is_told_with_its_traceback() -> None:
         await test.publish("orders", "sold out")
         await test.publish("orders", "hopeless")
         await test.drain()
-        told = test.happened("handler.failed", queue="orders")
+        told = test.find_events("handler.failed", queue="orders")
         assert [(one.fields["error"], one.fields["runs"]) for one in told] == [
             ("ConnectionError", 1),
             ("ConnectionError", 10),
@@ -60,7 +60,7 @@ async def test_a_handler_in_a_thread_has_a_traceback_too() -> None:
     async with AppTest(_shop()) as test:
         await test.publish("mails", 1)
         await test.drain()
-        (told,) = test.happened("handler.failed", queue="mails")
+        (told,) = test.find_events("handler.failed", queue="mails")
         assert "in send" in told.fields["traceback"].splitlines()[1]
 
 
@@ -71,7 +71,7 @@ async def test_a_payload_that_fits_nothing_has_no_traceback() -> None:
         await test.publish("mails", "no number")
         await test.drain()
         test.assert_parked("mails", reason="undecodable payload")
-        assert test.happened("handler.failed") == ()
+        assert test.find_events("handler.failed") == ()
 
 
 @in_virtual_time

@@ -51,17 +51,17 @@ async def test_a_retry_that_finds_no_home_is_held_and_tried_again(fault: Fault) 
         assert acked == []
         assert len(test.broker.snapshot().queue("orders").unacked) == 1
         await test.advance(100)
-        assert len(test.happened("delivery.held")) == 3
-        assert len(test.happened("delivery.retried")) == 1
-        waited = [one.fields["retry_in"] for one in test.happened("delivery.held")]
+        assert len(test.find_events("delivery.held")) == 3
+        assert len(test.find_events("delivery.retried")) == 1
+        waited = [one.fields["retry_in"] for one in test.find_events("delivery.held")]
         assert waited == sorted(waited)
         assert waited[0] > 0
         await test.advance(60)
     # A lost confirm stores the message each time: duplicates, but never a loss.
-    assert test.happened("delivery.done")
+    assert test.find_events("delivery.done")
     if fault is not Fault.LOSE_CONFIRM:
         assert len(acked) == 2
-        assert len(test.happened("delivery.done")) == 1
+        assert len(test.find_events("delivery.done")) == 1
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE_PUBLISH, Fault.CUT_AFTER_PUBLISH])
@@ -85,7 +85,7 @@ async def test_a_held_delivery_whose_channel_dies_is_abandoned_and_comes_again()
         await test.publish("orders", {})
         test.faults.inject(Fault.NACK, 2)
         await test.advance(1.1)
-        assert test.happened("delivery.held")
+        assert test.find_events("delivery.held")
         test.broker.cut()
         tally = await test.drain()
     assert (tally.abandoned, tally.retried, tally.done) == (1, 1, 1)
@@ -110,7 +110,7 @@ async def test_a_cut_in_the_middle_abandons_what_runs_and_settles_nothing_stale(
         tally = await test.drain()
         assert test.service.consumers[0].state is ConsumerState.CONSUMING
         # A stale ack would close the new channel: there is one consumer and it was never lost.
-        assert not test.happened("consumer.lost")
+        assert not test.find_events("consumer.lost")
     assert runs == ["0", "1", "0again", "1again"]
     assert tally == Tally(done=2, abandoned=2)
     assert test.report is not None
@@ -147,7 +147,7 @@ async def test_a_cut_at_settlement_loses_nothing(fault: Fault) -> None:
         await test.drain()
         await test.advance(120)
         assert test.dead_letters("orders") == ()
-        assert test.happened("delivery.done")
+        assert test.find_events("delivery.done")
 
 
 @in_virtual_time
@@ -165,7 +165,7 @@ async def test_a_consumer_that_the_broker_cancels_is_restored_and_its_queue_decl
         channel = await connection.open_channel()
         await channel.delete_queue("orders")
         await test.advance(5)
-        assert test.happened("consumer.lost", reason="the broker cancelled the consumer")
+        assert test.find_events("consumer.lost", reason="the broker cancelled the consumer")
         assert test.service.consumer("orders").state is ConsumerState.CONSUMING
         await test.publish("order.new", {"id": 1}, exchange="events")
         await test.drain()
@@ -210,9 +210,9 @@ async def test_a_consumer_that_the_broker_does_not_know_any_more_is_restored() -
         _forget(test.broker, "orders")
         await test.publish("orders", {})
         await test.advance(5)
-        assert not test.happened("delivery.retried")
+        assert not test.find_events("delivery.retried")
         tally = await test.drain()
-        assert test.happened("consumer.lost", reason="does not know the consumer any more")
+        assert test.find_events("consumer.lost", reason="does not know the consumer any more")
     assert tally == Tally(retried=1, done=1)
 
 
@@ -229,7 +229,7 @@ async def test_messages_that_are_not_brought_to_an_idle_consumer_give_it_away() 
         for _ in range(3):
             await test.publish("orders", {})
         await test.advance(25)
-        assert test.happened("consumer.lost", reason="does not know the consumer any more")
+        assert test.find_events("consumer.lost", reason="does not know the consumer any more")
         await other.close()
         tally = await test.drain()
     assert tally.done == 3
@@ -249,7 +249,7 @@ async def test_a_busy_or_quiet_consumer_is_left_alone_by_the_watch() -> None:
         for _ in range(3):
             await test.publish("orders", {})
         tally = await test.drain()
-        assert not test.happened("consumer.lost")
+        assert not test.find_events("consumer.lost")
     assert tally == Tally(done=3)
 
 
@@ -314,7 +314,7 @@ async def test_a_blocked_broker_holds_retries_back_and_loses_none() -> None:
         await test.publish("orders", {})
         test.broker.block()
         await test.advance(300)
-        assert not test.happened("delivery.retried")
+        assert not test.find_events("delivery.retried")
         assert len(test.broker.snapshot().queue("orders").unacked) == 1
         test.broker.block(blocked=False)
         tally = await test.drain()

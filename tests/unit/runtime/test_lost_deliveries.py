@@ -73,7 +73,7 @@ async def test_handler_whose_channel_ended_publishes_nothing(
         await test.advance(60)
         assert len(test.broker.snapshot().queue("out").messages) == 1
         assert len(seen) == 1
-        assert not test.happened("delivery.retried")
+        assert not test.find_events("delivery.retried")
 
 
 @in_virtual_time

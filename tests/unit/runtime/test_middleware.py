@@ -293,7 +293,7 @@ async def test_a_middleware_may_stop_waiting_for_a_batch() -> None:
     async with AppTest(app) as test:
         await test.publish("rows", 1)
         assert await test.drain() == Tally(done=1, retried=1)
-        assert test.happened("delivery.retried")[0].fields["reason"] == "TimeoutError"
+        assert test.find_events("delivery.retried")[0].fields["reason"] == "TimeoutError"
     assert calls == [[1]]
 
 

@@ -338,6 +338,6 @@ async def test_unknown_event_or_field_is_refused_by_the_test_kit() -> None:
     app.handler("orders", retry=["1s"])(_handle)
     async with AppTest(app) as test:
         with pytest.raises(ValueError, match=r"did you mean delivery\.parked"):
-            test.happened("delivery.parkt")
+            test.find_events("delivery.parkt")
         with pytest.raises(ValueError, match="did you mean attempt"):
-            test.happened("delivery.parked", atempt=2)
+            test.find_events("delivery.parked", atempt=2)

@@ -99,7 +99,7 @@ async def test_retry_by_return_takes_the_tier_it_asks_for() -> None:
         return answers[context.attempt - 1]
 
     tally, test = await _play(_app(behave))
-    tiers = [one.fields["tier"] for one in test.happened("delivery.retried")]
+    tiers = [one.fields["tier"] for one in test.find_events("delivery.retried")]
     assert tiers == ["5m", "30m", "30m"]
     assert tally == Tally(retried=3, done=1)
 
@@ -220,7 +220,7 @@ async def test_a_handler_past_its_deadline_is_cancelled_and_retried() -> None:
     assert ended == ["cleaned up"]
     assert tally == Tally(retried=1, done=1)
     test.assert_retried("orders", reason="did not finish within its deadline of 5 s")
-    assert [one.fields["stopped"] for one in test.happened("handler.overdue")] == [True]
+    assert [one.fields["stopped"] for one in test.find_events("handler.overdue")] == [True]
 
 
 @in_virtual_time
@@ -232,7 +232,7 @@ async def test_a_timeout_of_the_handlers_own_is_not_its_deadline() -> None:
 
     _, test = await _play(_app(behave, deadline=5))
     test.assert_retried("orders", reason="TimeoutError: the database")
-    assert not test.happened("handler.overdue")
+    assert not test.find_events("handler.overdue")
 
 
 async def test_an_overdue_thread_is_reported_and_settles_nothing_until_it_returns() -> None:
@@ -317,7 +317,7 @@ async def test_a_handler_that_cancels_its_own_task_is_told_of_and_others_go_on()
             await test.publish("orders", {"id": number})
         await test.advance(1)
         assert seen == [1, 2, 3]
-        assert len(test.happened("delivery.abandoned", reason="interrupted")) == 1
+        assert len(test.find_events("delivery.abandoned", reason="interrupted")) == 1
         report = await test.stop()
     assert [(one.kept, one.interrupted) for one in report.left] == [(1, 0)]
     assert not report.clean

@@ -46,7 +46,7 @@ async def test_it_comes_at_its_times_with_its_id() -> None:
     assert check(app.topology) == ()
     async with AppTest(app) as test:
         await test.advance(1801)
-        sent = test.happened("periodic.sent", queue="report")
+        sent = test.find_events("periodic.sent", queue="report")
         assert max(one.fields["late"] for one in sent) < 0.1
     # Virtual time begins at 22:13:20.
     minutes = (15, 20, 25, 30, 35, 40)

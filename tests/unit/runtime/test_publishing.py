@@ -83,7 +83,7 @@ async def test_a_publish_that_fails_fails_its_handler(sync: bool) -> None:
         await test.publish("orders", {})
         await test.advance(1)
         test.assert_retried("orders", reason="Returned: returned by the default exchange")
-        failed = test.happened("publish.failed", routing_key="invoices")
+        failed = test.find_events("publish.failed", routing_key="invoices")
         assert len(failed) == 1
         with pytest.raises(Returned):
             raise test.failures[0]

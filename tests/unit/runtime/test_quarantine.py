@@ -271,7 +271,7 @@ async def test_a_window_that_came_back_up_to_three_times_is_handled_as_before(re
         await test.advance(1)
         assert most == 10
         await test.drain()
-        assert not test.happened("quarantine.begun")
+        assert not test.find_events("quarantine.begun")
 
 
 @in_virtual_time
@@ -298,7 +298,7 @@ async def test_a_suspected_message_runs_alone_and_the_window_opens_again() -> No
         await test.advance(15)
         runs.clear()
         await test.drain()
-        suspected = len(test.happened("quarantine.begun"))
+        suspected = len(test.find_events("quarantine.begun"))
     assert suspected >= 9
     alone = [number for number, beside in runs if beside == 1]
     assert len(alone) >= suspected - 2
@@ -349,8 +349,10 @@ async def test_a_suspected_message_that_comes_with_the_new_subscription_is_not_f
         assert handled == [-1] * (RETURNS - 1) + [0, 1, 2]
         await somebody.close()
         await test.advance(60)
-        suspected = len(test.happened("quarantine.begun"))
-        assert not test.happened("consumer.lost")  # nor had anybody to notice that it stood still
+        suspected = len(test.find_events("quarantine.begun"))
+        assert not test.find_events(
+            "consumer.lost"
+        )  # nor had anybody to notice that it stood still
     assert sorted(handled) == [-1] * (RETURNS - 1) + list(range(13))
     assert suspected == 10
 
@@ -389,7 +391,7 @@ async def test_a_suspected_message_that_comes_while_the_consumer_stops_is_not_be
 
         monkeypatch.setattr(EmbeddedChannel, "cancel", cancel)
     assert handled == [0, 1, 2]
-    assert not test.happened("quarantine.begun")
+    assert not test.find_events("quarantine.begun")
     (left,) = test.broker.snapshot().queue("orders").messages
     assert left.body == b"3"
 
@@ -418,7 +420,7 @@ async def test_an_error_beside_the_handler_costs_a_session_and_not_the_queue(
             await test.advance(3)
             test.broker.cut()
         await test.advance(30)
-        assert [one.fields["reason"] for one in test.happened("consumer.lost")][-1:] == [
+        assert [one.fields["reason"] for one in test.find_events("consumer.lost")][-1:] == [
             "an error beside its handler"
         ]
         await test.drain()

@@ -318,7 +318,7 @@ async def test_shared_outcome_keeps_no_traceback_of_its_runs() -> None:
     tally, test = await _play(app, 3)
     assert tally == Tally(parked=3)
     assert (SHARED.__traceback__, SHARED.__context__, SHARED.__cause__) == (None, None, None)
-    assert not test.happened("handler.failed")
+    assert not test.find_events("handler.failed")
 
 
 def test_outcomes_are_immutable_values() -> None:

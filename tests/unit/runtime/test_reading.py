@@ -66,5 +66,5 @@ async def test_a_delivery_is_read_once_on_its_way_to_settlement(
             # A snooze never ends by itself: four of 30 s fit here.
             await (test.advance(100) if isinstance(outcome, Snooze) else test.drain())
         events = ("delivery.retried", "delivery.parked", "delivery.snoozed")
-        happened = sum(len(test.happened(name)) for name in events)
+        happened = sum(len(test.find_events(name)) for name in events)
     assert (happened, read) == (settled, ["orders"] * settled)

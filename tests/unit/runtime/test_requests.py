@@ -71,7 +71,7 @@ async def test_a_handler_returns_the_reply() -> None:
         with pytest.raises(Undecodable):
             await test.request("prices", {"sku": "a"}, returns=int)
         assert await test.drain() == Tally(done=5)
-        assert not test.happened("publish.failed")
+        assert not test.find_events("publish.failed")
 
 
 @in_virtual_time
@@ -99,7 +99,7 @@ async def test_who_gets_no_answer_is_told_when_the_time_is_over() -> None:
         assert client.late == 1
         assert (await client.request("prices", {"sku": "c"}, returns=Price)).sku == "c"
         test.assert_parked("prices", times=1, reason="no such article")
-        assert not test.happened("publish.failed")
+        assert not test.find_events("publish.failed")
 
 
 @in_virtual_time

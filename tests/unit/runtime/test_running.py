@@ -115,7 +115,7 @@ async def test_a_paused_queue_takes_nothing_until_it_is_resumed() -> None:
     assert sorted(told) == sorted(f"{what} {one}" for one in "abc" for what in ("begin", "end"))
     reasons = [one.fields["reason"] for one in test.events if one.name.startswith("consumer.p")]
     assert reasons == ["maintenance"]
-    assert not test.happened("consumer.lost")
+    assert not test.find_events("consumer.lost")
 
 
 @in_virtual_time
@@ -199,9 +199,9 @@ async def test_the_breaker_pauses_a_queue_when_everything_fails() -> None:
         assert _breaker(consumer) is BreakerState.CLOSED
         assert len(runs) >= 30
         await test.drain()
-        untils = [round(one.fields["until"]) for one in test.happened("consumer.paused")]
+        untils = [round(one.fields["until"]) for one in test.find_events("consumer.paused")]
         assert untils == [10, 20, 40]
-        assert len(test.happened("consumer.resumed")) == 1
+        assert len(test.find_events("consumer.resumed")) == 1
         assert test.dead_letters("orders") == ()
 
 
@@ -247,10 +247,10 @@ async def test_errors_of_check_refuse_the_start_unless_accepted_by_name() -> Non
         test.broker.cut()
         await test.advance(60)
         assert test.service.consumers[0].consuming
-    said = [one.fields["rule"] for one in test.happened("topology.warning")]
+    said = [one.fields["rule"] for one in test.find_events("topology.warning")]
     assert set(accept) <= set(said)
     places = [
-        (one.fields["rule"], one.fields["place"]) for one in test.happened("topology.warning")
+        (one.fields["rule"], one.fields["place"]) for one in test.find_events("topology.warning")
     ]
     assert len(places) == len(set(places))
 
@@ -315,7 +315,9 @@ async def test_an_application_without_handlers_runs_and_publishes() -> None:
     async with AppTest(app) as test:
         await app.publish("orders", {})
         await test.advance(1000)
-        states = [one.fields["state"] for one in test.happened("connection.state", state="ready")]
+        states = [
+            one.fields["state"] for one in test.find_events("connection.state", state="ready")
+        ]
         assert len(states) == 2
         assert len(test.broker.snapshot().queue("orders").ready) == 1
 
@@ -389,11 +391,11 @@ async def test_snoozes_in_hand_leave_half_of_the_slots_free() -> None:
             await test.publish(queue, "early")
         await test.publish(queue, "due")
         assert handled == ["due"]
-        held = [one.fields["delay_ms"] for one in test.happened("delivery.snoozed")]
+        held = [one.fields["delay_ms"] for one in test.find_events("delivery.snoozed")]
         assert held == [5000] * 4  # these four wait in the retry queue; two are still in hand
         assert test.service.consumer(queue).in_flight == 2
         await test.advance(3)
-        released = test.happened("delivery.snoozed", delay_ms=1250)
+        released = test.find_events("delivery.snoozed", delay_ms=1250)
         assert len(released) >= 2
-        assert not test.happened("delivery.retried")
+        assert not test.find_events("delivery.retried")
         test.service.stop()

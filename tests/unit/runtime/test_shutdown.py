@@ -23,7 +23,7 @@ async def test_shutdown_goes_in_numbered_steps_and_finishes_what_runs() -> None:
             await test.publish("orders", str(number))
         await test.advance(1)
         report = await test.stop()
-    steps = [(one.fields["step"], one.fields["left"]) for one in test.happened("shutdown.step")]
+    steps = [(one.fields["step"], one.fields["left"]) for one in test.find_events("shutdown.step")]
     assert steps == [(1, 2), (2, 2), (3, 0), (4, 0), (5, 0)]
     assert told == ["begin 0", "begin 1", "end 0", "end 1"]
     assert report.handled == 2
@@ -47,7 +47,7 @@ async def test_what_outlasts_the_grace_is_interrupted_and_reported() -> None:
     assert told == ["begin 0", "begin 1"]
     assert report.left == (Leftover("orders", not_started=1, interrupted=2),)
     assert not report.clean
-    assert len(test.happened("delivery.abandoned", reason="the handler was interrupted")) == 2
+    assert len(test.find_events("delivery.abandoned", reason="the handler was interrupted")) == 2
     assert len(test.broker.snapshot().queue("orders").ready) == 3
     alone()
 
@@ -138,5 +138,5 @@ async def test_a_delivery_held_at_the_end_is_reported() -> None:
         report = await test.stop()
     assert report.left == (Leftover("orders", not_started=0, interrupted=1),)
     assert len(test.broker.snapshot().queue("orders").ready) == 1
-    assert not test.happened("delivery.retried")
+    assert not test.find_events("delivery.retried")
     alone()

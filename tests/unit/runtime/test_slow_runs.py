@@ -52,9 +52,9 @@ async def test_hanging_handler_costs_its_slot_and_no_other_message(
         await _feed(test, range(500), timeout_s / 100)
         await test.drain()
         (parked,) = test.broker.snapshot().queue("orders.dlq").messages
-        taken_back = test.happened("delivery.taken_back")
-        assert not test.happened("quarantine.begun")
-        assert not test.happened("consumer.lost")
+        taken_back = test.find_events("delivery.taken_back")
+        assert not test.find_events("quarantine.begun")
+        assert not test.find_events("consumer.lost")
     assert runs == Counter(range(500)) + Counter({-1: 2})
     failure = read_history(parked.properties.headers, "orders").failure
     assert failure is not None
@@ -76,7 +76,7 @@ async def test_consumer_timeout_that_strikes_a_live_channel_is_learned(
         await _feed(test, range(900), 0.5)
         await test.drain()
         (parked,) = test.broker.snapshot().queue("orders.dlq").messages
-        assert not test.happened("quarantine.begun")
+        assert not test.find_events("quarantine.begun")
     assert parked.body == b"-1"
     assert runs.pop(-1) == 4
     assert set(runs) == set(range(900))
@@ -104,8 +104,8 @@ async def test_handler_is_cancelled_before_a_consumer_timeout_that_the_queue_dec
     async with AppTest(app, broker=EmbeddedBroker(version=BrokerVersion(4, 3))) as test:
         await test.publish("orders", 1)
         await test.advance(520)
-        (retried,) = test.happened("delivery.retried")
-        assert not test.happened("delivery.abandoned")
+        (retried,) = test.find_events("delivery.retried")
+        assert not test.find_events("delivery.abandoned")
         assert "the consumer timeout of its queue is 600 s" in retried.fields["reason"]
         await test.advance(520)
         assert [one.body for one in test.broker.snapshot().queue("orders.dlq").messages] == [b"1"]
@@ -120,13 +120,13 @@ async def test_queue_without_free_handler_is_not_ready_and_names_its_messages() 
         health = Health(test.service, time=asyncio.get_running_loop().time)
         await _feed(test, range(-1, 0), 400)
         assert health.ready().ok
-        assert [one.fields["message_id"] for one in test.happened("handler.slow")] == ["-1"]
+        assert [one.fields["message_id"] for one in test.find_events("handler.slow")] == ["-1"]
         await _feed(test, range(-2, -1), 400)
         assert health.ready().reasons == (
             "orders has no free handler, because these calls have not returned for minutes: -1, -2",
         )
         assert health.alive().ok
-        assert len(test.happened("handler.slow")) == 2
+        assert len(test.find_events("handler.slow")) == 2
 
 
 @in_virtual_time
@@ -154,8 +154,8 @@ async def test_channels_of_slow_handlers_are_closed_when_they_have_returned() ->
         await test.advance(60)
         assert not retired
         assert len(test.broker.snapshot().queue("orders").consumers) == 1
-        assert not test.happened("delivery.abandoned")
-        assert len(test.happened("delivery.done")) == 40
+        assert not test.find_events("delivery.abandoned")
+        assert len(test.find_events("delivery.done")) == 40
 
 
 @in_virtual_time
@@ -174,7 +174,7 @@ async def test_suspected_message_that_hangs_stops_no_queue() -> None:
             await test.advance(5)
             test.broker.cut()
         await test.advance(60)
-        assert test.happened("quarantine.begun")
+        assert test.find_events("quarantine.begun")
         for number in range(100):
             await test.publish("orders", number)
             await test.publish("mails", number)
@@ -201,7 +201,7 @@ async def test_batch_that_hangs_costs_its_own_messages(version: BrokerVersion) -
             await test.publish("users", number)
             await test.advance(60)
         assert len(test.broker.snapshot().queue("users.dlq").messages) == 2
-        assert not test.happened("quarantine.begun")
+        assert not test.find_events("quarantine.begun")
     assert (runs.pop(-1), runs.pop(-2)) == (2, 2)
     assert set(runs) == set(range(100))
     assert sum(runs.values()) <= 102  # one may have been in a batch with each of them

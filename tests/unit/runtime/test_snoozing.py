@@ -126,7 +126,7 @@ async def test_a_rule_says_its_wait_as_everybody_does() -> None:
     async with AppTest(app) as test:
         await test.publish("orders", {})
         await test.drain()
-        (told,) = test.happened("delivery.retried")
+        (told,) = test.find_events("delivery.retried")
         assert told.fields["delay_ms"] == 300_000
     with pytest.raises(InvalidDeclaration, match="a duration like"):
         Rule(KeyError, Verdict.RETRY, after="soon")

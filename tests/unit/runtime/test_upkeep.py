@@ -79,7 +79,7 @@ async def test_a_queue_that_was_deleted_is_created_again_and_everything_goes_on(
         for _ in range(20):
             await test.publish("orders", {})
         tally = await test.drain()
-        assert [one.fields["object"] for one in test.happened("topology.restored")] == [queue]
+        assert [one.fields["object"] for one in test.find_events("topology.restored")] == [queue]
         assert _reasons(test) == ()
         assert len(test.dead_letters("orders")) == 20
     assert 0 < tally.held <= counted.held
@@ -102,7 +102,7 @@ async def test_an_exchange_that_was_deleted_comes_back_with_its_bindings(exchang
             await test.publish("raffle_queue", {})
         await test.drain()
         parked = len(test.dead_letters("raffle_queue"))
-        back = test.happened("topology.restored", object=exchange)
+        back = test.find_events("topology.restored", object=exchange)
     assert parked == 5
     # The hardened form returns by the default exchange and does not miss the other one.
     assert len(back) == (1 if exchange == "raffle_retry_exchange" else 0)
@@ -181,7 +181,7 @@ async def test_readiness_falls_while_everything_is_held_and_says_why() -> None:
         (reason,) = _reasons(test)
         assert "orders stands still: everything in hand (2) is held" in reason
         assert "'orders.dlq': 312 NO_ROUTE" in reason
-        (said,) = test.happened("topology.unusable", object="orders.dlq")
+        (said,) = test.find_events("topology.unusable", object="orders.dlq")
         assert "does not create objects (ownership `check`)" in said.fields["reason"]
         await declare(connection, app.topology)
         tally = await test.drain()
@@ -202,7 +202,7 @@ async def test_who_does_not_look_says_that_it_creates_nothing() -> None:
         await _as_operator(broker, lambda channel: channel.delete_queue("orders.dlq"))
         await test.publish("orders", {})
         await test.advance(300)
-        (said,) = test.happened("topology.unusable", object="orders.dlq")
+        (said,) = test.find_events("topology.unusable", object="orders.dlq")
         assert "ownership `external`" in said.fields["reason"]
         await declare(connection, app.topology)
         assert (await test.drain()).parked == 1
@@ -225,10 +225,10 @@ async def test_what_exists_in_another_form_is_left_alone_without_a_tight_loop() 
         await _as_operator(test.broker, lambda channel: channel.declare_exchange(other))
         await test.publish("raffle_queue", {})
         await test.advance(600)
-        (said,) = test.happened("topology.unusable", object=exchange)
+        (said,) = test.find_events("topology.unusable", object=exchange)
         assert 'type: "direct" desired, "headers" on the broker' in said.fields["reason"]
-        assert 10 < len(test.happened("delivery.held")) < 60
-        assert test.happened("topology.restored") == ()
+        assert 10 < len(test.find_events("delivery.held")) < 60
+        assert test.find_events("topology.restored") == ()
         await _as_operator(test.broker, lambda channel: channel.delete_exchange(exchange))
         tally = await test.drain()
     assert tally.parked == 1
@@ -267,7 +267,7 @@ async def test_consumers_that_want_to_return_do_not_stand_in_the_way_of_a_migrat
         assert not starting.done()
         (reason,) = _reasons(old)
         assert "is being migrated" in reason
-        assert len(old.happened("consumer.lost", reason="is being migrated")) == 1
+        assert len(old.find_events("consumer.lost", reason="is being migrated")) == 1
         live = Topology("live", queues=(*OLD.queues, shadow), bindings=OLD.bindings)
         planned = migration(RAFFLE, live)
         await migrate(connection, planned, management=EmbeddedManagement(broker))

@@ -69,8 +69,8 @@ def test_a_hopeless_message_waits_as_planned_and_rests_in_the_dead_letter_queue(
     assert plan is not None
     assert _moments(timeline, TimelineStep.RUN) == [0, *_sums(_WAITS_MS[system])]
     assert timeline.runs == plan.attempts
-    assert timeline.ending.step is TimelineStep.PARKED
-    assert timeline.ending.queue == plan.parking.queue
+    assert timeline.last_event.step is TimelineStep.PARKED
+    assert timeline.last_event.queue == plan.parking.queue
     assert _moments(timeline, TimelineStep.LOST) == []
 
 
@@ -80,7 +80,7 @@ def test_a_message_that_succeeds_at_last_is_done(system: str, hardened: bool) ->
     """Two failures, then success: nothing is parked."""
     timeline = _play(system, "2", hardened=hardened)
     assert timeline.runs == 3
-    assert timeline.ending.step is TimelineStep.DONE
+    assert timeline.last_event.step is TimelineStep.DONE
     assert _moments(timeline, TimelineStep.PARKED) == []
 
 
@@ -108,7 +108,7 @@ def test_a_hopeless_outcome_parks_at_once() -> None:
     """`p` parks at the first run, with the reason on the message."""
     timeline = _play("file-pipeline", "p")
     assert timeline.runs == 1
-    assert timeline.ending.headers["x-parked-reason"] == "simulated hopeless failure"
+    assert timeline.last_event.headers["x-parked-reason"] == "simulated hopeless failure"
 
 
 @pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
@@ -148,8 +148,8 @@ def test_a_lost_message_is_told_as_lost() -> None:
         plans=raffle.plans,
     )
     timeline = simulate(broken, queue="raffle_queue", script=Script.parse("p"))
-    assert timeline.ending.step is TimelineStep.LOST
-    assert timeline.ending.text == "unroutable dead letter"
+    assert timeline.last_event.step is TimelineStep.LOST
+    assert timeline.last_event.text == "unroutable dead letter"
 
 
 def test_a_bystander_without_a_plan_keeps_its_copy() -> None:
@@ -167,7 +167,7 @@ def test_a_bystander_without_a_plan_keeps_its_copy() -> None:
     )
     timeline = simulate(watched, queue="raffle_queue", script=Script.parse("1"))
     assert timeline.extra_copies == {"bystander": 1}
-    assert timeline.ending.step is TimelineStep.DONE
+    assert timeline.last_event.step is TimelineStep.DONE
 
 
 def _later() -> Topology:

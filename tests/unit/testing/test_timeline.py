@@ -9,8 +9,8 @@ from hopback.testing.simulate import (
     Timeline,
     TimelineEvent,
     TimelineStep,
+    select_headers,
     sequence_of,
-    telling_headers,
 )
 from hopback.version import BrokerVersion
 
@@ -39,7 +39,7 @@ def test_a_timeline_sums_itself_up() -> None:
     timeline = _timeline(*_LIFE)
     assert timeline.runs == 2
     assert timeline.duration_ms == 5_000
-    assert timeline.ending == _LIFE[7]
+    assert timeline.last_event == _LIFE[7]
     assert timeline.extra_copies == {"audit": 2}
 
 
@@ -55,7 +55,7 @@ def test_the_telling_headers_are_those_that_count() -> None:
         "tenant": "a",
         "x-death": [death],
     }
-    assert telling_headers(headers, plan) == {
+    assert select_headers(headers, plan) == {
         "x-retry-count": "2",
         "hopback-attempts": "2",
         "x-death": "rejected q ×2",

@@ -142,7 +142,7 @@ def test_time_runs_out_for_the_oldest_only() -> None:
     _send(confirms, "new", deadline=2.0)
     assert _names(confirms.expire(1.0)) == ["old"]
     assert confirms.expire(1.5) == []
-    assert (confirms.live, confirms.abandoned) == (1, 1)
+    assert (confirms.live, confirms.abandon_count) == (1, 1)
 
 
 def test_a_late_return_does_not_hit_a_later_equal_publish() -> None:

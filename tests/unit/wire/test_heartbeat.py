@@ -20,7 +20,7 @@ def test_a_peer_silent_for_two_intervals_is_dead() -> None:
     heartbeat = Heartbeat(60, now=0)
     assert not heartbeat.dead(120)
     assert heartbeat.dead(120.5)
-    heartbeat.received(100)
+    heartbeat.mark_received(100)
     assert not heartbeat.dead(219)
 
 

@@ -224,7 +224,7 @@ class Publishing:
                         f"routing key {publish.routing_key!r}"
                     )
                 )
-        if self._confirms.abandoned > _ABANDONED_WINDOWS * self._window:
+        if self._confirms.abandon_count > _ABANDONED_WINDOWS * self._window:
             self._give_up()
         oldest = next((p for p in self._confirms.in_flight.values() if not p.expired), None)
         if oldest is not None:

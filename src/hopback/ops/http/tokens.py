@@ -19,7 +19,7 @@ import jwt
 from msgspec import Meta, Struct
 
 from hopback.ops.contract.roles import EVERYTHING, Grant, Principal, Role
-from hopback.text import clipped, printable
+from hopback.text import clip, printable
 
 if TYPE_CHECKING:
     from hopback.clock import Clock
@@ -275,7 +275,7 @@ class TokenReader:
         roles = [found] if isinstance(found, str) else found if isinstance(found, list) else []
         shown = name if isinstance(name, str) and name else subject
         # Names appear in the audit, in logs and on terminals.
-        return Person(subject, clipped(printable(shown), _LONGEST_NAME), tuple(map(str, roles)))
+        return Person(subject, clip(printable(shown), _LONGEST_NAME), tuple(map(str, roles)))
 
     def granted(
         self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadLine, BrokerError, HopbackError, NotFound
-from hopback.headers import moved_properties
+from hopback.headers import properties_for_move
 from hopback.message import Message
 from hopback.ops.contract.values import Imported
 from hopback.ops.jobs.pace import Control, Pacer
@@ -101,7 +101,7 @@ class Import:
             if any(fate.exception() for fate in done):
                 return
         await channel.room()
-        message = Message("", target, archived.body, moved_properties(archived.properties))
+        message = Message("", target, archived.body, properties_for_move(archived.properties))
         self._fates[number] = channel.publish(message)
 
     def _count_confirmed(self) -> None:

@@ -12,14 +12,14 @@ from hopback.headers import (
     Death,
     Failure,
     History,
-    clipped,
+    clip,
     counter_in,
     deaths,
     failure_from_reason,
     failure_from_status,
     failure_in,
     last_death_queue,
-    marked_queue,
+    queue_of_count,
     read_history,
     text_in,
 )
@@ -166,7 +166,7 @@ def origin_queue(
     last = last_death_queue(headers)
     candidates = [
         None if last == here else last,
-        marked_queue(headers),
+        queue_of_count(headers),
         None if foreign is None else foreign.queue,
         *(text_in(headers.get(name)) for name in _ORIGIN_HEADERS),
         *(death.queue for death in deaths(headers) if death.queue != here),
@@ -199,10 +199,10 @@ def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str)
     A message with a record whose last death was not in the queue of origin has returned from a retry queue,
     was tried again, and its consumer has parked it.
     """
-    recorded = bool(recorded_by or marked_queue(headers))
+    recorded = bool(recorded_by or queue_of_count(headers))
     if died is None or (recorded and last_death_queue(headers) != origin):
         return "parked" if recorded else "unknown"
-    return clipped(died.reason, _TEXT_BYTES)
+    return clip(died.reason, _TEXT_BYTES)
 
 
 def _moment(recorded: float, died: Death | None) -> Moment | None:

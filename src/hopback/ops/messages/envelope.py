@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.headers import (
-    clipped,
+    clip,
 )
 
 if TYPE_CHECKING:
@@ -64,5 +64,5 @@ def _first(candidates: Iterable[object]) -> str:
     for value in candidates:
         found = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(found, str) and found:
-            return clipped(found, _NAME_BYTES)
+            return clip(found, _NAME_BYTES)
     return ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.headers import Failure, clipped, failure_from_reason
+from hopback.headers import Failure, clip, failure_from_reason
 from hopback.ops.messages.stack_traces import root_cause
 
 if TYPE_CHECKING:
@@ -169,10 +169,10 @@ def _failure(kind: str, message: str, stack: str, last: float) -> Failure:
     made = failure_from_reason(cause.frame or cause.message, kind=cause.type)
     return Failure(
         type=made.type,
-        message=clipped(cause.message, _TEXT_BYTES),
+        message=clip(cause.message, _TEXT_BYTES),
         fingerprint=made.fingerprint,
-        frame=clipped(cause.frame, 255),
-        stack=clipped(stack, _STACK_BYTES),
+        frame=clip(cause.frame, 255),
+        stack=clip(stack, _STACK_BYTES),
         last=last,
         first=last,
     )

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest
-from hopback.headers import clipped
+from hopback.headers import clip
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.values import DeadLetter, Group, Moment
 from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
@@ -47,7 +47,7 @@ class Grouping:
             key = str(getattr(dead_letter, self._by))
         else:
             value = None if delivery is None else value_in(delivery, self._by)
-            key = "" if value is None else clipped(plain_text(value), _KEY_BYTES)
+            key = "" if value is None else clip(plain_text(value), _KEY_BYTES)
         if key not in self._samples and len(self._samples) >= self._most:
             key = "…"
         self._samples.setdefault(key, dead_letter)

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopback.headers import clipped, failure_from_traceback
+from hopback.headers import clip, failure_from_traceback
 from hopback.ops.messages.body import kombu_message, parse_content
 from hopback.ops.messages.frameworks import ForeignFailure, read_retries
 
@@ -50,9 +50,9 @@ def _task_call(headers: Headers, content_type: str | None, parsed: object) -> Ta
             # Protocol 1: the body contains everything.
             return TaskCall(
                 "Celery",
-                clipped(parsed["task"], _NAME_BYTES),
-                clipped(_text_of(parsed.get("id")), _NAME_BYTES),
-                clipped(_call(parsed["args"], parsed["kwargs"]), _ARGUMENTS_BYTES),
+                clip(parsed["task"], _NAME_BYTES),
+                clip(_text_of(parsed.get("id")), _NAME_BYTES),
+                clip(_call(parsed["args"], parsed["kwargs"]), _ARGUMENTS_BYTES),
                 read_retries(parsed.get("retries")),
             )
     return None
@@ -69,9 +69,9 @@ def _celery(headers: Headers, content_type: str | None, name: str, parsed: objec
             arguments = f"{arguments} (as its producer showed them: a pickle is not loaded)"
     return TaskCall(
         "Celery",
-        clipped(name, _NAME_BYTES),
-        clipped(_text_of(headers.get("id")), _NAME_BYTES),
-        clipped(arguments.strip(), _ARGUMENTS_BYTES),
+        clip(name, _NAME_BYTES),
+        clip(_text_of(headers.get("id")), _NAME_BYTES),
+        clip(arguments.strip(), _ARGUMENTS_BYTES),
         read_retries(headers.get("retries")),
     )
 
@@ -90,9 +90,9 @@ def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
         failed = ForeignFailure("Dramatiq", failure, queue, retries)
     return TaskCall(
         "Dramatiq",
-        clipped(body["actor_name"], _NAME_BYTES),
-        clipped(_text_of(body.get("message_id")), _NAME_BYTES),
-        clipped(_call(body.get("args"), body.get("kwargs")), _ARGUMENTS_BYTES),
+        clip(body["actor_name"], _NAME_BYTES),
+        clip(_text_of(body.get("message_id")), _NAME_BYTES),
+        clip(_call(body.get("args"), body.get("kwargs")), _ARGUMENTS_BYTES),
         retries,
         failed,
     )
