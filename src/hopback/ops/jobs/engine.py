@@ -332,7 +332,4 @@ class Engine:
             reasons.append(f"{count_of(cursor.gone)} had left {queue!r} by another way")
         if counts.failed:
             reasons.append(f"{counts.failed:,} could not be moved and are still in {queue!r}")
-        if self._returns.has_ramp and counts.came_back:
-            least = "at least " if counts.came_back_at_least else ""
-            reasons.append(f"{least}{count_of(counts.came_back)} came back")
         return JobState.COMPLETED, "; ".join(reasons)

@@ -248,6 +248,17 @@ async def test_redrive_stops_when_40_percent_of_the_messages_fail_again(
             assert await operations.came_back(job.id) == arrived
 
 
+@in_virtual_time
+async def test_completed_redrive_has_one_number_of_returned_messages() -> None:
+    async with _plant({}, [], count=100) as (plant, operations):
+        plant.fails = _is_among_40_percent
+        job = await operations.wait((await operations.start(_careful(max_returned=100))).id)
+        assert (job.state, job.counts.done, job.reason) == (JobState.COMPLETED, 100, "")
+        assert await operations.came_back(job.id) == 40
+        counted = await operations.job(job.id)
+        assert (counted.counts.came_back, counted.reason) == (40, "")
+
+
 @pytest.mark.parametrize("drops_headers", [False, True])
 @in_virtual_time
 async def test_redrive_goes_on_while_no_more_messages_return_than_the_operator_tolerates(
