@@ -311,7 +311,7 @@ class Operations:
         return found
 
     async def trend(self, queue: str) -> QueueTrend:
-        (await self.broker.snapshot()).one(queue)
+        (await self.broker.recent_snapshot()).one(queue)
         return await self.surveys.trends.of(queue)
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:

@@ -30,7 +30,7 @@ async def view_message(broker: ManagedBroker, session: BrowseSession, message: s
     aim = aim_at(BY_DESIGN, delivery, dead_letter.origin, session.source)
     way, no_way = None, ""
     if isinstance(aim, Aim):
-        snapshot = await broker.snapshot()
+        snapshot = await broker.recent_snapshot()
         async with broker.query() as connection:
             flaw = await target_flaw(connection, aim.redrive, snapshot.table())
         way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import httpx
@@ -108,3 +108,25 @@ async def test_a_page_shows_the_last_reading_while_a_large_broker_is_read() -> N
         again = await client.get("/")
         assert (again.status_code, "300 dead letters" in again.text) == (200, True)
         view.answers.set()
+
+
+_QUEUE = "/queues/q001.dlq"
+_PAGES = (
+    _QUEUE, f"{_QUEUE}/re-drive", f"{_QUEUE}/discard", "/errors", "/search", "/topology", "/checks",
+    "/jobs", "/alerts", "/audit", "/you",
+)  # fmt: skip
+
+
+async def test_no_page_waits_while_a_large_broker_is_read() -> None:
+    async with _service() as (client, view, clock):
+        for known in ("/", "/topology", "/checks"):
+            await client.get(known)
+        view.answers.clear()
+        clock.advance(60)
+        answered = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                for page in _PAGES:
+                    assert (await client.get(page)).status_code == 200
+                    answered.append(page)
+        assert answered == list(_PAGES)
