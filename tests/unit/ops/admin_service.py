@@ -67,7 +67,9 @@ def topology() -> Topology:
     )
 
 
-def dead_letter(number: int, error: str = "LookupError", body: bytes | None = None) -> Message:
+def dead_letter(
+    number: int, error: str = "LookupError", body: bytes | None = None, redrives: int = 0
+) -> Message:
     """A message as a consumer of ours parks it."""
     failure = Failure(
         type=error,
@@ -91,6 +93,7 @@ def dead_letter(number: int, error: str = "LookupError", body: bytes | None = No
             "hopback-failure": failure_json(failure) or "",
             "hopback-origin-exchange": "shop.events",
             "hopback-origin-routing-key": "order.created",
+            **({"hopback-redrives": redrives} if redrives else {}),
         },
     )
     content = json.dumps({"order": {"id": number}}).encode() if body is None else body

@@ -181,7 +181,6 @@ def redrive(
                 code=Exit.USAGE,
             ) from error
     # contract/options.py explains how the fields of a request define the command options.
-    options["max_redrives"] = options["max_redrives"] or None
     request = with_options(RedriveRequest, options, queue=queue, target=target, change=patch)
     return _act(request, access, choices)
 

@@ -376,19 +376,16 @@ class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
 class RedriveRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.REDRIVE.value):
     """Send messages of a dead-letter queue back.
 
-    Messages that were re-driven `max_redrives` times are left out. None leaves out none. `change`
-    changes each body before it is sent. The originals are written to a file first.
+    Messages that were re-driven `max_redrives` times are left out. 0 is no limit. `change` changes each body
+    before it is sent. The originals are written to a file first.
     """
 
     kind: ClassVar[JobKind] = JobKind.REDRIVE
     target: Target = BY_DESIGN
     max_redrives: Annotated[
-        Annotated[int, Meta(ge=0, le=MOST_REDRIVES)] | None,
-        option(
-            "--max-redrives",
-            "N",
-            "Skip messages that were re-driven N times. No limit: 0, in JSON null.",
-        ),
+        int,
+        Meta(ge=0, le=MOST_REDRIVES),
+        option("--max-redrives", "N", "Skip messages that were re-driven N times. 0: no limit."),
     ] = MAX_REDRIVES
     change: Annotated[
         Patch,

@@ -121,9 +121,9 @@ class RedriveAction(Action):
 
     def prepare(self, delivery: Delivery) -> object | LeftOut | None:
         """Return the message to publish. None if its target was not explored yet."""
-        most = self._request.max_redrives
+        most = self._request.max_redrives or None
         # A message that was never re-driven keeps its encoded properties. The loop guard lets it pass.
-        if self._only is not None and self._raw is not None and most != 0:
+        if self._only is not None and self._raw is not None:
             made = self._only.raw_message(delivery)
             if made is not None:
                 return made

@@ -178,7 +178,7 @@ class DryRun:
         if not isinstance(aim, Aim):
             self._left_out[aim] += 1
             return
-        refusal = redrive_refusal(delivery, aim.plan, max_redrives=request.max_redrives)
+        refusal = redrive_refusal(delivery, aim.plan, max_redrives=request.max_redrives or None)
         if refusal is not None:
             self._left_out[refusal] += 1
             return

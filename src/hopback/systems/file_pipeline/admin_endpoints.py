@@ -164,7 +164,7 @@ class _AdminEndpoints:
             queue=queue.queue,
             selection=Selection(limit=limit),
             reason=f"{request.method} {request.url.path}",
-            max_redrives=None,
+            max_redrives=0,
         )
         submission = Submission(stamped=True, operation=operation)
         started = await self.operations.acting_as(who).start(redrive, submission)

@@ -74,7 +74,7 @@ def test_a_request_goes_to_a_server_and_comes_back_the_same() -> None:
         reason="repaired",
         target=Target(TargetKind.QUEUE, routing_key="q", reset=True),
         pace=pace,
-        max_redrives=None,
+        max_redrives=0,
         expected_count=1,
         forced=True,
     )

@@ -266,11 +266,12 @@ async def _service() -> AsyncIterator[tuple[Admin, dict[str, str]]]:
         {"JWT_SECRET": SECRET},
         "test",
     )
-    dead_letters = [dead_letter(number) for number in range(3)]
+    # The loop guard leaves all of them out, so that a job has failures to retry.
+    dead_letters = [dead_letter(number, redrives=3) for number in range(3)]
     async with admin(
         *dead_letters, extra=(Queue(OTHER),), editing=True, settings=settings, name=_BROKERS[0]
     ) as service:
-        order = _REDRIVE | {"target": _TO_OTHER, "maxRedrives": 0}
+        order = _REDRIVE | {"target": _TO_OTHER}
         job = (
             await service.client.post("/admin/dlq/jobs", json=order, headers=_OWNER.headers)
         ).json()

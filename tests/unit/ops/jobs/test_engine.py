@@ -505,7 +505,7 @@ async def test_the_loop_guard_leaves_what_went_round_too_often() -> None:
         assert (done.counts.done, done.counts.skipped) == (1, 1)
         (failed,) = await shop.operations.failures(job.id)
         assert failed.reason == "re-driven 3 times already, expected fewer than 3"
-        again = await shop.operations.start(redrive(max_redrives=None))
+        again = await shop.operations.start(redrive(max_redrives=0))
         assert (await shop.operations.wait(again.id)).counts.done == 1
 
 

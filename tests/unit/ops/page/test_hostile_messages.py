@@ -127,7 +127,7 @@ async def test_dead_letters_of_any_bytes_are_re_driven_as_they_were() -> None:
     async with admin(*_dead_letters(4)) as service:
         await _die_in_the_queue(service, 4)
         before = _parts(service, DLQ)
-        order = {"kind": "re-drive", "queue": DLQ, "reason": "test", "maxRedrives": None}
+        order = {"kind": "re-drive", "queue": DLQ, "reason": "test", "maxRedrives": 0}
         dry = await _good(service, "POST", "/admin/dlq/jobs", json={**order, "dryRun": True})
         started = (await _good(service, "POST", "/admin/dlq/jobs", json=order)).json()
         await service.operations.wait(started["id"])
