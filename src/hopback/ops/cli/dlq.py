@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 _TO_BROWSE = "to look at it"
-"""Reason in the audit when a command that browses lifts a delivery limit. It has no --reason."""
+"""Reason in the audit when a command without --reason lifts a delivery limit."""
 _SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
 
 queue_argument = click.argument("queue", shell_complete=complete_queue)
@@ -90,6 +90,8 @@ class Look:
     forced: bool = False
     lift: bool = False
     skip: int = 0
+    reason: str = _TO_BROWSE
+    """Reason in the audit if the delivery limit is lifted."""
 
 
 def look_options(command: _Command) -> _Command:
@@ -127,12 +129,13 @@ async def lift_if_needed(
 @asynccontextmanager
 async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterator[str]:
     """A browse session of so many messages; they are given back however this ends."""
+    if look.lift:
+        await lift_if_needed(dead_letters, look.queue, look.reason)
     with progress_told() as tell:
         session = await dead_letters.open_session(
             look.queue,
             SessionLimits(limit=size, skip=look.skip),
             forced=look.forced,
-            lift=look.lift,
             on_progress=tell,
         )
     try:
@@ -483,18 +486,21 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
                 one.error or one.reason,
                 one.message,
                 ", ".join(f"{each.queue} {each.count:,}" for each in one.queues),
+                ago(one.first, now),
+                ago(one.last, now),
                 "new" if one.is_new else "",
                 one.fingerprint,
             )
             for one in found.items
         ]
-        table(("count", "error", "message", "queues", "", "group"), rows, right=("count",))
+        columns = ("count", "error", "message", "queues", "first", "last", "", "group")
+        table(columns, rows, right=("count", "first", "last"))
     surveyed = [one for one in found.queues if one.at is not None]
     if surveyed:
         oldest = ago(min(one.at for one in surveyed if one.at is not None), now)
         click.echo(
-            f"{count_of(found.messages)} of {count_of(len(surveyed), 'queue')} were looked at,"
-            f" the longest time {oldest}."
+            f"Surveyed {count_of(found.messages)} in {count_of(len(surveyed), 'queue')}. The oldest survey"
+            f" was {oldest}."
         )
     discarded = sum(one.seen for one in found.archives)
     if discarded:

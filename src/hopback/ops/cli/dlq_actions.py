@@ -388,6 +388,8 @@ def edit(
     if change == Edit():
         raise click.UsageError("Say what to change: --body, --content-type, --header or --without.")
     look = Look(queue, within, "", forced, lift)
+    if reason:
+        look = replace(look, reason=reason)
     shown = with_dead_letters(
         access, lambda dead_letters: _find_message(dead_letters, look, message)
     )

@@ -15,7 +15,7 @@ from hopback.cli.app import run
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, ask_for_reason
 from hopback.errors import BadRequest
-from hopback.ops.cli.dlq import Look, search_messages
+from hopback.ops.cli.dlq import Look, hold, search_messages
 from hopback.ops.cli.dlq_actions import (
     ActionChoices,
     plan_job,
@@ -94,6 +94,21 @@ async def test_redrive_with_lift_limit_records_the_reason_of_the_operator(
         await plan_job(found.dead_letters, request, choices)
         (lifted,) = [one for one in await found.dead_letters.audit() if one.action == "limit.lift"]
         assert lifted.reason == recorded
+
+
+@in_virtual_time
+async def test_look_with_lift_limit_records_the_reason_of_the_operator() -> None:
+    async with raffle(version="4.0") as found:
+        connection = await found.broker.connect("setup")
+        channel = await connection.open_channel()
+        for name in ("orders", "orders.dlq"):
+            await channel.declare_queue(Queue(name, QueueType.QUORUM))
+        await connection.close()
+        look = Look("orders.dlq", lift=True, reason="repaired")
+        async with hold(found.dead_letters, look, 1):
+            pass
+        (lifted,) = [one for one in await found.dead_letters.audit() if one.action == "limit.lift"]
+        assert lifted.reason == "repaired"
 
 
 @in_virtual_time
