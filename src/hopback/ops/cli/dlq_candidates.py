@@ -43,8 +43,8 @@ async def list_candidates(dead_letters: DeadLetters, form: str) -> None:
             ]
             table(("queue", "messages", "likely"), rows, right=("messages",))
             click.echo(
-                f"{count_of(found.messages)} in {found.total} queues without a consumer may be dead"
-                " letters. Declare it with `hopback dlq add QUEUE` or `hopback dlq ignore QUEUE`."
+                f"{count_of(found.messages)} in {count_of(found.total, 'queue')} without a consumer may be"
+                " dead letters. Answer with `hopback dlq add QUEUE` or `hopback dlq ignore QUEUE`."
             )
         for one in found.answers:
             words = {

@@ -33,7 +33,12 @@ class Ramp(click.ParamType[tuple[int, ...]]):
             return value
         parts = [part.strip() for part in str(value).split(",")]
         if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in parts):
-            self.fail(f"expected numbers of messages, as in 1,5,25, got {value!r}", param, ctx)
+            self.fail(
+                f"expected numbers of messages, as in 1,5,25, got {value!r}."
+                " Write QUEUE before --ramp to use the default stages.",
+                param,
+                ctx,
+            )
         return tuple(map(int, parts))
 
 
