@@ -15,6 +15,9 @@ from starlette.responses import JSONResponse, Response
 
 from hopback.errors import BadFilter, BadRequest, HopbackError, NotAllowed, StoreDamaged
 from hopback.fields import Timestamp
+from hopback.headers import clip
+from hopback.ops.browse.memory import measure_memory
+from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.ops.contract.queue_rules import (
     EVERY_QUEUE,
@@ -36,17 +39,25 @@ from hopback.ops.contract.requests import (
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.surveys import ErrorOverview, SurveyProgress
-from hopback.ops.contract.values import Group, OnProgress, Page, QueueSummary, SessionView
+from hopback.ops.contract.values import (
+    DeadLetter,
+    Group,
+    OnProgress,
+    Page,
+    QueueSummary,
+    SessionView,
+)
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, changes_of_board, page_search_events
 from hopback.ops.http.overview import Insight, Swept, read_all
 from hopback.ops.http.problems import Refused, refusal_of, trouble_title
 from hopback.ops.messages.diff import diff_lines
-from hopback.ops.messages.filters import parse_filter
+from hopback.ops.messages.filters import parse_filter, value_in
 from hopback.ops.messages.plain import (
     amqp_type,
     plain_headers,
     plain_properties,
+    plain_text,
     plain_value,
     pretty_json,
 )
@@ -61,11 +72,13 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.http.services import Services
     from hopback.ops.notes.values import GroupNote
+    from hopback.ops.operations import Operations
 
 _LOG = logging.getLogger("hopback.ops.http")
 
 # Number of rows on one page. The API returns all.
 _PAGE = 50
+_VALUE_BYTES = 80  # of a header or payload field in a row of a table
 _NOTES = 5  # notes on the page of a queue. The page of a group has all of its notes.
 _GROUPS = 100
 _BOARD_ROWS = 200  # the fullest queues, rendered in 60 ms. The search field finds the others.
@@ -472,7 +485,25 @@ async def _session(visit: Visit) -> Response:
         bad_filter=bad_filter,
         page=page,
         cursor=cursor,
+        values=await _field_values(operations, view.id, by, page.dead_letters),
     )
+
+
+async def _field_values(
+    operations: Operations, session: str, by: str, dead_letters: Iterable[DeadLetter]
+) -> dict[str, str]:
+    """Return the values of the header or payload field `by`, by message id."""
+    kind, _, path = by.partition(".")
+    if kind not in ("header", "payload") or not path:
+        return {}
+    found, turns = {}, Turns()
+    for each in dead_letters:
+        delivery = operations.delivery(session, each.id)
+        value = value_in(delivery, by)
+        if value is not None:
+            found[each.id] = clip(plain_text(value), _VALUE_BYTES)
+        await turns.after(measure_memory(delivery))
+    return found
 
 
 def group_filter(by: str, group: Group) -> str:

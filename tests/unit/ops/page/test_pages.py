@@ -273,6 +273,16 @@ async def test_thousands_of_headers_make_no_large_page() -> None:
         assert (len(found["headers"]), found["moreHeaders"]) == (500, 19_505)
 
 
+async def test_rows_of_a_look_show_the_field_that_messages_are_grouped_by() -> None:
+    async with admin(dead_letter(7), dead_letter(8)) as service:
+        session = await service.session()
+        page = await service.client.get(f"/sessions/{session['id']}?by=payload.order.id")
+        plain = await service.client.get(f"/sessions/{session['id']}")
+    names = re.compile(r'<a class="name" href="/sessions/[^"]+/messages/[^"]+">([^<]+)</a>')
+    assert names.findall(page.text) == ["7", "8"]
+    assert names.findall(plain.text) == ["OrderCreated"] * 2
+
+
 async def test_thousands_of_groups_make_no_large_page() -> None:
     """The largest are shown and the rest is counted; so in the API."""
     messages = (dead_letter(n, error=f"Error{n}") for n in range(1100))
