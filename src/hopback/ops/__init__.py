@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ErrorGroup as ErrorGroup,
         ErrorInQueue as ErrorInQueue,
         ErrorOverview as ErrorOverview,
+        HourCount as HourCount,
         QueueTrend as QueueTrend,
         SurveyProgress as SurveyProgress,
         SurveyedArchive as SurveyedArchive,
@@ -121,7 +122,7 @@ _HOMES = {
     "hopback.ops.contract.candidates": "CandidateAnswer CandidateList QueueAnswer QueueCandidate",
     "hopback.ops.contract.search": "SearchHit SearchProgress SearchRequest SkippedQueue",
     "hopback.ops.contract.surveys": """
-        ErrorGroup ErrorInQueue ErrorOverview QueueTrend SurveyProgress SurveyedArchive
+        ErrorGroup ErrorInQueue ErrorOverview HourCount QueueTrend SurveyProgress SurveyedArchive
         SurveyedQueue TrendSample
     """,
     "hopback.ops.client": "RemoteDeadLetters",

@@ -12,7 +12,7 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from hopback.errors import HopbackError
@@ -24,13 +24,13 @@ from hopback.ops.browse.walk import walk
 from hopback.ops.contract.surveys import (
     ErrorGroup,
     ErrorOverview,
+    HourCount,
     SurveyedArchive,
     SurveyedQueue,
     SurveyProgress,
 )
 from hopback.ops.contract.values import (
     Cost,
-    Group,
     LookProgress,
     Moment,
     OnProgress,
@@ -41,9 +41,12 @@ from hopback.ops.messages.error_groups import (
     MOST_GROUPS,
     add_discards,
     add_errors,
+    add_hours,
     error_of,
+    first_hour,
     group_errors,
     merge_errors,
+    sum_hours,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.journal import Journal
+    from hopback.ops.messages.grouping import Grouping
 
 _log = logging.getLogger("hopback.ops")
 _SURVEY = "survey"
@@ -72,6 +76,7 @@ _REPORT_EVERY = 256
 class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
     """The last survey of one queue. `began` is the time of the first one.
 
+    `hours` has the failures of each hour by fingerprint.
     `offset` is the offset of the last message that was read from a stream.
     """
 
@@ -81,6 +86,7 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
     ready: int
     took_s: float
     groups: tuple[ErrorGroup, ...]
+    hours: dict[str, tuple[HourCount, ...]] = field(default_factory=dict)
     offset: int | None = None
 
     @property
@@ -128,6 +134,7 @@ class Surveys:
             {name: one.groups for name, one in counted.items()},
             {name: max(one.new_after, yesterday) for name, one in counted.items()},
         )
+        errors = add_hours(errors, {name: one.hours for name, one in counted.items()})
         names = {one.queue for one in queues}
         return ErrorOverview(
             items=add_discards(errors, ((one.queue, one.groups) for one in archives)),
@@ -206,12 +213,13 @@ class Surveys:
         """Survey a queue, or the messages of a stream since its last survey."""
         began, offset = self._clock.now(), None if last is None else last.offset
         count = _MOST_READ if cost.is_stream else ready
-        groups, seen, newest = await self._group(source, cost, count, offset)
+        grouping, seen, newest = await self._group(source, cost, count, offset)
         if offset is not None and newest is None:
             # The last message is gone and none follows it: the stream was deleted and declared again.
             return await self._survey(source, cost, ready, None)
         now = Moment(self._clock.now())
         known = () if last is None else last.groups
+        groups = grouping.groups()
         if cost.is_stream:
             errors = add_errors(known, groups, now)
         else:
@@ -219,6 +227,13 @@ class Surveys:
             errors = tuple(
                 error_of(group, first_seen.get(group.key, now)) for group in groups[:MOST_GROUPS]
             )
+        hours = {one.fingerprint: grouping.by_hour(one.fingerprint) for one in errors}
+        if cost.is_stream and last is not None:
+            kept = {
+                key: tuple(hour for hour in before if hour.at >= first_hour(now))
+                for key, before in last.hours.items()
+            }
+            hours = {key: sum_hours((kept.get(key, ()), more)) for key, more in hours.items()}
         return _QueueSurvey(
             at=now,
             began=Moment(began) if last is None else last.began,
@@ -226,17 +241,19 @@ class Surveys:
             ready=ready,
             took_s=round(now - began, 3),
             groups=errors,
+            hours={key: some for key, some in hours.items() if some},
             offset=newest,
         )
 
     async def _group(
         self, source: DeadLetterQueue, cost: Cost, count: int, offset: int | None
-    ) -> tuple[tuple[Group, ...], int, int | None]:
+    ) -> tuple[Grouping, int, int | None]:
         """Read messages within the limits of a survey.
 
-        Return the groups, the number of messages and the last offset, which is None without a stream.
+        Return the grouping, the number of messages and the last offset, which is None without a stream.
         """
-        began, grouping, seen, size = self._clock.now(), group_errors(), 0, 0
+        began, seen, size = self._clock.now(), 0, 0
+        grouping = group_errors(began)
         newest: int | None = None
         reading = walk(self._broker.broker, source.name, count, cost, offset=offset)
         async with aclosing(reading) as messages:
@@ -253,7 +270,7 @@ class Surveys:
                     if self._clock.now() - began > _MOST_HELD_S or size > _MOST_READ_BYTES:
                         break
         self._report(source.name, seen % _REPORT_EVERY)
-        return grouping.groups(), seen, newest
+        return grouping, seen, newest
 
     def _report(self, queue: str, more: int) -> None:
         if self.running is not None:

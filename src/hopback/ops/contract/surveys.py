@@ -7,11 +7,23 @@ from msgspec import Struct, field
 from hopback.ops.contract.values import Moment  # noqa: TC001  msgspec reads it at run time
 
 
+class HourCount(Struct, frozen=True, rename="camel"):
+    """The number of messages whose last failure was in the hour that begins at this time."""
+
+    at: Moment
+    count: int
+
+
 class ErrorInQueue(Struct, frozen=True, rename="camel"):
-    """The number of messages with an error in one queue."""
+    """The number of messages with an error in one queue.
+
+    `by_hour` counts those that failed within the 48 hours before the survey. Hours without a failure and
+    messages without a recorded time are left out.
+    """
 
     queue: str
     count: int
+    by_hour: tuple[HourCount, ...] = ()
 
 
 class ErrorGroup(Struct, frozen=True, rename="camel", kw_only=True):

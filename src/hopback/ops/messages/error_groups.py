@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hopback.ops.contract.requests import GroupBy
-from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue
+from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue, HourCount
 from hopback.ops.contract.values import Group, Moment
-from hopback.ops.messages.grouping import Grouping
+from hopback.ops.messages.grouping import HOUR_S, HOURS, Grouping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,9 +20,18 @@ MOST_GROUPS = 200
 """Number of errors of one queue that are kept, the most frequent ones."""
 
 
-def group_errors() -> Grouping:
-    """Return a grouping by fingerprint. It counts more groups than are kept, to find the frequent ones."""
-    return Grouping(GroupBy.FINGERPRINT, MOST_GROUPS * 10)
+def group_errors(now: float | None = None) -> Grouping:
+    """Return a grouping by fingerprint. It counts more groups than are kept, to find the frequent ones.
+
+    It counts failures by hour up to the hour of `now`.
+    """
+    hours_from = None if now is None else first_hour(now)
+    return Grouping(GroupBy.FINGERPRINT, MOST_GROUPS * 10, hours_from)
+
+
+def first_hour(now: float) -> float:
+    """Return the begin of the first of the counted hours. The last one contains `now`."""
+    return (now // HOUR_S - HOURS + 1) * HOUR_S
 
 
 def error_of(group: Group, first_seen: Moment) -> ErrorGroup:
@@ -86,6 +95,31 @@ def merge_errors(
             )
         )
     return _most_frequent(merged)
+
+
+def sum_hours(parts: Iterable[tuple[HourCount, ...]]) -> tuple[HourCount, ...]:
+    """Return the sums of each hour, the oldest first."""
+    sums: Counter[Moment] = Counter()
+    for hours in parts:
+        for hour in hours:
+            sums[hour.at] += hour.count
+    return tuple(HourCount(at, count) for at, count in sorted(sums.items()))
+
+
+def add_hours(
+    errors: tuple[ErrorGroup, ...], hours: Mapping[str, Mapping[str, tuple[HourCount, ...]]]
+) -> tuple[ErrorGroup, ...]:
+    """Return the errors with their failures by hour. `hours` has them by queue and fingerprint."""
+    return tuple(
+        replace(
+            error,
+            queues=tuple(
+                replace(at, by_hour=hours.get(at.queue, {}).get(error.fingerprint, ()))
+                for at in error.queues
+            ),
+        )
+        for error in errors
+    )
 
 
 def add_discards(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest
 from hopback.headers import clip
 from hopback.ops.contract.requests import GroupBy
+from hopback.ops.contract.surveys import HourCount
 from hopback.ops.contract.values import DeadLetter, Group, Moment
 from hopback.ops.messages.dead_letter import last_failure, read_dead_letter
 from hopback.ops.messages.filters import value_in
@@ -19,16 +20,22 @@ if TYPE_CHECKING:
 
 
 _KEY_BYTES = 255  # bytes of a key. Longer values with the same beginning are one group.
+HOUR_S = 3600.0  # seconds of an hour
+HOURS = 48
+"""Number of hours for which failures are counted: two days show a night. Other failures are not counted."""
 
 
 class Grouping:
     """Counts dead letters by a key and keeps one sample of each group, for at most `most` groups.
 
     `by` is a `GroupBy`, `header.NAME` or `payload.PATH`. Raise BadRequest for another value. Messages of
-    further groups are counted in one group `…`.
+    further groups are counted in one group `…`. `hours_from` is the begin of the first of `HOURS` hours for
+    which `by_hour` counts the last failures, None if it counts none.
     """
 
-    def __init__(self, by: GroupBy | str, most: int = 10_000) -> None:
+    def __init__(
+        self, by: GroupBy | str, most: int = 10_000, hours_from: float | None = None
+    ) -> None:
         self._by = str(by)
         kind, _, path = self._by.partition(".")
         self.needs_content: bool = kind in ("header", "payload") and bool(path)
@@ -40,6 +47,8 @@ class Grouping:
         self._samples: dict[str, DeadLetter] = {}
         self._counts: dict[str, int] = defaultdict(int)
         self._times: dict[str, tuple[Moment | None, Moment | None]] = {}
+        self._hours_from = hours_from
+        self._hours: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
     def add(self, dead_letter: DeadLetter, delivery: Delivery | None = None) -> None:
         """Count a dead letter. `delivery` is necessary if `needs_content`."""
@@ -68,7 +77,19 @@ class Grouping:
         if failed is not None:
             first = failed if first is None else min(first, failed)
             last = failed if last is None else max(last, failed)
+            if self._hours_from is not None:
+                hour = int((failed - self._hours_from) // HOUR_S)
+                if 0 <= hour < HOURS:
+                    self._hours[key][hour] += 1
         self._times[key] = first, last
+
+    def by_hour(self, key: str) -> tuple[HourCount, ...]:
+        """Return the failures of a group in each hour, the oldest first, without empty hours."""
+        begin = self._hours_from or 0.0
+        return tuple(
+            HourCount(Moment(begin + hour * HOUR_S), count)
+            for hour, count in sorted(self._hours[key].items())
+        )
 
     def groups(self) -> tuple[Group, ...]:
         """Return the groups, the largest first."""

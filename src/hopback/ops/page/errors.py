@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue, SurveyedQueue
+    from hopback.ops.contract.values import Moment
 
 ERROR_PAGES = Pages()
 
@@ -65,7 +66,7 @@ async def _list_errors(visit: Visit) -> Response:
         total=len(errors),
         messages=sum(one.count for one in errors),
         find=visit.field("find"),
-        surveyed_at=max((one.at for one in known if one.at is not None), default=None),
+        surveyed_at=_last_survey(known, {at.queue for one in errors for at in one.queues}),
     )
 
 
@@ -84,5 +85,12 @@ async def _show_error(visit: Visit) -> Response:
         "error.html",
         error=error,
         places=places[:_ROWS],
+        surveyed_at=_last_survey(known, {at.queue for at in places}),
         surveys={one.queue: one for one in known},
     )
+
+
+def _last_survey(known: tuple[SurveyedQueue, ...], queues: set[str]) -> Moment | None:
+    """Return the time of the last survey of these queues."""
+    times = [one.at for one in known if one.at is not None and one.queue in queues]
+    return max(times, default=None)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -25,8 +25,10 @@ from hopback.ops.alerts.values import AlertKind, AlertRule
 from hopback.ops.contract.options import options_of
 from hopback.ops.contract.requests import RedriveRequest
 from hopback.ops.contract.roles import Role
-from hopback.ops.contract.values import HELD_BACK, AuditEntry, TargetChoice
+from hopback.ops.contract.values import HELD_BACK, AuditEntry, Moment, TargetChoice
 from hopback.ops.messages.body import find_packing, is_msgpack, unpack_body
+from hopback.ops.messages.error_groups import first_hour, sum_hours
+from hopback.ops.messages.grouping import HOUR_S, HOURS
 from hopback.ops.messages.plain import plain_payload, plain_text, pretty_json
 from hopback.text import size_text
 from hopback.text import visible as spelled_out
@@ -35,12 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hopback.message import Delivery
-    from hopback.ops.contract.surveys import TrendSample
+    from hopback.ops.contract.surveys import ErrorGroup, TrendSample
 
 # Of the small line, in the units of its viewBox.
 _SPARK_WIDTH = 100.0
 _SPARK_HEIGHT = 22.0
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def _samples(
@@ -62,7 +65,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
 }
 
 
-def _filter(function: Callable[_P, str]) -> Callable[_P, str]:
+def _filter(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Let templates use it, under its name."""
     _FILTERS[function.__name__.strip("_")] = function
     return function
@@ -225,6 +228,15 @@ def _spark(trend: Sequence[tuple[float, int]]) -> str:
         f"{_SPARK_HEIGHT - (value - low) / rise * (_SPARK_HEIGHT - 4):.1f}"
         for at, value in trend
     )
+
+
+@_filter
+def _hourly(error: ErrorGroup, until: float) -> list[tuple[float, int]]:
+    """The failures of an error in each hour up to a survey."""
+    begin = first_hour(until)
+    counts = {hour.at: hour.count for hour in sum_hours(at.by_hour for at in error.queues)}
+    hours = (Moment(begin + number * HOUR_S) for number in range(HOURS))
+    return [(hour, counts.get(hour, 0)) for hour in hours]
 
 
 @_filter

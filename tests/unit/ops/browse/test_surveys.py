@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
+from hopback.headers import Failure, failure_json
 from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
@@ -65,6 +66,16 @@ class _Site:
             await channel.publish(Message("", queue, b"{}", said))
         await connection.close()
 
+    async def park(self, queue: str, error: str, *times: float) -> None:
+        """Park a message with a failure at each of these times."""
+        connection = await self.broker.connect("test")
+        channel = await connection.open_channel()
+        for at in times:
+            failure = Failure(error, "no answer", fingerprint=error.lower(), last=at)
+            said = Properties(headers={"hopback-failure": failure_json(failure) or ""})
+            await channel.publish(Message("", queue, b"{}", said))
+        await connection.close()
+
 
 async def _site(journal: Journal, clock: LoopClock, broker: EmbeddedBroker | None = None) -> _Site:
     broker = broker or EmbeddedBroker()
@@ -112,6 +123,28 @@ async def test_errors_of_all_queues_are_told_and_survive_a_restart(tmp_path: Pat
             again = await second.errors(survey=True)
         told = {one.error: (one.count, one.is_new) for one in again.items}
         assert told == {"TimeoutError": (8, False), "Refused": (4, True), "Bounced": (2, False)}
+
+
+@in_virtual_time
+async def test_survey_counts_failures_by_hour_and_keeps_them_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    hour = 3600.0
+    clock = LoopClock(lambda: 1_800_000_000.0)
+    now = clock.now() // hour * hour
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        site = await _site(journal, clock)
+        outside = (now - 48 * hour, now + hour, 0.0)  # too old, in the future, unknown
+        await site.park("orders.dlq", "TimeoutError", now, now - hour, now - hour + 59, *outside)
+        await site.park("billing.dlq", "TimeoutError", now - 47 * hour)
+        async with site.operations() as first:
+            await first.errors(survey=True)
+        async with site.operations() as second:
+            (error,) = (await second.errors()).items
+    assert {at.queue: [(one.at, one.count) for one in at.by_hour] for at in error.queues} == {
+        "billing.dlq": [(now - 47 * hour, 1)],
+        "orders.dlq": [(now - hour, 2), (now, 1)],
+    }
 
 
 @in_virtual_time

@@ -91,6 +91,11 @@ async def test_every_error_of_a_survey_is_listed_with_its_first_and_last_message
     assert sorted(shown.findall(listed.text)) == [f"Error{chr(65 + n)}" for n in range(12)]
     assert re.search(r'data-label="First"><time [^>]+>[^<]+ ago</time>', listed.text)
     assert re.search(r'data-label="Last"><time [^>]+>[^<]+ ago</time>', listed.text)
+    course = r'<svg class="spark[^>]+><polyline points="([^"]+)"/></svg><small>at most 1 per hour'
+    (one,) = {found[1] for found in re.finditer(course, listed.text)}
+    assert len(one.split()) == 48
+    assert len(re.findall(course, listed.text)) == 12
+    assert len(re.findall(course, first.text)) == 5
     assert shown.findall(found.text) == ["ErrorC"]
 
 
