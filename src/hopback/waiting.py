@@ -45,6 +45,20 @@ async def finish(work: asyncio.Future[T]) -> T:
         raise
 
 
+def loop_time() -> float:
+    """Return the time of the running event loop, in seconds."""
+    return asyncio.get_running_loop().time()
+
+
+def is_on_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def is_time_virtual() -> bool:
     """Whether the running loop's time jumps, as in tests: hours of polling then pass in real seconds."""
     return getattr(asyncio.get_running_loop(), "is_virtual", False)

@@ -37,6 +37,7 @@ _ABOVE = (
     "hopback.observe",
     "hopback.private_files",
     "hopback.runtime",
+    "hopback.runtime.address",
     "hopback.sql",
     "hopback.store",
     "hopback.waiting",
@@ -111,17 +112,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *_PORT,
         "hopback.endpoint",
         "hopback.observe",
+        "hopback.runtime.address",
         "hopback.store",
         "hopback.waiting",
     ),
-    # A program without an event loop gives an address, and wants no broker object.
-    "hopback.runtime.sync_publisher": (
-        *_PURE,
-        *_PORT,
-        "hopback.broker.message_sender",
-        "hopback.broker.rabbitmq",
-        "hopback.runtime",
-    ),
+    # A program may give an address instead of a broker.
+    "hopback.runtime.address": (*_PORT, "hopback.broker.rabbitmq"),
     # Consumers of other libraries, by the runtime's own parts.
     "hopback.integrations": (
         *_PURE,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
@@ -13,7 +13,7 @@ from orders.database import Base, database
 
 
 @asynccontextmanager
-async def lifespan(app: App) -> AsyncIterator[None]:
+async def lifespan(app: App) -> AsyncGenerator[None]:
     """Create the tables, and publish what transactions leave in the outbox while the app runs."""
     await migrate(database, also=Base.metadata)
     relay = asyncio.create_task(Relay(Outbox(database, str(uuid4())), app.send).run())

@@ -1,7 +1,7 @@
 """Charges: paid over HTTP, with patience for a payment service that has none."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 import httpx
@@ -12,7 +12,7 @@ from orders.payloads import OrderPlaced
 router = Router("charges.")
 
 
-async def open_payments() -> AsyncIterator[httpx.AsyncClient]:
+async def open_payments() -> AsyncGenerator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=os.environ["PAYMENTS_URL"], timeout=5) as client:
         yield client
 

@@ -1,7 +1,7 @@
 """The database, and the session that every run of a handler gets."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -23,7 +23,7 @@ class Order(Base):
     cents: Mapped[int]
 
 
-async def open_session() -> AsyncIterator[AsyncSession]:
+async def open_session() -> AsyncGenerator[AsyncSession]:
     async with AsyncSession(database) as session, session.begin():
         yield session  # committed before the message is settled, or rolled back
 

@@ -1,19 +1,19 @@
 """Orders by HTTP with FastAPI: `uvicorn orders.web:web`."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 
-from hopback import Publisher, RabbitMQ, RequestClient
+from hopback import Publisher, RequestClient
 from orders.payloads import OrderPlaced
 
 
 @asynccontextmanager
-async def lifespan(web: FastAPI) -> AsyncIterator[None]:
-    broker = RabbitMQ(os.environ["HOPBACK_BROKER"])
-    async with Publisher(broker) as publisher, RequestClient(broker) as client:
+async def lifespan(web: FastAPI) -> AsyncGenerator[None]:
+    url = os.environ["HOPBACK_BROKER"]
+    async with Publisher(url) as publisher, RequestClient(url) as client:
         web.state.publisher, web.state.client = publisher, client
         yield
 

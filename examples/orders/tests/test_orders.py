@@ -3,7 +3,7 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 os.environ.setdefault("DATABASE_URL", f"sqlite:///{tempfile.mkdtemp()}/orders.db")
 
@@ -20,7 +20,7 @@ from orders.payloads import OrderPlaced
 ORDER = OrderPlaced(id=7, customer="Ada", cents=950)
 
 
-async def payments() -> AsyncIterator[httpx.AsyncClient]:
+async def payments() -> AsyncGenerator[httpx.AsyncClient]:
     """A payment service that has no money for customers who order for more than 100."""
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -150,11 +150,18 @@ class MessageSender:
             on_failure=on_failure,
         )
         self._task: asyncio.Task[None] | None = None
-        self._current: asyncio.Future[_OpenChannel] = asyncio.get_running_loop().create_future()
+        self._current: asyncio.Future[_OpenChannel] | None = None
         self._shared: _OpenChannel | None = None
-        """The result of `_current` while it is usable."""
+        """The result of `_open_channel` while it is usable."""
         self._winding_down: set[asyncio.Task[None]] = set()
         self._reopened_at = float("-inf")
+
+    @property
+    def _open_channel(self) -> asyncio.Future[_OpenChannel]:
+        """The shared channel, or the wait for it. It belongs to the event loop of its first use."""
+        if self._current is None:
+            self._current = asyncio.get_running_loop().create_future()
+        return self._current
 
     @property
     def state(self) -> SupervisedState:
@@ -166,10 +173,12 @@ class MessageSender:
         try:
             # Wait for a channel, or raise the error of the first attempt.
             assert self._task is not None  # noqa: S101 - started just before
-            await first_of(self._current, self._line.tried.wait(), self._task, within=self._timeout)
+            await first_of(
+                self._open_channel, self._line.tried.wait(), self._task, within=self._timeout
+            )
             if self._task.done():
                 await self._task
-            if not self._current.done():
+            if not self._open_channel.done():
                 raise self._line.trouble or ConnectionFailed(self._nothing_sent())
         except BaseException:
             await self.close()
@@ -201,9 +210,9 @@ class MessageSender:
         self._refuse(str(error or "the publisher is closed"))
 
     def _refuse(self, why: str) -> None:
-        if not self._current.done():
-            self._current.set_exception(ConnectionFailed(f"message not sent: {why}"))
-            self._current.exception()  # mark as retrieved, because no caller may be waiting
+        if not self._open_channel.done():
+            self._open_channel.set_exception(ConnectionFailed(f"message not sent: {why}"))
+            self._open_channel.exception()  # mark as retrieved, because no caller may be waiting
 
     async def send(
         self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
@@ -297,7 +306,7 @@ class MessageSender:
         try:
             async with asyncio.timeout(self._timeout) as limit:
                 while True:
-                    current = await asyncio.shield(self._current)
+                    current = await asyncio.shield(self._open_channel)
                     session = current.session
                     try:
                         if not may_share:
@@ -398,7 +407,7 @@ class MessageSender:
         current.retired.set()
         if self._shared is current:
             self._shared = None
-            self._current = asyncio.get_running_loop().create_future()
+            self._current = None
 
     def _wind_down(self, closing: asyncio.Task[None]) -> None:
         self._winding_down.add(closing)
@@ -411,7 +420,7 @@ class MessageSender:
             while True:
                 current = _OpenChannel(await connection.open_channel(), session)
                 self._shared = current
-                self._current.set_result(current)
+                self._open_channel.set_result(current)
                 await first_of(current.channel.wait_closed(), current.retired.wait())
                 self._retire(current)
                 # Close the channel once all its publishes have an outcome.

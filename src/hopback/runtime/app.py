@@ -35,7 +35,8 @@ from hopback.runtime.context import (
     PublishOptions,
     compose,
     current_context,
-    publish_from_thread,
+    send_from_loop,
+    send_from_thread,
     watch_publish,
 )
 from hopback.runtime.delays import Cancellations, DueMessages
@@ -683,8 +684,9 @@ class App(Router):
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> None:
-        """The same from a thread of the application: it returns when the broker has confirmed."""
-        publish_from_thread(self.publish(routing_key, payload, exchange=exchange, **options))
+        """Publish from a thread of the application. It returns after the confirm."""
+        message = compose(routing_key, payload, exchange=exchange, codecs=self.codecs, **options)
+        send_from_thread(self._outgoing(), message)
 
     @explain_arguments
     def request(
@@ -710,16 +712,19 @@ class App(Router):
     def send(self, message: Message) -> Coroutine[Any, Any, None]:
         """Publish a message that is already composed, as an outbox relay does. To be awaited."""
         require_message(message)
-        if self._publish is None:
-            raise RuntimeError(
-                f"app {self.name!r} is not running: publish from a handler, inside `Service`, "
-                "or use a Publisher of its own"
-            )
-        publishing = self._publish(message)
+        publishing = send_from_loop(self._outgoing(), message)
         cause = current_context.get(None)
         if cause is not None:
             watch_publish(cause, publishing)
         return publishing
+
+    def _outgoing(self) -> Callable[[Message], Coroutine[Any, Any, None]]:
+        if self._publish is None:
+            raise RuntimeError(
+                f"app {self.name!r} is not running: publish from a handler or in its lifespan. "
+                "Other programs use a Publisher or SyncPublisher"
+            )
+        return self._publish
 
 
 def _moved(handler: AnyHandler, queue: str) -> AnyHandler:

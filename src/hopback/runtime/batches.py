@@ -36,7 +36,7 @@ from hopback.runtime.worker import (
     is_being_cancelled,
     undecodable,
 )
-from hopback.waiting import first_of
+from hopback.waiting import first_of, loop_time
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -243,7 +243,6 @@ class Batches:
         self._bus = world.bus
         self._around = world.around_batch or _unobserved
         self._observe = observe
-        self._loop = asyncio.get_running_loop()
         self._base = copy_context()
         self._processors = _ENTERING
         if handler.prepare is not None:
@@ -409,19 +408,19 @@ class Batches:
         """Add one message to the open batch. A message with an outcome is concluded alone."""
         if taken.session.ended.is_set():
             return
-        began = self._loop.time()
+        began = loop_time()
         try:
             if self._settling.settle_copy(taken):
                 self.concluded += 1
                 return
             answer = await self._entered(taken)
         except asyncio.CancelledError:
-            self._settling.abandon(taken, self._loop.time() - began, "interrupted")
+            self._settling.abandon(taken, loop_time() - began, "interrupted")
             raise
         except FAILURES as error:  # see OneByOne
             answer = answer_for(error)
         if answer is not None:
-            await self._conclude_all([taken], [answer], self._loop.time() - began)
+            await self._conclude_all([taken], [answer], loop_time() - began)
 
     async def _entered(self, taken: HeldDelivery) -> Answer | None:
         """Return None if the message joined the open batch, or else its answer."""
@@ -464,7 +463,9 @@ class Batches:
 
     def _add(self, one: _Gathered) -> None:
         if not self._open:
-            self._due = self._loop.call_at(self._window.due_at(self._loop.time()), self._close_open)
+            self._due = asyncio.get_running_loop().call_at(
+                self._window.due_at(loop_time()), self._close_open
+            )
         self._open.append(one)
         if self._window.is_full(len(self._open)):
             self._close_open()
@@ -487,7 +488,7 @@ class Batches:
 
     def _start(self, work: Coroutine[Any, Any, None], batch: Sequence[HeldDelivery]) -> None:
         name, context = f"hopback batch {self._handler.queue}", self._base.copy()
-        task = self._loop.create_task(work, name=name, context=context)
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self._running[task] = batch
         task.add_done_callback(self._on_done)
 
@@ -507,7 +508,7 @@ class Batches:
                 await opened.settled()
 
     async def _handle_with(self, isolating: Isolating, batch: list[_Gathered]) -> None:
-        began = self._loop.time()
+        began = loop_time()
         alive = [one for one in batch if not one.taken.session.ended.is_set()]
         if self._prepare is None and not self._middleware:
             copies = [one for one in alive if self._settling.settle_copy(one.taken)]
@@ -538,7 +539,7 @@ class Batches:
             answer = None if task is None else self._answers.pop(task, None)
             if task is None or answer is None:
                 for one in alive:
-                    self._settling.abandon(one.taken, self._loop.time() - began, "interrupted")
+                    self._settling.abandon(one.taken, loop_time() - began, "interrupted")
                 raise
             task.uncancel()
             answers = [answer] * len(alive)
@@ -547,7 +548,7 @@ class Batches:
             answers = answers or [answer_for(error)] * len(alive)
         finally:
             run.has_ended = True
-        duration = self._loop.time() - began
+        duration = loop_time() - began
         await self._conclude_all([one.taken for one in alive], answers, duration)
         self._bus.emit(
             "batch.handled",

@@ -30,7 +30,7 @@ from hopback.policy.breaker import Breaker, BreakerPolicy, BreakerState, after_r
 from hopback.policy.outcome import Done, Snooze
 from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.slow_runs import SlowRuns, consumer_timeout_in
-from hopback.waiting import first_of
+from hopback.waiting import first_of, loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -223,7 +223,7 @@ class Brake:
         self._limit: Callable[[int], None] = lambda _size: None
         self._breaker = Breaker()
         self._probing: asyncio.TimerHandle | None = None
-        self._time = asyncio.get_running_loop().time
+        self._time = loop_time
 
     def control(self, limit: Callable[[int], None]) -> None:
         """Set the function that limits the concurrency of the work."""
@@ -329,7 +329,7 @@ class Consumer:
         self._work = make_work(self._brake.observe)
         self._brake.control(self._work.limit)
         self.slow_runs: SlowRuns = make_slow_runs(self._work)
-        self._time = asyncio.get_running_loop().time
+        self._time = loop_time
         self._session: ConsumeSession | None = None
         self.retired: dict[ConsumeSession, asyncio.Future[BrokerError | None]] = {}
         """Sessions whose channel stays open for the deliveries in hand, with the end of each channel."""

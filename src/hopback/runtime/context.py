@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -20,8 +19,11 @@ from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
 from hopback.runtime.publish_arguments import check_publish, explain_arguments
 from hopback.text import did_you_mean
+from hopback.waiting import is_on_loop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
     from hopback.fields import Headers
     from hopback.runtime.codecs import Codecs, Compression
     from hopback.topology.plan import Plan
@@ -160,20 +162,11 @@ class Context:
     ) -> Coroutine[Any, Any, None]:
         """Publish to the queue `routing_key`, or to an exchange, and wait for the confirm.
 
-        The message gets the correlation id and the trace of this one.
-        The call must be awaited. Otherwise the message is not published, and the message of this
-        context is parked with that reason. In a sync handler use `publish_sync`.
+        The message gets the correlation id and the trace of this one. The call must be awaited.
+        Otherwise the message is not published, and the message of this context is parked with that
+        reason. In a sync handler use `publish_sync`.
         """
-        message = compose(
-            routing_key, payload, exchange=exchange, cause=self, codecs=self._codecs, **options
-        )
-        return self.send(message)
-
-    def send(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Publish a message that is already composed and wait for the confirm. To be awaited."""
-        publishing = self._publish(require_message(message))
-        watch_publish(self, publishing)
-        return publishing
+        return self.send(self._compose(routing_key, payload, exchange, options))
 
     @explain_arguments
     def publish_sync(
@@ -184,8 +177,21 @@ class Context:
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> None:
-        """The same from a sync handler, in its thread: it returns when the broker has confirmed."""
-        publish_from_thread(self.publish(routing_key, payload, exchange=exchange, **options))
+        """Publish from a sync handler, in its thread. It returns after the confirm."""
+        send_from_thread(self._publish, self._compose(routing_key, payload, exchange, options))
+
+    def send(self, message: Message) -> Coroutine[Any, Any, None]:
+        """Publish a message that is already composed and wait for the confirm. To be awaited."""
+        publishing = send_from_loop(self._publish, require_message(message))
+        watch_publish(self, publishing)
+        return publishing
+
+    def _compose(
+        self, routing_key: str, payload: object, exchange: str, options: PublishOptions
+    ) -> Message:
+        return compose(
+            routing_key, payload, exchange=exchange, cause=self, codecs=self._codecs, **options
+        )
 
     @property
     def wants_reply(self) -> bool:
@@ -200,8 +206,15 @@ class Context:
         It is fire and forget: a sender that has stopped waiting is not an error. Raises ValueError
         if the message does not ask for a reply (`wants_reply`). Raises ReplyRefused, which parks
         the message, if its `reply_to` is neither a direct reply address nor one of the
-        application's reply queues.
+        application's reply queues. In a sync handler use `reply_sync`.
         """
+        return self.send(self._compose_reply(payload, options))
+
+    def reply_sync(self, payload: object, **options: Unpack[PublishOptions]) -> None:
+        """Reply from a sync handler, in its thread. It returns after the confirm."""
+        send_from_thread(self._publish, self._compose_reply(payload, options))
+
+    def _compose_reply(self, payload: object, options: PublishOptions) -> Message:
         properties = self.delivery.properties
         if not properties.reply_to:
             raise ValueError(
@@ -212,11 +225,7 @@ class Context:
         self.has_replied = True
         options["correlation_id"] = properties.correlation_id or properties.message_id
         options["mandatory"] = False
-        return self.publish(properties.reply_to, payload, **options)
-
-    def reply_sync(self, payload: object, **options: Unpack[PublishOptions]) -> None:
-        """The same from a sync handler, in its thread."""
-        publish_from_thread(self.reply(payload, **options))
+        return self._compose(properties.reply_to, payload, "", options)
 
 
 def check_reply_to(context: Context) -> None:
@@ -281,14 +290,28 @@ def context_with(codecs: Codecs | None, reply_queues: Sequence[str], clock: Cloc
     return AppContext
 
 
-def publish_from_thread(publishing: Coroutine[Any, Any, None]) -> None:
-    """Make sure that a publish was done already, as it is in a thread."""
-    if inspect.iscoroutine(publishing):
-        publishing.close()
+def send_from_loop(
+    send: Callable[[Message], Coroutine[Any, Any, None]], message: Message
+) -> Coroutine[Any, Any, None]:
+    """Return the publish, to be awaited. Raise RuntimeError in a thread, which cannot await it."""
+    if not is_on_loop():
+        raise RuntimeError(
+            "expected `publish_sync(…)` or `reply_sync(…)` in a sync handler, which runs in a thread: "
+            "got a call that has to be awaited"
+        )
+    return send(message)
+
+
+def send_from_thread(
+    send: Callable[[Message], Coroutine[Any, Any, None]], message: Message
+) -> None:
+    """Publish in a thread and wait for the confirm. Raise RuntimeError on an event loop."""
+    if is_on_loop():
         raise RuntimeError(
             "publish_sync is for sync handlers, which run in a thread: here, on the event loop, "
             "write `await context.publish(…)`"
         )
+    _finished = send(message)  # a thread has waited for it
 
 
 def _is_unstarted(publishing: Coroutine[Any, Any, None]) -> bool:
@@ -437,15 +460,16 @@ def _inherited(cause: Context | None) -> Headers:
 class Outlet:
     """Sends messages to the broker from coroutines and threads.
 
-    On the loop `send` returns an awaitable. A thread cannot await it, and the message would be lost
-    silently. In a thread `send` therefore returns after the publish has finished.
+    On the event loop `send` returns an awaitable. In a thread it returns after the publish has
+    finished.
     """
 
     def __init__(
         self, publish: Callable[[Message, asyncio.Event | None], Coroutine[None, None, None]]
     ) -> None:
         self._publish = publish
-        self._loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the service while it runs."""
 
     def send(
         self, message: Message, ended: asyncio.Event | None = None
@@ -454,31 +478,7 @@ class Outlet:
 
         `ended` is the end of the publishing run's session, by default that of the current run.
         """
-        ended = end_of_session() if ended is None else ended
-        try:
-            asyncio.get_running_loop()
-            is_on_a_loop = True
-        except RuntimeError:
-            is_on_a_loop = False
-        if is_on_a_loop:
-            return self._publish(message, ended)
-        asyncio.run_coroutine_threadsafe(self._publish(message, ended), self._loop).result()
-        return _Sent()
-
-
-class _Sent(Coroutine[Any, Any, None]):
-    """An awaitable for a finished publish. It need not be awaited."""
-
-    def __await__(self) -> Generator[None]:
-        return
-        yield
-
-    def send(self, _value: object, /) -> Any:
-        raise StopIteration
-
-    def throw(self, kind: Any, value: Any = None, trace: Any = None, /) -> Any:
-        """Raise the exception again."""
-        raise kind if value is None else value
-
-    def close(self) -> None:
-        """Does nothing."""
+        publishing = self._publish(message, end_of_session() if ended is None else ended)
+        if self.loop is not None and not is_on_loop():
+            asyncio.run_coroutine_threadsafe(publishing, self.loop).result()
+        return publishing

@@ -30,7 +30,7 @@ from hopback.message import Delivery, Message, Properties
 from hopback.policy.periodic import Every, Missed, Schedule, due_id, due_now, parse_cron
 from hopback.runtime.context import compose
 from hopback.topology.delays import schedule_queue_name
-from hopback.waiting import first_of
+from hopback.waiting import first_of, loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -134,9 +134,9 @@ class SentSoFar:
 class JumpWatch:
     """Compares the machine's clock with the event loop's, and remembers the progress before a jump."""
 
-    def __init__(self, offset: float) -> None:
-        self._offset = offset
-        """The machine's clock minus the loop's."""
+    def __init__(self) -> None:
+        self._offset: float | None = None
+        """The machine's clock minus the loop's at the last comparison."""
         self._settled_at = -math.inf
         self._before: tuple[float, SentSoFar, float] | None = None
         """The offset and the progress before a jump forward, and until when the clock may return."""
@@ -148,7 +148,8 @@ class JumpWatch:
         it.
         """
         offset = now - time
-        gained, self._offset = offset - self._offset, offset
+        gained = 0.0 if self._offset is None else offset - self._offset
+        self._offset = offset
         self.gained = gained if abs(gained) >= _JUMP_S else 0.0
         if self.gained:
             self._settled_at = time + _SETTLE_S
@@ -187,12 +188,12 @@ class PeriodicSender:
         self._periodic = periodic
         self._publish = publish
         self._world = world
-        self._time = asyncio.get_running_loop().time
+        self._time = loop_time
         self._known: SentSoFar | None = self._from_now()
         self._known_at = math.inf
         """When this process last held the schedule, by the loop's clock. The first one does not age."""
         self._held: dict[int, SentSoFar | None] = {}
-        self._clock = JumpWatch(world.clock.now() - self._time())
+        self._clock = JumpWatch()
 
     def _from_now(self) -> SentSoFar:
         now_ms = math.floor(self._world.clock.now() * 1000)
@@ -203,9 +204,8 @@ class PeriodicSender:
     ) -> None:
         """Serve on this connection until it ends. A closed channel is replaced."""
         failures, lost_at, said = 0, float("-inf"), None
-        time = asyncio.get_running_loop().time
         while True:
-            began = time()
+            began = self._time()
             trouble = await usable(self.queue, connection, lost_at)
             if not trouble:
                 try:
@@ -220,7 +220,7 @@ class PeriodicSender:
                 lost = {"queue": self.queue, "reason": trouble or "the broker ended the consumer"}
                 self._world.bus.emit("consumer.lost", lost)
             said = trouble
-            lost_at = time()
+            lost_at = self._time()
             failures = 1 if lost_at - began >= self._world.backoff.stable else failures + 1
             await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from hopback.broker.supervise import Backoff
 from hopback.durations import Duration, read_seconds
 from hopback.errors import BrokerError, ConnectionFailed
-from hopback.waiting import finish, is_time_virtual
+from hopback.waiting import finish, is_time_virtual, loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -91,7 +91,7 @@ class Relay:
         self._backoff = backoff or Backoff(first=1.0, most=60.0)
         self._resting: dict[int, float] = {}
         self._nudged = asyncio.Event()
-        self._time = asyncio.get_running_loop().time
+        self._time = loop_time
         self._skips_looks = False
         self._written = 0
         self._written_at = 0.0

@@ -19,6 +19,7 @@ from hopback.broker.sendable import check_message
 from hopback.broker.supervise import Backoff, Supervised
 from hopback.durations import Duration, parse_wait_ms
 from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, DeliveryLost, NoReply
+from hopback.runtime.address import broker_at
 from hopback.runtime.context import (
     PublishOptions,
     check_options,
@@ -58,22 +59,22 @@ _MOST_READERS = 1_000
 class RequestClient:
     """Sends requests and waits for replies on a separate connection. An async context manager.
 
-    An `App` has one (`app.request`). Use this class in programs without an `App`. `codecs` encode
-    requests and decode replies by their content type.
+    An `App` has one (`app.request`). Use this class in programs without an `App`. `broker` is a
+    broker or the address of a RabbitMQ. `codecs` encode requests and decode replies by their content type.
     """
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Broker | str,
         *,
         name: str = "hopback requests",
         codecs: Codecs | None = None,
         backoff: Backoff | None = None,
     ) -> None:
         self._codecs = codecs
-        self._line = Supervised(broker, name, self._session, backoff=backoff)
+        self._line = Supervised(broker_at(broker), name, self._session, backoff=backoff)
         self._task: asyncio.Task[None] | None = None
-        self._channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+        self._current: asyncio.Future[Channel] | None = None
         self._connection: Connection | None = None
         self._proven = ProvenRoutes()
         self._apart = asyncio.Semaphore(_APART)
@@ -81,6 +82,13 @@ class RequestClient:
         self._readers: dict[Any, Callable[[Delivery], Any]] = {}
         self.late: int = 0
         """Number of replies that arrived after their caller had stopped waiting."""
+
+    @property
+    def _channel(self) -> asyncio.Future[Channel]:
+        """The channel of replies, or the wait for it. It belongs to the event loop of its first use."""
+        if self._current is None:
+            self._current = asyncio.get_running_loop().create_future()
+        return self._current
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -278,7 +286,7 @@ class RequestClient:
 
     def _forget(self, channel: Channel) -> None:
         if self._channel.done() and self._channel.result() is channel:
-            self._channel = asyncio.get_running_loop().create_future()
+            self._current = None
 
     def _give_up(self, error: BrokerError | None) -> None:
         """Fail all pending requests, because their replies cannot arrive any more."""

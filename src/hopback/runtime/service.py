@@ -28,6 +28,7 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.observe.events import Bus, reporter
+from hopback.runtime.address import broker_at
 from hopback.runtime.assembly import Assembly
 from hopback.runtime.context import Outlet, current_context
 from hopback.runtime.delays import DelayQueues
@@ -40,7 +41,7 @@ from hopback.runtime.settling import Environment
 from hopback.runtime.shutdown import Report, Shutdown, Stopping
 from hopback.runtime.upkeep import Upkeep
 from hopback.topology.model import ExchangeType, Queue, Topology
-from hopback.waiting import first_of
+from hopback.waiting import first_of, is_on_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -159,8 +160,9 @@ class _Member:
 
 
 class Service:
-    """Runs an application on a broker. Create and run it on the same event loop.
+    """Runs an application on a broker. `asyncio.run(Service(app, "amqp://…").run())` is a whole program.
 
+    `broker` is a broker or the address of a RabbitMQ.
     The service calls each of `attendants` with every consuming connection. The function runs until the
     connection ends, on its own channels. Its exceptions are logged. `theirs` are queues that another library
     declares: the service does not declare them, and the check for hazards assumes that they exist.
@@ -169,7 +171,7 @@ class Service:
     def __init__(
         self,
         app: App,
-        broker: Broker,
+        broker: Broker | str,
         *,
         options: ServiceOptions | None = None,
         world: Environment | None = None,
@@ -177,13 +179,13 @@ class Service:
         theirs: Sequence[Queue] = (),
     ) -> None:
         self.app = app
-        self.broker = broker
+        self.broker: Broker = broker_at(broker)
         self._attendants = tuple(attendants)
         self.options: ServiceOptions = options or ServiceOptions()
         self.world: Environment = world or Environment()
         topology = app.topology
         self._publisher = MessageSender(
-            broker,
+            self.broker,
             name=f"{app.name} publisher",
             backoff=self.world.reconnect,
             on_state=self._emit_state("publishing"),
@@ -191,7 +193,7 @@ class Service:
             keyless=self._exchanges_without_topics(topology),
         )
         self._line = Supervised(
-            broker,
+            self.broker,
             f"{app.name} consumer",
             self._session,
             backoff=self.world.reconnect,
@@ -207,7 +209,10 @@ class Service:
         )
         self.delays: DelayQueues = DelayQueues(topology, self.world.clock)
         self.requests: RequestClient = RequestClient(
-            broker, name=f"{app.name} requests", codecs=app.codecs, backoff=self.world.reconnect
+            self.broker,
+            name=f"{app.name} requests",
+            codecs=app.codecs,
+            backoff=self.world.reconnect,
         )
         """Sends requests and waits for replies. It connects with the first request."""
         self.outlet: Outlet = Outlet(self.send)
@@ -216,7 +221,6 @@ class Service:
         self._added: dict[App, tuple[_Member, AsyncExitStack]] = {}
         self._session_group: tuple[Connection, asyncio.TaskGroup] | None = None
         self._handled_by_removed = 0
-        self._loop = asyncio.get_running_loop()
         self._stopping = Stopping()
         self.ready: _ReadyEvent = _ReadyEvent()
         """Set when every consumer of `app` has started. `wait` raises the exception of `run`."""
@@ -391,16 +395,15 @@ class Service:
             "message_id": properties and properties.message_id,
             "message_type": properties and properties.type,
         }
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            self._loop.call_soon_threadsafe(self.world.bus.emit, name, details)
-        else:
+        if is_on_loop():
             self.world.bus.emit(name, details)
+        elif self.outlet.loop is not None:
+            self.outlet.loop.call_soon_threadsafe(self.world.bus.emit, name, details)
 
     async def run(self) -> Report:
         """Run until `stop`. Raise errors that a new connection cannot repair."""
         token = reporter.set(self.report)
+        self.outlet.loop = asyncio.get_running_loop()
         try:
             return await self._run()
         finally:

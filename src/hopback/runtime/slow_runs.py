@@ -19,7 +19,6 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import sys
@@ -33,8 +32,10 @@ from hopback.errors import BrokerError, PreconditionFailed
 from hopback.headers import failure_from_exception, identity
 from hopback.policy.outcome import Retry
 from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
+from hopback.waiting import loop_time
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
     from types import FrameType
 
@@ -134,7 +135,7 @@ class SlowRuns:
         self._slow_s = _SLOW_S
         self._timeout: float | None = None
         """The consumer timeout of the queue, if it is known by its arguments or a policy."""
-        self._time = asyncio.get_running_loop().time
+        self._time = loop_time
         self._seen: dict[HeldDelivery, float] = {}
         """When each run was first seen, by its first delivery."""
         self._reported: set[HeldDelivery] = set()

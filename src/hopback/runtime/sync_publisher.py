@@ -16,10 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
 
 from hopback.broker.message_sender import MessageSender
-from hopback.broker.rabbitmq import RabbitMQ
 from hopback.durations import Duration, read_seconds
 from hopback.errors import ConnectionFailed
 from hopback.message import require_message
+from hopback.runtime.address import broker_at
 from hopback.runtime.context import PublishOptions, compose
 from hopback.runtime.publish_arguments import explain_arguments
 
@@ -51,7 +51,7 @@ class SyncPublisher:
     ) -> None:
         if connections < 1:
             raise ValueError(f"expected at least 1 connection, got {connections}")
-        self._broker: Broker = RabbitMQ(broker) if isinstance(broker, str) else broker
+        self._broker: Broker = broker_at(broker)
         self._name = name
         self._connections = connections
         self._timeout = read_seconds(timeout, "timeout", where="SyncPublisher", zero=False)

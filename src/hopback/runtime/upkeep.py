@@ -31,6 +31,7 @@ from hopback.topology.check import check
 from hopback.topology.hazards.rule import Severity
 from hopback.topology.model import join_topologies
 from hopback.topology.plan import Return
+from hopback.waiting import loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -77,7 +78,7 @@ class Upkeep:
         self._lock = asyncio.Lock()
         self._checked_on: Connection | None = None
         self._checked_at = float("-inf")
-        self._time = asyncio.get_running_loop().time
+        self._time = loop_time
         self._version: BrokerVersion | None = None
         self._is_begun = False
         self._connection: Connection | None = None

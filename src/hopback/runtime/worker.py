@@ -38,6 +38,7 @@ from hopback.runtime.middleware import Middleware, run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
 from hopback.runtime.slow_runs import CurrentRun, in_thread
+from hopback.waiting import loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
@@ -452,7 +453,7 @@ class OneByOne:
             self._process if settled is None else self._process_and_close,
             name=f"hopback {queue}",
         )
-        self._time = asyncio.get_running_loop().time
+        self._time = loop_time
         self._answers: dict[asyncio.Task[Any], Answer] = {}
         """The answers of runs that are being ended early."""
         self.concluded: int = 0

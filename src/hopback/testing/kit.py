@@ -33,6 +33,7 @@ from hopback.observe.events import Bus
 from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.quantities import parse_seconds, show_count, show_seconds
+from hopback.runtime.address import broker_at
 from hopback.runtime.context import PublishOptions, compose
 from hopback.runtime.publish_arguments import explain_arguments
 from hopback.runtime.requests import REQUEST_TIMEOUT, RequestClient
@@ -105,7 +106,7 @@ class AppTest(EventRecord):
 
     `events` holds all events of the application, `broker` is the broker with its fault switches,
     `service` runs the application, and `report` is its final report. `overrides` replaces providers
-    of dependencies. With `broker=RabbitMQ(url)` the same test runs on a real broker in real time.
+    of dependencies. With `broker="amqp://…"` the same test runs on a real broker in real time.
     `dead_letters` then returns the messages seen by the last `drain`.
     """
 
@@ -113,13 +114,15 @@ class AppTest(EventRecord):
         self,
         app: App,
         *,
-        broker: Broker | None = None,
+        broker: Broker | str | None = None,
         options: ServiceOptions | None = None,
         chance: float = 0.5,
         overrides: Overrides | None = None,
     ) -> None:
         self.app = app
         self._overrides = overrides or {}
+        if broker is not None:
+            broker = broker_at(broker)
         live = broker is not None and not isinstance(broker, EmbeddedBroker)
         self._live = QueuesUnderTest(broker) if broker is not None and live else None
         self._embedded = broker if isinstance(broker, EmbeddedBroker) else EmbeddedBroker()

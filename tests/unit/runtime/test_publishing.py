@@ -24,15 +24,13 @@ def _app(*, sync: bool = False, through_app: bool = False) -> App:
     app = App("shop")
     app.queue("invoices", retry=["1s"])
 
-    def publish(context: Context) -> object:
-        target = app if through_app else context
-        return target.publish("invoices", {"id": 1}, headers={"own": 1})
-
     def handle(context: Context) -> None:
-        publish(context)
+        target = app if through_app else context
+        target.publish_sync("invoices", {"id": 1}, headers={"own": 1})
 
     async def handle_async(context: Context) -> None:
-        await publish(context)  # type: ignore[misc]
+        target = app if through_app else context
+        await target.publish("invoices", {"id": 1}, headers={"own": 1})
 
     app.handler("orders", retry=["30s"])(handle if sync else handle_async)
     return app
@@ -224,9 +222,13 @@ async def test_a_publish_in_a_task_of_its_own_is_not_forgotten() -> None:
 async def test_a_sync_handler_publishes_with_a_call_that_returns_when_it_is_confirmed(
     through_app: bool,
 ) -> None:
-    """On the event loop the same call is refused: there it would have to be awaited."""
+    """On the event loop this call is refused, and in a thread the one that must be awaited is."""
     app = App("shop")
     app.queue("invoices", retry=["1s"])
+
+    def handle_without_await(context: Context) -> None:
+        target = app if through_app else context
+        _never_awaited = target.publish("invoices", {})
 
     def handle(context: Context) -> None:
         (app if through_app else context).publish_sync("invoices", {})
@@ -236,6 +238,7 @@ async def test_a_sync_handler_publishes_with_a_call_that_returns_when_it_is_conf
 
     app.handler("orders", retry=["30s"])(handle)
     app.handler("wrong", retry=None)(handle_on_the_loop)
+    app.handler("unawaited", retry=None)(handle_without_await)
     async with AppTest(app) as test:
         await test.publish("orders", {})
         assert await test.drain() == Tally(done=1)
@@ -243,3 +246,6 @@ async def test_a_sync_handler_publishes_with_a_call_that_returns_when_it_is_conf
         await test.publish("wrong", {})
         await test.drain()
         test.assert_parked("wrong", reason="publish_sync is for sync handlers")
+        await test.publish("unawaited", {})
+        await test.drain()
+        test.assert_parked("unawaited", reason="expected `publish_sync(…)`")
