@@ -11,7 +11,7 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File
 
@@ -58,11 +58,14 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The navigation, from the list of pages."""
-    tabs: dict[str, list[object]] = {}
-    for section, title, target in _listed():
+    tabs: dict[str, list[Any]] = {}
+    for section, group, title, target in _listed():
         path = _source(DOCS, target)
         if path is not None and path.endswith(".md") and not path.startswith("src/"):
-            tabs.setdefault(_TABS[section], []).append({title: path})
+            pages = tabs.setdefault(_TABS[section], [])
+            if group and (not pages or group not in pages[-1]):
+                pages.append({group: []})
+            (pages[-1][group] if group else pages).append({title: path})
     tabs["Tutorial"].insert(0, {"All pages": ALL_PAGES})
     systems = sorted((ROOT / "src" / "hopback" / "systems").glob("*/README.md"))
     tabs["Tutorial"].append(
@@ -82,18 +85,20 @@ def _doors() -> list[object]:
     return [*({door: f"api/{door}.md"} for door in DOORS), {"hopback.integrations": modules}]
 
 
-def _listed() -> Iterator[tuple[str, str, str]]:
-    """Section, title and target of each link of the list of pages, each target once."""
+def _listed() -> Iterator[tuple[str, str, str, str]]:
+    """Section, group, title and target of each link of the list of pages, each target once."""
     text = (DOCS / "README.md").read_text(encoding="utf-8")
     seen: set[str] = set()
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         section, _, rest = part.partition("\n")
-        for link in _LINK.finditer(rest):
-            target = link["target"].partition("#")[0]
-            title = link["text"][1:-1].replace("`", "")
-            if target not in seen and "://" not in target and target != "index.md":
-                seen.add(target)
-                yield section, title[:1].upper() + title[1:], target
+        for chunk in re.split(r"^### ", "\n" + rest, flags=re.MULTILINE):
+            group, _, links = chunk.partition("\n")
+            for link in _LINK.finditer(links):
+                target = link["target"].partition("#")[0]
+                title = link["text"][1:-1].replace("`", "")
+                if target not in seen and "://" not in target and target != "index.md":
+                    seen.add(target)
+                    yield section, group, title[:1].upper() + title[1:], target
 
 
 def _title(page: Path) -> str:
