@@ -40,9 +40,11 @@ def check(application: str, form: str, detailed_exit_code: bool) -> int:
     from hopback.topology.hazards.rule import Severity
 
     with needs("celery", "hopback celery check"):
+        from celery import Celery  # type: ignore[import-untyped]
+
         from hopback.integrations.celery_settings import check_settings
 
-        found = check_settings(_application(*load_module(application)))
+    found = check_settings(_application(Celery, *load_module(application)))
     if form == "json":
         told = [{**asdict(one), "severity": str(one.severity)} for one in found]
         document(json_text({"application": application, "findings": told}))
@@ -53,20 +55,18 @@ def check(application: str, form: str, detailed_exit_code: bool) -> int:
     return Exit.FAILED if any(one.severity is Severity.ERROR for one in found) else Exit.OK
 
 
-def _application(module: ModuleType, attribute: str) -> Any:
+def _application(kind: type, module: ModuleType, attribute: str) -> Any:
     """Find the application by its name, otherwise as `celery -A` does."""
-    from celery import Celery  # type: ignore[import-untyped]
-
     names = [attribute] if attribute else ["app", "celery"]
     found = next((one for name in names if (one := getattr(module, name, None)) is not None), None)
-    if isinstance(found, Celery):
+    if isinstance(found, kind):
         return found
-    there = [name for name, value in vars(module).items() if isinstance(value, Celery)]
+    there = [name for name, value in vars(module).items() if isinstance(value, kind)]
     got = "nothing" if found is None else type(found).__name__
-    known = f"It has: {', '.join(there)}." if there else "It has no application of Celery at all."
+    known = f"It has: {', '.join(there)}." if there else "It contains no Celery application."
     raise CommandFailed(
-        f"expected an application of Celery as {' or '.join(map(repr, names))} in {module.__name__}, "
+        f"expected a Celery application as {' or '.join(map(repr, names))} in {module.__name__}, "
         f"got {got}",
-        do=f"{known} Say `hopback celery check {module.__name__}:NAME`.",
+        do=f"{known} Run `hopback celery check {module.__name__}:NAME`.",
         code=Exit.NOT_FOUND,
     )

@@ -57,5 +57,5 @@ def test_what_is_no_application_is_told(name: str, capsys: _Output) -> None:
     """Which names were looked for, what is there, and what to say."""
     assert run(["celery", "check", name]) != 0
     said = capsys.readouterr().err
-    assert "expected an application of Celery" in said
+    assert "expected a Celery application" in said
     assert "It has: worker." in said

@@ -35,6 +35,7 @@ from hopback.cli.topology_options import TopologySource
 from hopback.clock import Clock, SystemClock
 from hopback.endpoint import is_loopback
 from hopback.errors import HopbackError, NoSuch
+from hopback.extras import needs
 from hopback.ops.cli.journal import journal, state_folder
 from hopback.text import count_of
 from hopback.text import one_line as safe
@@ -318,7 +319,8 @@ async def _management(
 
         return EmbeddedManagement(broker) if isinstance(broker, EmbeddedBroker) else None
     named = Access(access.broker, access.management, access.amqp_only)
-    return await reach_management(named, stack, ask=ask)
+    with needs("ops", "the management API"):
+        return await reach_management(named, stack, ask=ask)
 
 
 def _broker(url: str | None) -> tuple[Broker, str]:
