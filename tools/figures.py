@@ -340,7 +340,7 @@ def _dead_letters() -> Any:
 
 
 def _open_journal(url: str, clock: Any) -> Any:
-    from hopback.ops.jobs.journal_sql import open_journal
+    from hopback.ops.jobs.journal import open_journal
 
     return open_journal(url, clock)
 

@@ -21,7 +21,7 @@ from hopback.clock import SystemClock
 from hopback.ops.brokers.discovery import Override
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Pace, RedriveRequest, Selection
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from hopback.ops.operations import Operations
 
 if TYPE_CHECKING:

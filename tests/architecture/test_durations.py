@@ -25,7 +25,7 @@ _OTHER = {
 }  # fmt: skip
 
 # Records that Hopback makes and users read, and the journal's lease, which settings give in seconds.
-_RECORDS = {"Window", "SqlJournal", "open_journal"}
+_RECORDS = {"Window", "Journal", "open_journal"}
 
 
 def _parameters() -> Iterator[tuple[str, inspect.Parameter]]:

@@ -11,7 +11,7 @@ from hopback.clock import ManualClock, SystemClock
 from hopback.errors import StoreTooNew
 from hopback.ops.contract.requests import NEWEST
 from hopback.ops.contract.values import AuditEntry, Moment
-from hopback.ops.jobs.journal_sql import SqlJournal
+from hopback.ops.jobs.journal import Journal
 from hopback.sql.sqlite import SqliteDatabase
 from hopback.sql.versions import LATEST, MIGRATIONS, SchemaChange, apply_missing
 from hopback.store import current_version, database, migrate, open_database
@@ -44,7 +44,7 @@ async def _migrate_further(engine: AsyncEngine) -> list[int]:
 
 
 async def test_later_migration_keeps_the_rows_and_is_applied_once(engine: AsyncEngine) -> None:
-    journal = SqlJournal(database.EngineDatabase(engine), ManualClock(1000.0))
+    journal = Journal(database.EngineDatabase(engine), ManualClock(1000.0))
     await journal.write(AuditEntry(Moment(1.0), "Ann", "job.start"))
     assert await _migrate_further(engine) == [LATEST + 1]
     assert await _migrate_further(engine) == []
@@ -71,7 +71,7 @@ async def test_command_refuses_a_file_of_a_newer_version(tmp_path: Path) -> None
     await newer.dispose()
     opened = SqliteDatabase(file, SystemClock())
     with pytest.raises(StoreTooNew):
-        await SqlJournal(opened, SystemClock()).read(NEWEST)
+        await Journal(opened, SystemClock()).read(NEWEST)
     await opened.close()
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         ErrorOverview as ErrorOverview,
         HourCount as HourCount,
         QueueTrend as QueueTrend,
-        SurveyProgress as SurveyProgress,
         SurveyedArchive as SurveyedArchive,
         SurveyedQueue as SurveyedQueue,
         TrendSample as TrendSample,
@@ -44,25 +43,18 @@ if TYPE_CHECKING:
     from hopback.ops.contract.interface import DeadLetters as DeadLetters
     from hopback.ops.contract.requests import (
         AuditQuery as AuditQuery,
-        BY_DESIGN as BY_DESIGN,
         DiscardRequest as DiscardRequest,
         Edit as Edit,
         GroupBy as GroupBy,
-        HIGHEST_RATE as HIGHEST_RATE,
         JobKind as JobKind,
-        MOST_IN_FLIGHT as MOST_IN_FLIGHT,
-        NEWEST as NEWEST,
-        NOBODY as NOBODY,
         Pace as Pace,
         RAMP as RAMP,
         RedriveRequest as RedriveRequest,
-        USUAL_SESSION as USUAL_SESSION,
         Selection as Selection,
         Settings as Settings,
         Submission as Submission,
         Target as Target,
         TargetKind as TargetKind,
-        UNHURRIED as UNHURRIED,
         Who as Who,
         SessionLimits as SessionLimits,
     )
@@ -99,10 +91,9 @@ if TYPE_CHECKING:
         TimelineEntry as TimelineEntry,
         WayCheck as WayCheck,
     )
-    from hopback.ops.jobs.journal import Journal as Journal
-    from hopback.ops.jobs.journal_sql import (
+    from hopback.ops.jobs.journal import (
+        Journal as Journal,
         MemoryJournal as MemoryJournal,
-        SqlJournal as SqlJournal,
         open_journal as open_journal,
     )
     from hopback.ops.contract.patch import (
@@ -122,15 +113,15 @@ _HOMES = {
     "hopback.ops.contract.candidates": "CandidateAnswer CandidateList QueueAnswer QueueCandidate",
     "hopback.ops.contract.search": "SearchHit SearchProgress SearchRequest SkippedQueue",
     "hopback.ops.contract.surveys": """
-        ErrorGroup ErrorInQueue ErrorOverview HourCount QueueTrend SurveyProgress SurveyedArchive
+        ErrorGroup ErrorInQueue ErrorOverview HourCount QueueTrend SurveyedArchive
         SurveyedQueue TrendSample
     """,
     "hopback.ops.client": "RemoteDeadLetters",
     "hopback.ops.contract.interface": "DeadLetters",
     "hopback.ops.contract.requests": """
-        AuditQuery BY_DESIGN DiscardRequest Edit GroupBy HIGHEST_RATE JobKind
-        MOST_IN_FLIGHT NEWEST NOBODY Pace RAMP RedriveRequest USUAL_SESSION Selection
-        Settings Submission Target TargetKind UNHURRIED Who SessionLimits
+        AuditQuery DiscardRequest Edit GroupBy JobKind
+        Pace RAMP RedriveRequest Selection
+        Settings Submission Target TargetKind Who SessionLimits
     """,
     "hopback.ops.contract.values": """
         AuditEntry Cost Counts DeadLetter Depth EditedCopy FailedMessage FailureRecord
@@ -138,8 +129,7 @@ _HOMES = {
         LimitPolicy LookProgress MessageView Moment Page Price QueueDetail QueueSummary
         ReachedQueue SessionView Survey TargetChoice TimelineEntry WayCheck
     """,
-    "hopback.ops.jobs.journal": "Journal",
-    "hopback.ops.jobs.journal_sql": "MemoryJournal SqlJournal open_journal",
+    "hopback.ops.jobs.journal": "Journal MemoryJournal open_journal",
     "hopback.ops.contract.patch": "ChangeSample PatchOperation",
     "hopback.ops.notes.values": "GroupNote NewFilter NewNote SavedFilter",
     "hopback.ops.brokers.managed_broker": "ManagedBroker",

@@ -69,8 +69,8 @@ from hopback.ops.contract.values import (
 )
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
-from hopback.ops.jobs.journal import JobRecord, Journal, JournalShare
-from hopback.ops.jobs.journal_sql import MemoryJournal
+from hopback.ops.jobs.job_record import JobRecord, JournalShare
+from hopback.ops.jobs.journal import Journal, MemoryJournal
 from hopback.ops.jobs.plan import Planner, check_request
 from hopback.ops.jobs.runner import JobRunner, new_job_id
 from hopback.ops.messages.filters import parse_filter

@@ -16,7 +16,7 @@ from hopback.ops.brokers.discovery import Override
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Settings
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from hopback.ops.operations import Operations
 
 LEASE_S = 0.6

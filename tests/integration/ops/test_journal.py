@@ -32,7 +32,7 @@ from hopback.ops.contract.requests import (
     Who,
 )
 from hopback.ops.contract.values import AuditEntry, Counts, FailedMessage, JobState, Moment
-from hopback.ops.jobs.journal import (
+from hopback.ops.jobs.job_record import (
     Checkpoint,
     ControlRequest,
     JobRecord,
@@ -42,7 +42,7 @@ from hopback.ops.jobs.journal import (
     SelectionSnapshot,
     forget_old,
 )
-from hopback.ops.jobs.journal_sql import SqlJournal
+from hopback.ops.jobs.journal import Journal
 from hopback.ops.operations import Operations
 from hopback.store import migrate, open_database
 from hopback.store.database import EngineDatabase
@@ -77,7 +77,7 @@ JOB = JobRecord(
 
 
 async def test_job_reads_back_with_every_field_as_written(sql_database: SqlDatabase) -> None:
-    journal = SqlJournal(sql_database, SystemClock())
+    journal = Journal(sql_database, SystemClock())
     request = structs.replace(
         REQUEST,
         change=(PatchOperation("replace", "/sku", None), PatchOperation("remove", "/old")),
@@ -90,11 +90,11 @@ async def test_job_reads_back_with_every_field_as_written(sql_database: SqlDatab
 
 async def test_one_queue_has_one_active_job(sql_database: SqlDatabase) -> None:
     """Whoever begins second is told of the first; other queues and brokers are not concerned."""
-    journal = SqlJournal(sql_database, SystemClock())
+    journal = Journal(sql_database, SystemClock())
     await journal.begin(JOB, "me")
     other = replace(JOB, id="j-2")
     with pytest.raises(JobConflict) as refused:
-        await SqlJournal(sql_database, SystemClock()).begin(other, "you")
+        await Journal(sql_database, SystemClock()).begin(other, "you")
     assert refused.value.job is not None
     assert refused.value.job.id == "j-1"
     elsewhere = replace(
@@ -111,7 +111,7 @@ async def test_one_queue_has_one_active_job(sql_database: SqlDatabase) -> None:
 
 async def test_of_many_that_begin_at_once_one_wins(sql_database: SqlDatabase) -> None:
     """The database decides, not the order of questions."""
-    journals = [SqlJournal(sql_database, SystemClock()) for _ in range(8)]
+    journals = [Journal(sql_database, SystemClock()) for _ in range(8)]
     began = await asyncio.gather(
         *(
             journal.begin(replace(JOB, id=f"j-{number}"), f"owner {number}")
@@ -125,7 +125,7 @@ async def test_of_many_that_begin_at_once_one_wins(sql_database: SqlDatabase) ->
 
 async def test_the_same_key_finds_the_same_job(sql_database: SqlDatabase) -> None:
     """Also when the first has ended."""
-    journal = SqlJournal(sql_database, SystemClock())
+    journal = Journal(sql_database, SystemClock())
     keyed = replace(JOB, spec=structs.replace(SPEC, key="k"))
     await journal.begin(keyed, "me")
     assert (await journal.begin(replace(keyed, id="j-2"), "you")).id == "j-1"
@@ -140,7 +140,7 @@ async def test_the_job_of_the_same_key_is_found_before_another_of_its_queue(
     sql_database: SqlDatabase,
 ) -> None:
     """Somebody repeats a request whose job is over while the queue has another one."""
-    journal = SqlJournal(sql_database, SystemClock())
+    journal = Journal(sql_database, SystemClock())
     keyed = replace(JOB, spec=structs.replace(SPEC, key="k"))
     await journal.begin(keyed, "me")
     await journal.save(keyed.to(JobState.COMPLETED, 2.0), "me")
@@ -151,7 +151,7 @@ async def test_the_job_of_the_same_key_is_found_before_another_of_its_queue(
 async def test_a_job_that_is_not_heard_of_reads_as_interrupted(sql_database: SqlDatabase) -> None:
     """When the lease is over another may take it; the first owner is told and stops."""
     clock = ManualClock()
-    journal = SqlJournal(sql_database, clock, lease=30.0)
+    journal = Journal(sql_database, clock, lease=30.0)
     await journal.begin(JOB, "dead")
     assert await journal.renew("j-1", "dead") == ControlRequest(rate=None)
     clock.advance(31)
@@ -176,7 +176,7 @@ async def test_a_job_that_is_not_heard_of_reads_as_interrupted(sql_database: Sql
 async def test_a_new_job_may_begin_where_one_was_interrupted(sql_database: SqlDatabase) -> None:
     """The dead one is put aside, and stays to be seen."""
     clock = ManualClock()
-    journal = SqlJournal(sql_database, clock)
+    journal = Journal(sql_database, clock)
     await journal.begin(JOB, "dead")
     clock.advance(31)
     await journal.begin(replace(JOB, id="j-2"), "alive")
@@ -187,7 +187,7 @@ async def test_a_new_job_may_begin_where_one_was_interrupted(sql_database: SqlDa
 
 async def test_control_requests_reach_the_owner(sql_database: SqlDatabase) -> None:
     """Pause, cancel and rate are heard with the next heartbeat, in whatever process."""
-    journal = SqlJournal(sql_database, SystemClock())
+    journal = Journal(sql_database, SystemClock())
     await journal.begin(JOB, "me")
     await journal.set_control("j-1", ControlRequest(paused=True, rate=2.5))
     assert await journal.control("j-1") == ControlRequest(paused=True, rate=2.5)
@@ -196,7 +196,7 @@ async def test_control_requests_reach_the_owner(sql_database: SqlDatabase) -> No
 
 async def test_failures_are_kept_in_order(sql_database: SqlDatabase) -> None:
     """They are read page by page."""
-    journal = SqlJournal(sql_database, SystemClock())
+    journal = Journal(sql_database, SystemClock())
     failures = [FailedMessage(f"{n}-x", "d", "m", "too large", Moment(1)) for n in range(5)]
     await journal.add_failures("j-1", failures[:3])
     await journal.add_failures("j-1", failures[3:])
@@ -206,7 +206,7 @@ async def test_failures_are_kept_in_order(sql_database: SqlDatabase) -> None:
 
 async def test_the_audit_is_append_only(sql_database: SqlDatabase) -> None:
     """What was written is read back; the database refuses to change or delete it."""
-    journal = SqlJournal(sql_database, SystemClock())
+    journal = Journal(sql_database, SystemClock())
     for number in range(3):
         await journal.write(
             AuditEntry(Moment(number), "Ann", "job.start", "q", details={"n": number})
@@ -225,7 +225,7 @@ async def test_the_audit_is_append_only(sql_database: SqlDatabase) -> None:
 async def test_old_entries_go_only_with_a_line_about_them(sql_database: SqlDatabase) -> None:
     """What is older than it is kept is deleted in chunks; when and up to where stays forever."""
     clock = ManualClock(400 * 86_400.0)
-    journal = SqlJournal(sql_database, clock)
+    journal = Journal(sql_database, clock)
     for number in range(1201):
         await journal.write(AuditEntry(Moment(number), "Ann", "job.start"))
     await journal.write(AuditEntry(Moment(clock.now() - 86_400), "Bob", "job.start"))
@@ -258,7 +258,7 @@ async def test_finished_jobs_go_and_those_that_can_be_resumed_stay(
 ) -> None:
     """Of four jobs of a year ago the completed and the cancelled one go, with what they could not do."""
     clock = ManualClock(1000.0)
-    journal = SqlJournal(sql_database, clock)
+    journal = Journal(sql_database, clock)
     for number, state in enumerate(
         (JobState.COMPLETED, JobState.CANCELLED, JobState.INTERRUPTED, JobState.FAILED)
     ):
@@ -283,7 +283,7 @@ async def test_cancelled_job_that_no_process_runs_is_deleted_by_retention(
     sql_database: SqlDatabase,
 ) -> None:
     clock = ManualClock(1000.0)
-    journal = SqlJournal(sql_database, clock)
+    journal = Journal(sql_database, clock)
     await journal.begin(JOB, "me")
     interrupted = JOB.to(JobState.INTERRUPTED, 2.0)
     await journal.save(interrupted, "me")
@@ -295,7 +295,7 @@ async def test_cancelled_job_that_no_process_runs_is_deleted_by_retention(
 async def test_audit_entries_of_unserved_brokers_are_shown_with_the_first_broker(
     sql_database: SqlDatabase,
 ) -> None:
-    journal = SqlJournal(sql_database, SystemClock())
+    journal = Journal(sql_database, SystemClock())
     for action, broker in (("ours", "a /"), ("theirs", "b /"), ("gone", "c /")):
         await journal.write(AuditEntry(Moment(2.0), "Ann", action), broker)
     first = JournalShare("a /", frozenset({"b /"}))
@@ -326,7 +326,7 @@ async def test_who_may_not_create_tables_can_use_those_that_are_there(
         owner.url.set(username=role, password="app").render_as_string(hide_password=False)
     )
     assert await migrate(engine, SystemClock()) == []
-    assert await SqlJournal(EngineDatabase(engine), SystemClock()).begin(JOB, "me") == JOB
+    assert await Journal(EngineDatabase(engine), SystemClock()).begin(JOB, "me") == JOB
     await engine.dispose()
     async with owner.begin() as connection:
         await connection.execute(text(f"DROP OWNED BY {role}"))
@@ -338,7 +338,7 @@ async def test_a_job_is_paused_from_another_process(sql_database: SqlDatabase) -
     """Two operations objects share a database: one runs the job, the other holds it."""
     broker = EmbeddedBroker()
     topology = DESIGNS["raffle"].build()
-    journals = [SqlJournal(sql_database, SystemClock()) for _ in range(2)]
+    journals = [Journal(sql_database, SystemClock()) for _ in range(2)]
     here, there = (
         Operations(
             ManagedBroker(broker, topologies=(topology,)),

@@ -19,7 +19,7 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.http import create_app
 from hopback.ops.http.settings import BadSettings, parse_settings
-from hopback.ops.jobs.journal_sql import SqlJournal
+from hopback.ops.jobs.journal import Journal
 from hopback.ops.operations import Operations
 from tests.harness.oidc import SECRET, OidcProvider, oidc_provider, oidc_settings
 from tests.integration.database import sql_database
@@ -27,7 +27,6 @@ from tests.integration.database import sql_database
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from hopback.ops.jobs.journal import Journal
     from hopback.sql.database import SqlDatabase
 
 __all__ = ["sql_database"]
@@ -185,7 +184,7 @@ async def test_roles_are_those_of_today_and_who_is_locked_out_is_out(
 ) -> None:
     """When its token ends the provider is asked again, by whichever service; nothing readable is stored."""
     clock, ann = _LaterClock(), f"ann-{token_hex(4)}"
-    async with _service(provider, clock, SqlJournal(sql_database, clock)) as (browser, _):
+    async with _service(provider, clock, Journal(sql_database, clock)) as (browser, _):
         provider.give(ann, "viewer")
         await _sign_in(browser, ann)
         assert (await browser.get("/admin/me")).json()["role"] == "viewer"

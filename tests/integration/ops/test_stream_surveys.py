@@ -20,7 +20,7 @@ from hopback.ops.contract.requests import DiscardRequest, RedriveRequest, Select
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Price
 from hopback.ops.http import create_app
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from hopback.ops.operations import Operations
 from hopback.topology.model import Queue, QueueType, Topology
 from tests.harness.versions import SUITES, installations

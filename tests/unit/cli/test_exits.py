@@ -17,7 +17,7 @@ from hopback.errors import (
     SessionOver,
 )
 from hopback.ops.contract.requests import RedriveRequest
-from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
 
 _JOB = JobRecord(
     "j-1",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.clock import SystemClock
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from hopback.private_files import private_folder, write_private
 from hopback.store import migrate, open_database
 

@@ -8,7 +8,7 @@ import pytest
 
 from hopback.clock import ManualClock
 from hopback.errors import StoreUnavailable
-from hopback.ops import AuditQuery, SqlJournal
+from hopback.ops import AuditQuery, Journal
 from hopback.store.database import EngineDatabase, open_database
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 async def test_missing_tables_are_reported_as_store_unavailable(tmp_path: Path) -> None:
     engine = open_database(f"sqlite:///{tmp_path / 'empty.db'}")
-    journal = SqlJournal(EngineDatabase(engine), ManualClock(0.0))
+    journal = Journal(EngineDatabase(engine), ManualClock(0.0))
     calls = (
         journal.job("j-1"),
         journal.failures("j-1", 0, 1),

@@ -28,7 +28,7 @@ async def journal(url: str | None, clock: Clock, *, lease: float = 30.0) -> Asyn
 
     Where the user's file cannot be created, the journal is in memory.
     """
-    from hopback.ops.jobs.journal_sql import MemoryJournal, open_journal
+    from hopback.ops.jobs.journal import MemoryJournal, open_journal
 
     address = url or _own_file()
     if address is None or address == IN_MEMORY:

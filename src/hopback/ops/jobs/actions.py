@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.job_record import JobRecord
     from hopback.topology.plan import Redrive
 
 

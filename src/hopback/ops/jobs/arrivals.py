@@ -14,7 +14,7 @@ from hopback.topology.model import Queue
 if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.job_record import JobRecord
 
 _LOOKED_AT = 10_000
 """Arrived messages that one look reads. If more arrived, the number of returned messages is a minimum."""

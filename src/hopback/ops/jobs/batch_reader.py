@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.jobs.cursor_driver import CursorDriver
     from hopback.ops.jobs.job_progress import JobProgress
-    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.sender import Sender
 
 _LARGEST = 10_000

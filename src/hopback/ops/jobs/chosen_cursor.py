@@ -47,7 +47,7 @@ from hopback.ops.jobs.cursor import (
     SelectionCursor,
     Table,
 )
-from hopback.ops.jobs.journal import Checkpoint
+from hopback.ops.jobs.job_record import Checkpoint
 from hopback.ops.messages.digest import content_digest
 from hopback.text import count_of
 

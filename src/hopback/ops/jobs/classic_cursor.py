@@ -67,7 +67,7 @@ from hopback.ops.jobs.cursor import (
     CursorState,
     Table,
 )
-from hopback.ops.jobs.journal import Checkpoint, JobRecord
+from hopback.ops.jobs.job_record import Checkpoint, JobRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from hopback.ops.contract.requests import JobKind
 if TYPE_CHECKING:
     from hopback.designs.design import Design
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.job_record import JobRecord
 
 
 def completion_event(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.source import Source
     from hopback.ops.jobs.cursor import SelectionCursor
+    from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.job_run import JobRun
-    from hopback.ops.jobs.journal import JobRecord
     from hopback.ops.jobs.plan import Planner
 
 _REQUEUE_S = 2.0

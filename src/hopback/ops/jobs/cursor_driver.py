@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.browse.source import Source
     from hopback.ops.contract.values import Cost
-    from hopback.ops.jobs.journal import Checkpoint, JobRecord
+    from hopback.ops.jobs.job_record import Checkpoint, JobRecord
 
 _MOST_FOUND = 10_000
 """Number of redelivered messages that a job holds besides those of its checkpoint, before it sends any.

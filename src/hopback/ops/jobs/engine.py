@@ -44,8 +44,8 @@ from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.actions import Action, LeftOut
 from hopback.ops.jobs.batch_reader import TURN_BYTES, BatchReader, SelectedMessage
 from hopback.ops.jobs.cursor import CursorEvent, CursorState
+from hopback.ops.jobs.job_record import PROCESS_ENDED
 from hopback.ops.jobs.job_run import EndJob, JobRun
-from hopback.ops.jobs.journal import PROCESS_ENDED
 from hopback.ops.jobs.pace import Pacer
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.text import count_of

@@ -13,7 +13,7 @@ from hopback.ops.jobs.job_run import EndJob, JobRun
 if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.jobs.cursor_driver import CursorDriver
-    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.job_record import JobRecord
 
 SAVE_EVERY_S = 1.0
 """Seconds between two saves of the counts: often enough for a page, rare enough for a database."""

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.ops.contract.values import FailedMessage, JobState
-    from hopback.ops.jobs.journal import JobRecord, Journal
+    from hopback.ops.jobs.job_record import JobRecord
+    from hopback.ops.jobs.journal import Journal
 
 
 class EndJob(Exception):

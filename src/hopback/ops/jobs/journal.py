@@ -1,360 +1,75 @@
-"""The journal of jobs and audit: its values, its protocol and the retention."""
+"""The journal in SQL: jobs survive their process, and a queue has one active job in all processes.
+
+Processes with the same database and broker share their jobs. A job whose process does not renew its lease is
+read as interrupted. An SQLite file needs no extra, PostgreSQL needs the extra `postgres`.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from math import inf
+from secrets import token_hex
+from typing import TYPE_CHECKING
 
-from hopback.errors import JobConflict
-from hopback.headers import timestamp
-from hopback.ops.contract.requests import (
-    BY_DESIGN,
-    NOBODY,
-    AuditQuery,
-    JobKind,
-    JobRequest,
-    Pace,
-    RedriveRequest,
-    Submission,
-    Who,
+import msgspec
+
+from hopback.clock import Clock, SystemClock
+from hopback.errors import JobConflict, LeaseLost, NoSuch
+from hopback.ops.contract.values import ACTIVE, AuditEntry, FailedMessage, JobState, Moment
+from hopback.ops.jobs.job_record import (
+    PROCESS_LOST,
+    ControlRequest,
+    Forgotten,
+    JobRecord,
+    JournalShare,
 )
-from hopback.ops.contract.values import (
-    ACTIVE,
-    AuditEntry,
-    Counts,
-    FailedMessage,
-    Job,
-    JobState,
-    Moment,
-)
+from hopback.sql.database import Execute, Row, RowRefused, SqlDatabase, placeholders
+from hopback.sql.sqlite import MemoryDatabase, SqliteDatabase, sqlite_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from hopback.clock import Clock
-    from hopback.sql.database import SqlDatabase
-
-
-_NEXT: dict[JobState, frozenset[JobState]] = {
-    JobState.RUNNING: frozenset(JobState) - {JobState.RUNNING},
-    JobState.PAUSED: frozenset(
-        {
-            JobState.RUNNING,
-            JobState.CANCELLED,
-            JobState.INTERRUPTED,
-            JobState.FAILED,
-            JobState.STOPPED,
-        }
-    ),
-    JobState.INTERRUPTED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
-    JobState.FAILED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
-    JobState.STOPPED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
-    JobState.CANCELLED: frozenset(),
-    JobState.COMPLETED: frozenset(),
-}
+    from hopback.ops.contract.requests import AuditQuery
 
 
-NOTHING_DONE = Counts()
-"""The counts of a job that has not started."""
+def _one_of(states: Iterable[JobState]) -> str:
+    names = ", ".join(f"'{state}'" for state in sorted(states))
+    return f"state IN ({names})"
 
 
-@dataclass(frozen=True, slots=True)
-class SelectionSnapshot:
-    """The selection at the start of the job.
+_IS_ACTIVE = _one_of(ACTIVE)
+# Jobs in other states can be resumed, so they are kept.
+_IS_OVER = _one_of((JobState.COMPLETED, JobState.CANCELLED))
+_IS_FREE = f"(NOT {_IS_ACTIVE} OR leased_until < :now)"
+"""No process runs the job: it is not active, or its lease has expired."""
 
-    With `digests` it contains exactly those messages, which are among the first `count` of the queue.
-    Without, it contains those of the first `count` messages that match the filter. `behind` is the number of
-    messages behind them, None if it was not counted.
-    """
-
-    count: int
-    filter: str = ""
-    digests: tuple[str, ...] | None = None
-    behind: int | None = None
-
-    @property
-    def size(self) -> int:
-        """The maximum number of messages."""
-        return self.count if self.digests is None else len(self.digests)
+_ENCODER = msgspec.json.Encoder(enc_hook=float)  # a Moment is written with all its digits
+_JOB = msgspec.json.Decoder(JobRecord)
+_CONTROL = msgspec.json.Decoder(ControlRequest)
+_FAILURE = msgspec.json.Decoder(FailedMessage, dec_hook=lambda _, seconds: Moment(seconds))
 
 
-class JobSpec(Submission, frozen=True, kw_only=True):
-    """A request with its submission and the facts that the planner added. It never changes.
-
-    The selection of the request contains the counted messages, without the ids of single messages.
-    `target_text` is the target of a re-drive in words.
-    """
-
-    request: JobRequest
-    by: Who = NOBODY
-    broker: str
-    selection: SelectionSnapshot
-    target_text: str = ""
-
-    @property
-    def kind(self) -> JobKind:
-        return self.request.kind
-
-    @property
-    def queue(self) -> str:
-        return self.request.queue
-
-    @property
-    def pace(self) -> Pace:
-        return self.request.pace
-
-    @property
-    def forced(self) -> bool:
-        return self.request.forced
+def _to_json(value: object) -> str:
+    return _ENCODER.encode(value).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The values from which a new cursor finds the rest of a selection after a crash.
-
-    It is saved before messages are sent. `quorum_cursor`, `classic_cursor` and `chosen_cursor` explain
-    how it is used.
-    """
-
-    kept: int = 0
-    """Number of messages that the job has decided to leave in the queue."""
-    window: tuple[str, ...] = ()
-    """Marks of messages that the job holds, or has acked so recently that the queue may still have them."""
-    rest: int = 0
-    """Number of selected messages that the job has not taken."""
-    last: str = ""
-    """Mark of the anchor, the last message that was delivered to the job."""
-    last_digest: str = ""
-    """Digest of the anchor."""
-    last_stays: bool = False
-    """The anchor is in the queue: the job does not send it before the next checkpoint."""
-    is_shared: bool = False
-    """Another consumer has taken messages from the queue while the job ran."""
-    last_is_behind: bool = False
-    """Quorum queues: the anchor is the first message behind the selection."""
-    finding: int = 0
-    """Quorum queues: a job that was killed while it took redelivered messages had taken this number of
-    messages at once, if there were as many. 0 if no job was killed then."""
-    in_place: bool = False
-    """Quorum queues: the queue requeues all messages of the job in their original order, before all
-    others."""
-    acks_applied: bool = False
-    """Quorum queues: the queue still has every message of the window."""
-    unsure: int = 0
-    """Quorum queues: number of selected messages that may remain, besides `rest`."""
-    has_twins: bool = False
-    """Messages with equal marks or digests were seen."""
-    rest_is_untouched: bool = False
-    """Classic queues: no message of the rest was delivered before."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job in the journal. `view` is the form for operators.
-
-    `reason` is the reason of the state. Times are in seconds. `rate` is the present rate in messages per
-    second, None for no limit. `run` is the number of starts and resumptions. `changes` grows with every
-    change that is saved. `watch_s` and `watch_text` are the watch time of a re-drive and its reason.
-    `certain` has the messages that were certainly done when this run began: the run counts from there, while
-    `counts`, which operators see, never decrease.
-    """
-
-    id: str
-    spec: JobSpec
-    state: JobState = JobState.RUNNING
-    counts: Counts = NOTHING_DONE
-    reason: str = ""
-    rate: float | None = None
-    run: int = 1
-    created: float = 0.0
-    updated: float = 0.0
-    checkpoint: Checkpoint = Checkpoint()
-    changes: int = 0
-    watch_s: float | None = None
-    watch_text: str = ""
-    certain: Counts | None = None
-
-    @property
-    def kind(self) -> JobKind:
-        """The kind of the job."""
-        return self.spec.kind
-
-    @property
-    def queue(self) -> str:
-        """The dead-letter queue of the job."""
-        return self.spec.queue
-
-    @property
-    def view(self) -> Job:
-        """The job for operators."""
-        spec, request = self.spec, self.spec.request
-        target = request.target if isinstance(request, RedriveRequest) else BY_DESIGN
-        return Job(
-            id=self.id,
-            kind=spec.kind,
-            queue=spec.queue,
-            state=self.state,
-            reason=self.reason,
-            why=request.reason,
-            by=spec.by.name,
-            by_id=spec.by.id,
-            target=spec.target_text or str(target),
-            selection=request.selection,
-            rate=self.rate,
-            ramp=spec.pace.ramp,
-            counts=self.counts,
-            can_resume=self.can_resume,
-            export_to=spec.export_to,
-            created=Moment(self.created),
-            updated=Moment(self.updated),
-            target_choice=target,
-            run=self.run,
-            changes=self.changes,
-            watch_s=self.watch_s,
-            watch_text=self.watch_text,
-            duplicates=self._duplicates,
-        )
-
-    @property
-    def _duplicates(self) -> str:
-        most = min(self.spec.pace.in_flight * (self.run - 1), self.counts.done)
-        if self.kind is not JobKind.REDRIVE or not most:
-            return ""
-        return f"up to {most:,}, if the job was killed or its broker stopped before it was resumed"
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the job prevents another job on its queue."""
-        return self.state in ACTIVE
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether the job can be resumed."""
-        return JobState.RUNNING in _NEXT[self.state]
-
-    @property
-    def is_orphaned(self) -> bool:
-        """Whether the job was interrupted because its process ended."""
-        return self.state is JobState.INTERRUPTED and self.reason in (PROCESS_ENDED, PROCESS_LOST)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the state is final."""
-        return not _NEXT[self.state]
-
-    def to(self, state: JobState, now: float, reason: str = "") -> JobRecord:
-        """Return the job in another state. Raises JobConflict if that state cannot follow."""
-        if state not in _NEXT[self.state]:
-            allowed = ", ".join(sorted(_NEXT[self.state])) or "nothing"
-            raise JobConflict(
-                f"job {self.id} is {self.state}: expected {allowed} next, got {state}", self
-            )
-        return replace(self, state=state, reason=reason, updated=now, changes=self.changes + 1)
-
-    def counted(self, counts: Counts, checkpoint: Checkpoint, now: float) -> JobRecord:
-        """Return the job with these counts."""
-        return replace(
-            self, counts=counts, checkpoint=checkpoint, updated=now, changes=self.changes + 1
-        )
-
-
-PROCESS_ENDED = "the process that ran it ended"
-"""The reason of a job whose process was stopped regularly."""
-
-PROCESS_LOST = "lost contact with the process running the job"
-"""The reason of a job whose process did not renew its lease."""
-
-AUDIT_DAYS = 365
-"""Days for which audit entries are kept: a year, for yearly audits. Older entries are deleted."""
-
-JOB_DAYS = 90
-"""Days for which finished jobs and their failures are kept: a quarter. Older jobs are deleted."""
-
-_DAY_S = 86_400.0  # seconds of a day
-_CHUNK = 500  # rows of one transaction, so that other writers of SQLite wait only milliseconds
-_NEVER = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Days for which entries and jobs are kept. 0 keeps them forever.
-
-    Only completed and cancelled jobs are deleted. Other jobs can be resumed.
-    """
-
-    audit_days: int = AUDIT_DAYS
-    job_days: int = JOB_DAYS
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """Numbers of deleted audit entries, jobs and rows."""
-
-    audit: int = 0
-    jobs: int = 0
-    rows: int = 0
-
-
-async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Forgotten:
-    """Delete old entries and jobs, and record the deletion in the audit."""
-    now = clock.now()
-    audit_before = now - retention.audit_days * _DAY_S if retention.audit_days else _NEVER
-    jobs_before = now - retention.job_days * _DAY_S if retention.job_days else _NEVER
-    entries = jobs = 0
-    while True:
-        found = await journal.forget(
-            audit_before=audit_before, jobs_before=jobs_before, now=now, limit=_CHUNK
-        )
-        entries, jobs = entries + found.audit, jobs + found.jobs
-        if not found.rows:
-            break
-        await asyncio.sleep(0)  # let other tasks use the database
-    if entries or jobs:
-        details: dict[str, object] = {"entries": entries, "jobs": jobs}
-        if entries:
-            details["entriesBefore"] = timestamp(audit_before)
-        if jobs:
-            details["jobsEndedBefore"] = timestamp(jobs_before)
-        await journal.write(AuditEntry(Moment(now), "hopback", "audit.retention", details=details))
-    return Forgotten(entries, jobs, entries + jobs)
-
-
-@dataclass(frozen=True, slots=True)
-class ControlRequest:
-    """The changes that operators request of a running job, in whichever process it runs."""
-
-    paused: bool = False
-    cancelled: bool = False
-    rate: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JournalShare:
-    """The share of one broker in a journal of several brokers.
-
-    The share of the first broker (`is_first`) includes entries that belong to none of the `others`: those
-    without a broker, or of a broker that is no longer served.
-    """
-
-    own: str
-    others: frozenset[str] = frozenset()
-    is_first: bool = True
-
-    def holds(self, broker: str) -> bool:
-        """Whether entries of that broker belong to this share."""
-        return broker == self.own or (self.is_first and broker not in self.others)
-
-
-class Journal(Protocol):
-    """Stores jobs and the audit. Each call returns when its change is durable.
+class Journal:
+    """Jobs, audit and documents in a database. Each call returns when its change is durable.
 
     A running job is leased to its `owner`, the name of one run in one process. If the owner does not renew
-    the lease in time, the job is read as interrupted.
+    the lease for `lease` seconds, the job is read as interrupted. A new job for the same queue marks it so.
+    Triggers of the database refuse changes of the audit. Entries can be deleted only if they are older than
+    a time in `hopback_audit_retention`, which is append-only too, so every deletion leaves a record.
     """
 
-    database: SqlDatabase
-    """The database of jobs and audit. It also has the keys, sessions and alerts of a service."""
+    def __init__(self, database: SqlDatabase, clock: Clock, *, lease: float = 30.0) -> None:
+        self.database = database
+        self._clock = clock
+        self._lease = lease
+        self._store_id = ""
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Save a job that starts or resumes, and return it.
@@ -362,38 +77,178 @@ class Journal(Protocol):
         If there is a job with the same key, return that one. Raises JobConflict if another job is active on
         the queue.
         """
+        now = self._clock.now()
+        try:
+            await self.database.write(partial(_begin, job, owner, now, now + self._lease))
+        except RowRefused:
+            # Another process began a job at the same time.
+            key = job.spec.key
+            same = None if key is None else await self.keyed(job.spec.broker, key)
+            if same is not None and same.id != job.id:
+                return same
+            other = await self._first_job(
+                f"id = :id OR (broker = :broker AND queue = :queue AND {_IS_ACTIVE})",
+                {"id": job.id, "broker": job.spec.broker, "queue": job.queue},
+            )
+            if other is None:
+                raise
+            raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
+        return job
 
     async def save(self, job: JobRecord, owner: str) -> None:
         """Save the state and progress of a job. Raises LeaseLost if another owner has it."""
+        values = self._state_values(job)
+        if not job.is_active:
+            values |= {"leased_by": None, "leased_until": 0.0}
+        await self._change_leased(job.id, owner, values)
 
     async def amend(self, job: JobRecord) -> None:
         """Save a job that no process runs. Raises JobConflict if a process runs it."""
+        values = self._state_values(job)
+        unheld = {"id": job.id, "now": self._clock.now()}
+        if await self._change(f"id = :id AND {_IS_FREE}", unheld, values) is None:
+            raise JobConflict(f"job {job.id} is running elsewhere", job)
+
+    def _state_values(self, job: JobRecord) -> dict[str, object]:
+        return {
+            "state": job.state.value,
+            "document": _to_json(job),
+            "ended_at": self._clock.now() if job.is_over else None,
+        }
 
     async def renew(self, job_id: str, owner: str) -> ControlRequest:
         """Renew the lease and return the control request. Raises LeaseLost if another owner has the job."""
+        until = {"leased_until": self._clock.now() + self._lease}
+        return _CONTROL.decode(await self._change_leased(job_id, owner, until))
 
     async def control(self, job_id: str) -> ControlRequest:
         """Return the control request of a job."""
+        found = await self._rows("SELECT control FROM hopback_jobs WHERE id = :id", {"id": job_id})
+        if not found:
+            raise NoSuch("job", job_id)
+        return _CONTROL.decode(found[0][0])
 
     async def set_control(self, job_id: str, request: ControlRequest) -> None:
         """Set the control request of a job."""
+        await self._change("id = :id", {"id": job_id}, {"control": _to_json(request)})
+
+    async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:
+        """Change a job of this owner and return its control request. Raises LeaseLost."""
+        ours = {"id": job_id, "owner": owner}
+        asked = await self._change("id = :id AND leased_by = :owner", ours, values)
+        if asked is None:
+            raise LeaseLost(f"job {job_id} is run by another process now")
+        return asked
+
+    async def _change(
+        self, where: str, named: Mapping[str, object], values: Mapping[str, object]
+    ) -> str | None:
+        """Change a job and return its control request, None if no row matches."""
+        changes = ", ".join(f"{column} = :{column}" for column in values)
+        statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING control"
+        found = await self.database.write(lambda execute: execute(statement, {**named, **values}))
+        return None if not found else str(found[0][0])
 
     async def job(self, job_id: str) -> JobRecord | None:
         """Return a job, None if there is none."""
+        return await self._first_job("id = :id", {"id": job_id})
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
         """Return the job with this idempotency key, None if there is none."""
+        return await self._first_job(
+            "broker = :broker AND idempotency_key = :key", {"broker": broker, "key": key}
+        )
+
+    async def _first_job(self, where: str, named: Mapping[str, object]) -> JobRecord | None:
+        return next(iter(await self._read_jobs(where, named, 1)), None)
 
     async def jobs(
         self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[JobRecord, ...]:
         """Return jobs, the newest first."""
+        wanted, named = ["1 = 1"], dict[str, object]()
+        if broker:
+            wanted.append("broker = :broker")
+            named["broker"] = broker
+        if queue:
+            wanted.append("queue = :queue")
+            named["queue"] = queue
+        if active:
+            wanted.append(f"{_IS_ACTIVE} AND leased_until >= :now")
+            named["now"] = self._clock.now()
+        return await self._read_jobs(" AND ".join(wanted), named, limit)
+
+    async def _read_jobs(
+        self, where: str, named: Mapping[str, object], limit: int
+    ) -> tuple[JobRecord, ...]:
+        """Read jobs. A job with an expired lease is interrupted, whatever its document contains."""
+        rows = await self._rows(
+            f"SELECT document, state, leased_until FROM hopback_jobs WHERE {where}"
+            " ORDER BY number DESC LIMIT :limit",
+            {**named, "limit": limit},
+        )
+        now, found = self._clock.now(), []
+        for document, state, leased_until in rows:
+            job = _JOB.decode(document)
+            if job.is_active and (state == JobState.INTERRUPTED or leased_until < now):
+                job = replace(job, state=JobState.INTERRUPTED, reason=PROCESS_LOST)
+            found.append(job)
+        return tuple(found)
 
     async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
         """Save messages that a job could not move or left out."""
+        rows: list[dict[str, object]] = [
+            {"job_id": job_id, "document": _to_json(failed)} for failed in failures
+        ]
+        if rows:
+            await self._add("hopback_job_failures", rows)
 
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """Return the messages that a job could not move, in order, starting with number `cursor`."""
+        rows = await self._rows(
+            "SELECT document FROM hopback_job_failures WHERE job_id = :job"
+            " ORDER BY number LIMIT :limit OFFSET :cursor",
+            {"job": job_id, "limit": limit, "cursor": cursor},
+        )
+        return tuple(_FAILURE.decode(document) for (document,) in rows)
+
+    async def write(self, entry: AuditEntry, broker: str = "") -> None:
+        """Append an entry of that broker to the audit."""
+        values: dict[str, object] = msgspec.structs.asdict(entry)
+        values |= {"details": json.dumps(dict(entry.details), default=str), "broker": broker}
+        del values["number"]  # the database gives it
+        await self._add("hopback_audit", [values])
+
+    async def read(
+        self, query: AuditQuery, share: JournalShare | None = None
+    ) -> tuple[AuditEntry, ...]:
+        """Return audit entries, the newest first: all, or those of one broker's share."""
+        wanted, named = ["1 = 1"], dict[str, object](limit=query.limit)
+        for name in ("by", "action", "queue", "job"):
+            if value := getattr(query, name):
+                wanted.append(f'"{name}" = :{name}')
+                named[name] = value
+        if query.before is not None:
+            wanted.append("number < :before")
+            named["before"] = query.before
+        if share is not None and not share.is_first:
+            wanted.append("broker = :own")
+            named["own"] = share.own
+        elif share is not None and share.others:
+            names, others = placeholders("other", sorted(share.others))
+            wanted.append(f"broker NOT IN ({names})")
+            named |= others
+        rows = await self._rows(
+            'SELECT at, "by", action, queue, job, reason, result, details, number FROM hopback_audit'
+            f" WHERE {' AND '.join(wanted)} ORDER BY number DESC LIMIT :limit",
+            named,
+        )
+        return tuple(
+            AuditEntry(
+                Moment(at), by, action, queue, job, reason, result, json.loads(details), number
+            )
+            for at, by, action, queue, job, reason, result, details, number in rows
+        )
 
     async def forget(
         self, *, audit_before: float, jobs_before: float, now: float, limit: int
@@ -402,25 +257,192 @@ class Journal(Protocol):
 
         One call deletes at most `limit` rows of each. A result without rows means that none are left.
         """
+        finished, rows = await self.database.write(
+            partial(_forget_jobs, before=jobs_before, limit=limit)
+        )
+        entries = await self.database.write(
+            partial(_forget_entries, before=audit_before, now=now, limit=limit)
+        )
+        return Forgotten(entries, finished, rows + entries)
 
     async def remember(
         self, broker: str, kind: str, documents: Mapping[str, str], now: float
     ) -> None:
         """Save documents of a kind by their keys. They replace earlier ones."""
+        if documents:
+            # Sorted, so that two writers cannot wait for each other's rows.
+            rows: list[dict[str, object]] = [
+                {"broker": broker, "kind": kind, "key": key, "now": now, "document": text}
+                for key, text in sorted(documents.items())
+            ]
+            await self.database.write(
+                lambda execute: execute(
+                    "INSERT INTO hopback_documents (broker, kind, key, saved_at, document)"
+                    " VALUES (:broker, :kind, :key, :now, :document)"
+                    " ON CONFLICT (broker, kind, key)"
+                    " DO UPDATE SET saved_at = excluded.saved_at, document = excluded.document",
+                    rows,
+                )
+            )
 
     async def remembered(self, broker: str, kind: str) -> dict[str, str]:
         """Return the documents of a kind for a broker, by key."""
+        return dict(
+            await self._rows(
+                "SELECT key, document FROM hopback_documents WHERE broker = :broker AND kind = :kind",
+                {"broker": broker, "kind": kind},
+            )
+        )
 
     async def unlearn(self, broker: str, kind: str, key: str) -> None:
         """Delete a document, if it exists."""
+        one = {"broker": broker, "kind": kind, "key": key}
+        await self.database.write(
+            lambda execute: execute(
+                "DELETE FROM hopback_documents"
+                " WHERE broker = :broker AND kind = :kind AND key = :key",
+                one,
+            )
+        )
 
     async def store_id(self) -> str:
         """Return the id of this store, in hexadecimal digits. It distinguishes stores that use one queue."""
+        if not self._store_id:
+            new = {"now": self._clock.now(), "document": token_hex(4)}
 
-    async def write(self, entry: AuditEntry, broker: str = "") -> None:
-        """Append an entry of that broker to the audit."""
+            def choose(execute: Execute) -> str:
+                execute(
+                    "INSERT INTO hopback_documents (broker, kind, key, saved_at, document)"
+                    " VALUES ('', 'store', 'id', :now, :document)"
+                    " ON CONFLICT (broker, kind, key) DO NOTHING",
+                    new,
+                )
+                ((found,),) = execute(
+                    "SELECT document FROM hopback_documents"
+                    " WHERE broker = '' AND kind = 'store' AND key = 'id'"
+                )
+                return str(found)
 
-    async def read(
-        self, query: AuditQuery, share: JournalShare | None = None
-    ) -> tuple[AuditEntry, ...]:
-        """Return audit entries, the newest first: all, or those of one broker's share."""
+            self._store_id = await self.database.write(choose)
+        return self._store_id
+
+    async def _rows(self, statement: str, named: Mapping[str, object]) -> list[Row]:
+        return await self.database.read(lambda execute: execute(statement, named))
+
+    async def _add(self, table: str, rows: list[dict[str, object]]) -> None:
+        """Insert rows with the same columns."""
+        columns = ", ".join(f'"{column}"' for column in rows[0])
+        names = ", ".join(f":{column}" for column in rows[0])
+        insert = f"INSERT INTO {table} ({columns}) VALUES ({names})"
+        await self.database.write(lambda execute: execute(insert, rows))
+
+
+class MemoryJournal(Journal):
+    """A journal in memory, for one process. Its leases do not expire."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(MemoryDatabase(), clock or SystemClock(), lease=inf)
+
+
+def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execute) -> None:
+    """Interrupt jobs of the queue with an expired lease, and insert or update this one."""
+    values: dict[str, object] = {
+        "id": job.id,
+        "broker": job.spec.broker,
+        "queue": job.queue,
+        "state": job.state.value,
+        "idempotency_key": job.spec.key,
+        "document": _to_json(job),
+        "control": _to_json(ControlRequest(rate=job.rate)),
+        "leased_by": owner,
+        "leased_until": until,
+        "ended_at": None,
+    }
+    execute(
+        "UPDATE hopback_jobs SET state = :interrupted, leased_by = NULL"
+        f" WHERE broker = :broker AND queue = :queue AND {_IS_ACTIVE}"
+        " AND leased_until < :now AND id <> :id",
+        {name: values[name] for name in ("id", "broker", "queue")}
+        | {"interrupted": JobState.INTERRUPTED.value, "now": now},
+    )
+    changes = ", ".join(f"{column} = :{column}" for column in values if column != "id")
+    again = execute(
+        f"UPDATE hopback_jobs SET {changes} WHERE id = :id AND {_IS_FREE} RETURNING id",
+        {**values, "now": now},
+    )
+    if not again:
+        columns, names = ", ".join(values), ", ".join(f":{column}" for column in values)
+        execute(f"INSERT INTO hopback_jobs ({columns}) VALUES ({names})", values)
+
+
+def _forget_jobs(execute: Execute, *, before: float, limit: int) -> tuple[int, int]:
+    """Delete at most `limit` rows of jobs that ended before that time. Return the jobs and the rows."""
+    ids = [
+        job
+        for (job,) in execute(
+            f"SELECT id FROM hopback_jobs WHERE {_IS_OVER} AND ended_at < :before"
+            " ORDER BY number LIMIT :limit",
+            {"before": before, "limit": limit},
+        )
+    ]
+    if not ids:
+        return 0, 0
+    names, jobs = placeholders("job", ids)
+    # A job may have more failures than `limit`, so the job is deleted last.
+    numbers = execute(
+        f"SELECT number FROM hopback_job_failures WHERE job_id IN ({names}) LIMIT :limit",
+        {**jobs, "limit": limit},
+    )
+    if numbers:
+        _delete_numbers(execute, "hopback_job_failures", numbers)
+        return 0, len(numbers)
+    execute(f"DELETE FROM hopback_jobs WHERE id IN ({names})", jobs)
+    return len(ids), len(ids)
+
+
+def _forget_entries(execute: Execute, *, before: float, now: float, limit: int) -> int:
+    """Delete at most `limit` entries before that time, the oldest first. Return their number."""
+    numbers = execute(
+        "SELECT number FROM hopback_audit WHERE at < :before ORDER BY number LIMIT :limit",
+        {"before": before, "limit": limit},
+    )
+    if numbers:
+        ((deleted,),) = execute("SELECT MAX(deleted_before) FROM hopback_audit_retention")
+        if deleted is None or deleted < before:
+            execute(
+                "INSERT INTO hopback_audit_retention (at, deleted_before) VALUES (:now, :before)",
+                {"now": now, "before": before},
+            )
+        _delete_numbers(execute, "hopback_audit", numbers)
+    return len(numbers)
+
+
+def _delete_numbers(execute: Execute, table: str, numbers: list[Row]) -> None:
+    names, named = placeholders("number", (number for (number,) in numbers))
+    execute(f"DELETE FROM {table} WHERE number IN ({names})", named)
+
+
+@asynccontextmanager
+async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[Journal]:
+    """Open the journal in the database at this URL, and close it at the end.
+
+    An SQLite file is opened by its first use. Other databases need the extra `postgres` and are migrated
+    here.
+    """
+    file = sqlite_file(url)
+    if file is not None:
+        database = SqliteDatabase(file, clock)
+        try:
+            yield Journal(database, clock, lease=lease)
+        finally:
+            await database.close()
+        return
+    from hopback.store.database import EngineDatabase, migrate, open_database, store_errors
+
+    engine = open_database(url)
+    try:
+        with store_errors():
+            await migrate(engine, clock)
+        yield Journal(EngineDatabase(engine), clock, lease=lease)
+    finally:
+        await engine.dispose()

@@ -51,7 +51,7 @@ from hopback.ops.contract.values import (
     ReachedQueue,
     WayCheck,
 )
-from hopback.ops.jobs.journal import JobRecord, JobSpec, Journal, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
 from hopback.ops.jobs.return_watch import stop_rule_text
 from hopback.ops.jobs.watch_time import WatchTimer
 from hopback.ops.messages.archive import check_writable
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from hopback.ops.browse.session import BrowseSession, ChosenMessages
     from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.patch import ChangeSample
+    from hopback.ops.jobs.journal import Journal
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hopback.ops.jobs.journal import JobSpec
+    from hopback.ops.jobs.job_record import JobSpec
 
 _PACED = 3
 """Messages that a job with a rate holds, as a multiple of those in flight: the last ones must not wait for

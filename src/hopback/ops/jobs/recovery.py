@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.plan import Planner
 
 _RECONNECT = Backoff(first=0.5, most=15.0)

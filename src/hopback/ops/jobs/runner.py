@@ -36,8 +36,8 @@ from hopback.ops.jobs.cursor_choice import choose_cursor, source_of
 from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
+from hopback.ops.jobs.job_record import PROCESS_ENDED, ControlRequest, JobRecord, JobSpec
 from hopback.ops.jobs.job_run import EndJob, JobRun
-from hopback.ops.jobs.journal import PROCESS_ENDED, ControlRequest, JobRecord, JobSpec, Journal
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.recovery import Recovery, next_run
 from hopback.ops.jobs.return_watch import ReturnWatch
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages, Holding
     from hopback.ops.contract.requests import Settings
+    from hopback.ops.jobs.journal import Journal
     from hopback.ops.jobs.plan import Planner
 
 

@@ -14,7 +14,7 @@ from hopback.message import Message
 from hopback.ops.brokers.discovery import dead_letter_queues
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.effective import effective_topology

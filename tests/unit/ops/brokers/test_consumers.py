@@ -18,7 +18,7 @@ from hopback.ops.contract.requests import (
     Target,
     TargetKind,
 )
-from hopback.ops.jobs.journal_sql import MemoryJournal, open_journal
+from hopback.ops.jobs.journal import MemoryJournal, open_journal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from tests.unit.ops.cli.raffle import DLQ, MAIN, TOPOLOGY, raffle

@@ -20,7 +20,7 @@ from hopback.ops.contract.requests import (
     Selection,
     Settings,
 )
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology

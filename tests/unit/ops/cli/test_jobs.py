@@ -13,7 +13,7 @@ from hopback.ops.cli.job_follow import Bar, Meter, Records, bar_line, time_left
 from hopback.ops.contract.codec import to_json
 from hopback.ops.contract.requests import JobKind, RedriveRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment
-from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
 
 
 def _job(

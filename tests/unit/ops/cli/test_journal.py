@@ -15,7 +15,7 @@ from hopback.errors import JobConflict
 from hopback.ops.cli.journal import journal
 from hopback.ops.contract.requests import NEWEST, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, Moment
-from hopback.ops.jobs.journal import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hopback.clock import ManualClock
 from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.ops.http.tokens import BadToken, Jwks, TokenReader, claim_at
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from tests.unit.ops.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
 
 if TYPE_CHECKING:

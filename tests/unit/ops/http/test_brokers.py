@@ -23,7 +23,7 @@ from hopback.ops.contract.roles import Grant, Role
 from hopback.ops.http.app import create_app
 from hopback.ops.http.keys import new_key
 from hopback.ops.http.settings import BadSettings, parse_settings
-from hopback.ops.jobs.journal_sql import MemoryJournal
+from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations
 from tests.harness.seeded import publish
 from tests.unit.ops.admin_service import DLQ, NOW, dead_letter, topology

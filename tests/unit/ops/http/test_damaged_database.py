@@ -15,7 +15,7 @@ from hopback.clock import SystemClock
 from hopback.errors import StoreDamaged, StoreUnavailable
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.http.app import create_app
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from hopback.store import migrate, open_database
 from tests.unit.ops.admin_service import Admin, admin, dead_letter, settings
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from hopback.broker.embedded import Fault, Faults
-from hopback.ops.jobs.journal_sql import MemoryJournal
+from hopback.ops.jobs.journal import MemoryJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.embedded import EmbeddedBroker
-    from hopback.ops.jobs.journal import JobRecord
+    from hopback.ops.jobs.job_record import JobRecord
     from hopback.sql.sqlite import MemoryDatabase
 
 __all__ = ["KilledJournal", "Steps", "end_leases"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopback.ops.jobs.classic_cursor import HeadLimits, HeadMessage, find_head
-from hopback.ops.jobs.journal import Checkpoint
+from hopback.ops.jobs.job_record import Checkpoint
 
 
 def _length(

@@ -26,8 +26,8 @@ from hopback.ops.contract.requests import (
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.classic_cursor import ClassicCursor
 from hopback.ops.jobs.cursor import CursorEvent, mark_of
-from hopback.ops.jobs.journal import Checkpoint
-from hopback.ops.jobs.journal_sql import MemoryJournal
+from hopback.ops.jobs.job_record import Checkpoint
+from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology

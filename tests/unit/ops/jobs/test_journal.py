@@ -6,14 +6,8 @@ from hopback.clock import ManualClock
 from hopback.ops.contract.requests import AuditQuery, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.http.settings import AdminSettings, parse_settings
-from hopback.ops.jobs.journal import (
-    JobRecord,
-    JobSpec,
-    Retention,
-    SelectionSnapshot,
-    forget_old,
-)
-from hopback.ops.jobs.journal_sql import MemoryJournal
+from hopback.ops.jobs.job_record import JobRecord, JobSpec, Retention, SelectionSnapshot, forget_old
+from hopback.ops.jobs.journal import MemoryJournal
 
 _DAY = 86_400.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopback.ops.contract.requests import RedriveRequest
-from hopback.ops.jobs.journal import JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobSpec, SelectionSnapshot
 from hopback.ops.jobs.read_ahead import choose_prefetch
 
 

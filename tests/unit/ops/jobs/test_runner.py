@@ -11,7 +11,7 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import AuditQuery, Pace, Selection, SessionLimits
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.journal_sql import MemoryJournal
+from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from tests.unit.ops.jobs.kills import Steps

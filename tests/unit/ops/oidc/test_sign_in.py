@@ -12,7 +12,7 @@ from hopback.clock import ManualClock
 from hopback.errors import ConnectionFailed
 from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.http.settings import BadSettings, parse_settings
-from hopback.ops.jobs.journal_sql import open_journal
+from hopback.ops.jobs.journal import open_journal
 from tests.unit.ops.admin_service import DLQ, NOW, SECRET, admin, dead_letter, settings
 from tests.unit.ops.http.test_access import _bearer, _token
 
