@@ -27,7 +27,6 @@ from hopback.ops.contract.surveys import (
     HourCount,
     SurveyedArchive,
     SurveyedQueue,
-    SurveyProgress,
 )
 from hopback.ops.contract.values import (
     Cost,
@@ -119,7 +118,7 @@ class Surveys:
         self._archives = ArchiveSurveys(self._store, exports)
         self.trends: Trends = Trends(self._store, queues)
         self.every_s: float | None = None
-        self.running: SurveyProgress | None = None
+        self.running: LookProgress | None = None
         self._on_progress: OnProgress | None = None
         self._turn = asyncio.Lock()
 
@@ -194,7 +193,7 @@ class Surveys:
             if not is_recent and has_some and not self._why_not(one, snapshot):
                 wanted.append(one)
         ahead = sum(_count_ahead(one, kept.get(one.queue)) for one in wanted)
-        self.running = SurveyProgress("", 0, ahead)
+        self.running = LookProgress("", 0, ahead)
         for one in wanted:
             if self._held(one.queue) or await self._store.has_active_job(one.queue):
                 continue  # begun since the list was read
@@ -277,7 +276,7 @@ class Surveys:
             now = replace(self.running, queue=queue, seen=self.running.seen + more)
             self.running = now
             if self._on_progress is not None:
-                self._on_progress(LookProgress(now.queue, now.seen, now.total))
+                self._on_progress(now)
 
     def _why_not(self, one: QueueSummary, snapshot: BrokerSnapshot) -> str:
         """Return the reason why a queue is not surveyed, empty if it is."""

@@ -38,8 +38,7 @@ _RANKS = {role: rank for rank, role in enumerate(Role)}  # asked for each queue 
 class Grant:
     """A role for the queues whose names match one of the patterns (`*` stands for any characters).
 
-    `broker` is such a pattern, too; empty, as in every grant from before there were several brokers, it
-    means the first one.
+    `broker` is such a pattern, too. An empty one means the first broker.
     """
 
     role: Role

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from hopback.ops.contract.values import Moment  # noqa: TC001  msgspec reads it at run time
+from hopback.ops.contract.values import (  # noqa: TC001  msgspec reads them at run time
+    LookProgress,
+    Moment,
+)
 
 
 class HourCount(Struct, frozen=True, rename="camel"):
@@ -70,14 +73,6 @@ class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
     is_stream: bool = False
 
 
-class SurveyProgress(Struct, frozen=True, rename="camel"):
-    """The progress of a survey: its queue, and `seen` of `total` messages."""
-
-    queue: str
-    seen: int
-    total: int
-
-
 class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
     """The errors of all surveyed queues, the most frequent first.
 
@@ -90,7 +85,7 @@ class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
     archives: tuple[SurveyedArchive, ...] = ()
     messages: int = 0
     survey_s: float | None = field(default=None, name="surveySeconds")
-    running: SurveyProgress | None = None
+    running: LookProgress | None = None
 
 
 class TrendSample(Struct, frozen=True, rename="camel"):

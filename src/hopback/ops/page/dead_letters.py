@@ -38,10 +38,11 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.search import SearchRequest
-from hopback.ops.contract.surveys import ErrorOverview, SurveyProgress
+from hopback.ops.contract.surveys import ErrorOverview
 from hopback.ops.contract.values import (
     DeadLetter,
     Group,
+    LookProgress,
     OnProgress,
     Page,
     QueueSummary,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.message import Delivery
+    from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.http.services import Services
     from hopback.ops.notes.values import GroupNote
     from hopback.ops.operations import Operations
@@ -248,9 +250,9 @@ async def _board(visit: Visit) -> Response:
     )
 
 
-def _survey_under_way(visit: Visit) -> SurveyProgress | None:
+def _survey_under_way(visit: Visit) -> LookProgress | None:
     """Return the progress of a running survey. One that was started here runs until its task has ended."""
-    begun = SurveyProgress("", 0, 0) if visit.services.recent.surveying else None
+    begun = LookProgress("", 0, 0) if visit.services.recent.surveying else None
     return visit.operations.surveys.running or begun
 
 

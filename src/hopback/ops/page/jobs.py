@@ -325,8 +325,6 @@ async def _target_words(visit: Visit, queue: str, target: str) -> str:
     if target in ("design", "failed-queue"):
         named = f"back to queue {origins[0]}" if len(origins) == 1 else "back where each failed"
         return visible(named)
-    if target.startswith(("queue ", "exchange ")):  # as jobs of an earlier version say it
-        return f"to {visible(target)}"
     return _TARGET_WORDS.get(target, f"back {visible(target)}")
 
 

@@ -282,9 +282,6 @@ def _told(entry: AuditEntry) -> str:
         details.pop("target", None)  # there is none, or it is the one that goes without saying
     if isinstance(rate := details.get("rate"), float | int):
         details["rate"] = f"{rate:g} a second"
-    elif entry.action == "job.rate" and rate is None:  # as an earlier version wrote it
-        rate = entry.reason
-        details["rate"] = "no limit" if rate in ("", "None") else f"{float(rate):g} a second"
     parts = []
     for name, value in details.items():
         if value in (None, "", [], {}, False, 0):
@@ -293,7 +290,7 @@ def _told(entry: AuditEntry) -> str:
         words = _DETAILS.get(name)
         try:
             parts.append(f"{name} {shown}" if words is None else words.format(shown))
-        except ValueError:  # a number was expected, and the journal of an older version has a text
+        except ValueError:  # a number was expected, and a hand-written entry has a text
             parts.append(f"{name} {shown}")
     return visible(", ".join(parts))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.message import Message, Properties
 from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind
-from hopback.ops.contract.surveys import SurveyProgress
+from hopback.ops.contract.values import LookProgress
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.harness.seeded import publish
@@ -109,7 +109,7 @@ async def test_a_list_that_sees_the_end_of_a_survey_has_what_it_found() -> None:
     async with admin(first, extra=foreign) as service:
         await service.client.post("/errors/survey")
         await publish(service.broker, second)
-        service.operations.surveys.running = SurveyProgress("mail.dlq", 0, 2)
+        service.operations.surveys.running = LookProgress("mail.dlq", 0, 2)
         meanwhile = await service.client.get("/")
         await service.operations.errors(survey=True)
         over = await service.client.get("/")
