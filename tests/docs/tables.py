@@ -20,6 +20,7 @@ from hopback.ops.contract.options import options_of
 from hopback.ops.contract.requests import DiscardRequest, RedriveRequest
 from hopback.ops.http.app import ENDPOINTS
 from hopback.ops.http.brokers import BROKERS
+from hopback.systems.comparison import COMPARISON, HEADINGS, Compared
 from tests.docs.pages import ROOT
 
 if TYPE_CHECKING:
@@ -109,6 +110,15 @@ def _command_options(command: click.Command) -> str:
     return _table(("option", "environment", "default", "meaning"), rows)
 
 
+def _systems(folder: str) -> str:
+    """Every documented system and how it handles failures. `folder` is the path of the systems."""
+    rows = []
+    for name, *cells in map(Compared.cells, COMPARISON):
+        home = name.replace("-", "_")
+        rows.append((f"[`{name}`]({folder}{home}/README.md)", *cells))
+    return _table(HEADINGS, rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "endpoints": ("docs/reference/http-api.md", _endpoints),
     "events": ("docs/reference/events.md", _events),
@@ -116,6 +126,11 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "run options": ("docs/reference/command.md", lambda: _command_options(run)),
     "serve options": ("docs/reference/command.md", lambda: _command_options(serve)),
     "metrics": ("docs/reference/metrics.md", _metrics),
+    "compared systems": (
+        "docs/tutorial/run-the-systems.md",
+        lambda: _systems("../../src/hopback/systems/"),
+    ),
+    "systems": ("src/hopback/systems/README.md", lambda: _systems("")),
 }
 """Each table's page and how it is made."""
 

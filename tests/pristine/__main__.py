@@ -147,7 +147,7 @@ def _demo(root: Root, log: Path) -> tuple[bool, str]:
         return True
 
     status = root.run("make demo", log, 10 * _MINUTE, is_up)
-    ended = "nothing is left running" in log.read_text(errors="replace")
+    ended = "No process is left running" in log.read_text(errors="replace")
     # Interrupted with its command, make itself ends as one that was interrupted.
     passed = bool(answers) and ended and status in (0, 2, 130)
     return passed, ", ".join([*answers, f"ended with {status}"])

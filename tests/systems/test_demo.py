@@ -68,8 +68,13 @@ async def test_all_five_run_on_a_broker_of_their_own_and_end_cleanly(tmp_path: P
         for one in counters.values():
             assert one["came"] >= one["done"] + one["dead"], counters
         assert "/queues/my-service.events.dlq" in front.text
+        table = demo.text.partition("Ctrl-C ends it.")[2].strip().splitlines()
+        assert table[0].split() == ["time", "queue", "outcome", "run", "wait", "reason"]
+        assert all(re.match(r"[\d:]{8} [\w.-]+ +(retried|parked) ", line) for line in table[1:]), (
+            table
+        )
         assert demo.end() == 0
-        assert demo.text.rstrip().endswith("Stopped; nothing is left running.")
+        assert demo.text.rstrip().endswith("Stopped. No process is left running.")
         assert not re.search("^Traceback", demo.text, re.MULTILINE)
     assert os.listdir(tmp_path) == ["output"]
     assert get(f"{url}/readyz") is None

@@ -45,18 +45,29 @@ _DELAY = "a duration like 5s, 1m30s or 250ms"
 
 _EVERY = (
     Design(
-        "file-pipeline",
-        "seven consumers, each with its own 15 s retry queue and dead-letter queue",
-        file_pipeline,
-        stamps_redrives=True,
-        completion=REDRIVE_COMPLETED,
-    ),
-    Design(
-        "event-bus",
-        "a fanout to services by HTTP, ten retries of 5 s, a dead-letter queue for each service",
-        event_bus,
-        (DesignParameter("services", "wms-cincout,wms-orders", _NAMES, names, "the services fed"),),
-        codes={"delivery.parked.exhausted": "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"},
+        "ratatoskr",
+        "quorum queues with a broker-side retry loop and a fanout into the dead-letter queue",
+        ratatoskr,
+        (
+            DesignParameter("queue", "my-service.events", "a queue name", str, "the main queue"),
+            DesignParameter(
+                "exchange",
+                "ratatoskr.events",
+                "an exchange name",
+                str,
+                "the exchange that feeds it",
+            ),
+            DesignParameter("routing_keys", "#", _NAMES, names, "the keys it is bound by"),
+            DesignParameter(
+                "retry_delay", "5s", _DELAY, duration_ms, "the wait", argument="retry_delay_ms"
+            ),
+            DesignParameter(
+                "max_retries", "3", _NUMBER, whole_number, "retries after the first run"
+            ),
+            DesignParameter(
+                "queue_type", "quorum", "quorum or classic", queue_type, "of all queues"
+            ),
+        ),
     ),
     Design(
         "freeflow",
@@ -90,6 +101,13 @@ _EVERY = (
         ),
     ),
     Design(
+        "event-bus",
+        "a fanout to services by HTTP, ten retries of 5 s, a dead-letter queue for each service",
+        event_bus,
+        (DesignParameter("services", "wms-cincout,wms-orders", _NAMES, names, "the services fed"),),
+        codes={"delivery.parked.exhausted": "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"},
+    ),
+    Design(
         "raffle",
         "users inserted in batches, three retries of 10 s, one dead-letter queue",
         raffle,
@@ -101,29 +119,11 @@ _EVERY = (
         ),
     ),
     Design(
-        "ratatoskr",
-        "quorum queues with a broker-side retry loop and a fanout into the dead-letter queue",
-        ratatoskr,
-        (
-            DesignParameter("queue", "my-service.events", "a queue name", str, "the main queue"),
-            DesignParameter(
-                "exchange",
-                "ratatoskr.events",
-                "an exchange name",
-                str,
-                "the exchange that feeds it",
-            ),
-            DesignParameter("routing_keys", "#", _NAMES, names, "the keys it is bound by"),
-            DesignParameter(
-                "retry_delay", "5s", _DELAY, duration_ms, "the wait", argument="retry_delay_ms"
-            ),
-            DesignParameter(
-                "max_retries", "3", _NUMBER, whole_number, "retries after the first run"
-            ),
-            DesignParameter(
-                "queue_type", "quorum", "quorum or classic", queue_type, "of all queues"
-            ),
-        ),
+        "file-pipeline",
+        "seven consumers, each with its own 15 s retry queue and dead-letter queue",
+        file_pipeline,
+        stamps_redrives=True,
+        completion=REDRIVE_COMPLETED,
     ),
     Design(
         "recommended",

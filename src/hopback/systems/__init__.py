@@ -1,6 +1,6 @@
-"""The five documented systems as applications, on Hopback's public API.
+"""The five documented systems as applications of Hopback's public API.
 
-Each lives in a folder of its own with a README, and describes itself as `SYSTEM` (see `host.py`).
+Each has a package with a README and a description, `SYSTEM` (see `host.py`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["HOMES", "load_system"]
 
 HOMES: Mapping[str, str] = MappingProxyType(
     {
-        "file-pipeline": "hopback.systems.file_pipeline",
-        "event-bus": "hopback.systems.event_bus",
-        "freeflow": "hopback.systems.freeflow",
-        "raffle": "hopback.systems.raffle",
         "ratatoskr": "hopback.systems.ratatoskr",
+        "freeflow": "hopback.systems.freeflow",
+        "event-bus": "hopback.systems.event_bus",
+        "raffle": "hopback.systems.raffle",
+        "file-pipeline": "hopback.systems.file_pipeline",
     }
 )
-"""Where each system lives, by the name that the command knows it by."""
+"""The package of each system by its command name. The shortest system, which explains most, is first."""
 
 
 def load_system(name: str) -> System:
-    """The system of that name; its libraries are loaded only now. KeyError if there is none."""
+    """Import a system and return it. Raises KeyError for an unknown name."""
     system: System = import_module(HOMES[name]).SYSTEM
     return system

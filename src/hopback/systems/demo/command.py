@@ -1,4 +1,4 @@
-"""`hopback demo`: the documented systems at work, in one process, with a little traffic."""
+"""`hopback demo`: the documented systems in one process, with sample traffic."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any)
 
 
 async def _run(settings: DemoSettings) -> int:
-    """Run until the first signal, then end in order; a second one ends at once."""
+    """Run until the first signal, then stop in order. A second signal stops at once."""
     from hopback.cli.signals import Stopper, listen_to_signals
 
     stopping = asyncio.Event()
@@ -88,12 +88,12 @@ async def _run(settings: DemoSettings) -> int:
         await running
     except asyncio.CancelledError:
         return Exit.INTERRUPTED
-    click.echo("Stopped; nothing is left running.")
+    click.echo("Stopped. No process is left running.")
     return Exit.OK
 
 
 async def _run_until(stopping: asyncio.Event, settings: DemoSettings) -> None:
-    from hopback.systems.demo.run import Demo
+    from hopback.systems.demo.run import HEADINGS, Demo
 
     async with AsyncExitStack() as stack:
         started, _ = await first_of(Demo(settings, stack).start(), stopping.wait())
@@ -103,6 +103,6 @@ async def _run_until(stopping: asyncio.Event, settings: DemoSettings) -> None:
             guide = started.result()
         for line in guide.lines():
             click.echo(safe(line))
-        click.echo("\nCtrl-C ends it.")
+        click.echo(f"\nCtrl-C ends it.\n\n{HEADINGS}")
         await stopping.wait()
         click.echo("Stopping.")

@@ -1,4 +1,4 @@
-"""What the demo runs: a broker, a web server, the systems with their traffic, and the admin page."""
+"""Run the demo: a broker, a web server, the systems with their traffic, and the admin page."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from hopback.systems.host import Running, System
 
 _PORTS = ((5673, 15673), (0, 0))
-"""For AMQP and management: beside RabbitMQ's own, so that both can run; else any that are free."""
-_RECONNECT_S = 1  # the broker of a demo is on this machine: back within seconds or stopped
-_TRAFFIC_AGAIN_S = 5  # long enough that a broker that restarts is back, and the log stays readable
-_LOOK_S = 1.0  # somebody watches the counters of the page
+"""Ports for AMQP and management. They differ from RabbitMQ's. If they are in use, free ports are chosen."""
+_RECONNECT_S = 1  # seconds; the broker of a demo runs on this machine and restarts within seconds
+_TRAFFIC_AGAIN_S = (
+    5  # seconds until traffic starts again after an error, so that the log stays readable
+)
+_COUNT_EVERY_S = 1.0  # seconds; the page requests its counters as often
 _LOG = logging.getLogger("hopback.demo")
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What the command was told."""
-
     names: tuple[str, ...]
     broker: str | None
     management: str | None
@@ -67,7 +67,7 @@ class DemoSettings:
 
 
 class Demo:
-    """Systems in one process; `stack` closes everything, the last first."""
+    """The systems in one process. `stack` closes them in reverse order."""
 
     def __init__(self, settings: DemoSettings, stack: AsyncExitStack) -> None:
         self._settings = settings
@@ -80,7 +80,7 @@ class Demo:
         self._management: str | None = None
 
     async def start(self) -> Guide:
-        """Start everything, in the order in which it is needed; how to find it."""
+        """Start broker, web server, systems, page and traffic. Return their addresses."""
         if self._settings.folder is not None:
             folder = private_folder(Path(self._settings.folder))
         else:
@@ -105,10 +105,10 @@ class Demo:
             await self._start_system(system, host, web)
             systems.append((system, host))
         await self._open_page(web)
-        self._run_beside(self._count_depths(), "depths")
+        self._run_in_background(self._count_depths(), "depths")
         if self._settings.traffic:
             for system, host in systems:
-                self._run_beside(_produce(system, host), f"{system.name} traffic")
+                self._run_in_background(_produce(system, host), f"{system.name} traffic")
         guide = Guide(url, self._address, self._management, tuple(systems), self._warnings)
         shown = [
             ShownSystem(
@@ -124,7 +124,7 @@ class Demo:
         return guide
 
     async def _open_broker(self) -> None:
-        """The broker that was named, or one of our own on a socket of this machine."""
+        """Use the broker of the settings, or start an embedded one on a socket."""
         if self._settings.broker is not None:
             self._amqp = self._settings.broker
             broker = rabbitmq(self._amqp)
@@ -143,7 +143,7 @@ class Demo:
                 return
         raise CommandFailed(
             "cannot listen on any port of this machine for the broker",
-            do="End what holds the ports, or name a RabbitMQ with --broker.",
+            do="Free a port, or name a RabbitMQ with --broker.",
         )
 
     def _host(self, system: System, folder: Path, url: str) -> Host:
@@ -152,7 +152,8 @@ class Demo:
             SystemClock(),
             level=self._settings.log_level,
             codes=DESIGNS[system.name].codes,
-            silent=frozenset({"topology.warning"}),
+            # delivery.retried and delivery.parked contain the reason of a failed run.
+            silent=frozenset({"topology.warning", "handler.failed"}),
         )
         logging.basicConfig(level=logging.WARNING, handlers=[LogBridge(log)])
         return Host(
@@ -172,12 +173,12 @@ class Demo:
             health = Health(service, time=asyncio.get_running_loop().time)
             web.watch(service, health)
             self._services.append(service)
-            self._run_beside(health.run(), "health")
+            self._run_in_background(health.run(), "health")
         if started.web is not None:
             web.add(system.name, started.web)
 
     async def _open_page(self, web: DemoWeb) -> None:
-        """The admin page, over the operations on the systems' dead letters."""
+        """Serve the admin page for the dead letters of all systems."""
         broker, vhost = RabbitMQ(self._amqp), virtual_host(self._amqp)
         view: Management | None = None
         try:
@@ -186,7 +187,7 @@ class Demo:
             await client.overview()
             view = client
         except (ValueError, BrokerError) as error:
-            _LOG.warning("going on without the management API: %s", error)
+            _LOG.warning("continuing without the management API: %s", error)
         topologies = [service.topology for service in self._services]
         managed = ManagedBroker(broker, management=view, vhost=vhost, topologies=topologies)
         operations = await self._stack.enter_async_context(Operations(managed))
@@ -206,7 +207,7 @@ class Demo:
                 )
             ]
 
-        depths = Depths(watched, self._metrics.set_depth, every=_LOOK_S)
+        depths = Depths(watched, self._metrics.set_depth, every=_COUNT_EVERY_S)
         while True:
             with suppress(BrokerError):
                 connection = await RabbitMQ(self._amqp).connect("hopback demo depths")
@@ -216,8 +217,8 @@ class Demo:
                     await connection.close()
             await asyncio.sleep(_RECONNECT_S)
 
-    def _run_beside(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run it until everything is closed; what it raises is logged, and ends nothing."""
+    def _run_in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a task until the demo ends. Its exceptions are logged."""
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(_log_end)
 
@@ -237,7 +238,7 @@ def _log_end(task: asyncio.Task[None]) -> None:
 
 
 async def _produce(system: System, host: Host) -> None:
-    """A system's traffic; it begins again after the broker or the database was away."""
+    """Produce the traffic of a system. Start again after the broker or the database was away."""
     while True:
         with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
             await system.traffic(host)
@@ -245,26 +246,32 @@ async def _produce(system: System, host: Host) -> None:
 
 
 class ShortLog(EventLog):
-    """A line for people: when, which queue, what happened to a message at which run, and why."""
+    """Writes a row of a table for each delivery, and a line for each other event."""
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
-        """The line, without its end."""
+        """Return the line without its end."""
         if not event.startswith("delivery."):
-            # A traceback is no line for people; `hopback run` logs it.
             shown = {key: value for key, value in details.items() if key != "traceback"}
             rest = " ".join(f"{key}={one_line(str(value))}" for key, value in shown.items())
             return f"{moment:%H:%M:%S} {event} {rest}"
-        runs = f"run {details['attempt']} of {details['maxAttempts']}"
-        happened = f"{event.removeprefix('delivery.'):<8} {runs:<13}"
-        where = f" -> {details['tier']}" if "tier" in details else ""
         code = f" [{details['code']}]" if "code" in details else ""
-        reason = f" {one_line(str(details['reason']))}" if "reason" in details else ""
-        return f"{moment:%H:%M:%S} {details['queue']:<28} {happened}{where}{reason}{code}"
+        return _ROW.format(
+            f"{moment:%H:%M:%S}",
+            details["queue"],
+            event.removeprefix("delivery."),
+            f"{details['attempt']} of {details['maxAttempts']}",
+            details.get("tier", ""),
+            one_line(str(details.get("reason", ""))) + code,
+        ).rstrip()
+
+
+_ROW = "{:<8} {:<28} {:<8} {:<8} {:<5} {}"
+HEADINGS = _ROW.format("time", "queue", "outcome", "run", "wait", "reason")
 
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Where everything is: what the command prints, and `/demo` shows."""
+    """The addresses and commands that the command prints and `/demo` shows."""
 
     url: str
     amqp: str
@@ -273,8 +280,7 @@ class Guide:
     warnings: int
 
     def lines(self) -> Iterator[str]:
-        """Line by line."""
-        yield f"Start here: the systems at work  {self.url}/demo"
+        yield f"Start here: systems at work      {self.url}/demo"
         yield f"Dead letters, topology, checks   {self.url}/"
         yield f"Health and metrics               {self.url}/readyz {self.url}/metrics"
         yield f"Broker (AMQP)                    {self.amqp}"
@@ -298,5 +304,5 @@ class Guide:
 
 
 def _command() -> str:
-    """What to type for this very command."""
+    """Return the command that started this process."""
     return "hopback" if shutil.which("hopback") or "/" not in sys.argv[0] else sys.argv[0]

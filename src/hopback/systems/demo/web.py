@@ -1,6 +1,6 @@
-"""The web server of the demo: every system's application, the page, health and metrics.
+"""The web server of the demo: the application of every system, the pages, health and metrics.
 
-One port serves them all: a system under its name, the admin page at the root.
+One port serves all of them: a system under its name, the page of the demo at `/demo`, the admin page at `/`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import socket
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
@@ -23,6 +24,8 @@ from starlette.routing import Mount, Route, Router
 
 from hopback.ops.http import LOOPBACK, host_of, is_same_origin
 from hopback.runtime.depths import watched_queues
+from hopback.systems import HOMES
+from hopback.systems.comparison import COMPARISON, HEADINGS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from hopback.topology import Topology
 
 _SAMPLE = re.compile(r"^hopback_(deliveries_total|queue_depth)\{(.*)\} (\S+)$", re.MULTILINE)
+_CODE = re.compile("`([^`]+)`")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -60,8 +64,12 @@ class ShownSystem:
     """Descriptions and commands."""
 
     @property
+    def main_queue(self) -> str:
+        """The queue whose surroundings the diagram shows."""
+        return next(plan.queue for topology in self.topologies for plan in topology.plans)
+
+    @property
     def dead_letter_queues(self) -> tuple[str, ...]:
-        """Where its dead letters rest."""
         plans = (plan for topology in self.topologies for plan in topology.plans)
         return tuple(dict.fromkeys(plan.parking.queue for plan in plans))
 
@@ -117,11 +125,28 @@ def front_page(systems: Sequence[ShownSystem], guide: str) -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Hopback demo</title>"
         f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>"
-        f"<h1>Hopback demo</h1><p>The documented systems at work in this process, with a little traffic and "
-        f"deliberate failures. <a href='/'>Dead letters, topology and checks</a> of all of them.</p>"
-        f"<section class=cards>{cards}</section>{incident}"
+        f"<h1>Hopback demo</h1><p>The documented systems run in this process, with sample traffic and "
+        f"deliberate failures. <a href='/'>Dead letters, topology and checks</a> of all systems.</p>"
+        f"<section class=cards>{cards}</section>{incident}{_comparison(systems)}"
         f"<details><summary>Addresses and commands for another terminal</summary>"
         f"<pre>{html.escape(guide)}</pre></details><script>{_SCRIPT}</script>"
+    )
+
+
+def _comparison(systems: Sequence[ShownSystem]) -> str:
+    """Return the table that compares the systems shown."""
+    names = {system.name for system in systems}
+    head = "".join(f"<th scope=col>{html.escape(one)}</th>" for one in HEADINGS)
+    rows = []
+    for name, *cells in (one.cells() for one in COMPARISON if one.name in names):
+        texts = (_CODE.sub(r"<code>\1</code>", html.escape(one)) for one in cells)
+        columns = "".join(f"<td>{text}</td>" for text in texts)
+        rows.append(f"<tr><th scope=row>{html.escape(name)}</th>{columns}</tr>")
+    return (
+        "<section><h2>How they differ</h2><div class=wide><table><thead><tr>"
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div><p>Publish is a confirmed publish, "
+        "followed by an ack. Reject leaves the move to the broker, which moves a message at most once. "
+        "The hardened form loses no messages.</p></section>"
     )
 
 
@@ -135,9 +160,14 @@ def _card(system: ShownSystem) -> str:
             ("dead", "dead"),
         )
     )
-    links = " ".join(
+    queues = ", ".join(
         f"<a href='/queues/{quote(queue, safe='')}'>{html.escape(queue)}</a>"
         for queue in system.dead_letter_queues
+    )
+    diagram = f"/topology?focus={quote(system.main_queue, safe='')}"
+    links = (
+        f"<a href='/demo/{system.name}/readme'>README</a>, <a href='{diagram}'>diagram</a>, "
+        f"dead letters: {queues}"
     )
     tries = "".join(
         f"<p># {html.escape(shows)}</p><pre>{html.escape(command)}</pre>"
@@ -145,17 +175,17 @@ def _card(system: ShownSystem) -> str:
     )
     return (
         f"<article><h2>{html.escape(system.name)}</h2><p>{html.escape(system.title)}</p>"
-        f"<div class=counts>{counts}</div><p class=links>Dead letters: {links}</p>"
-        f"<details><summary>curl lines to try</summary>{tries}</details></article>"
+        f"<div class=counts>{counts}</div><p class=links>{links}</p>"
+        f"<details><summary>Commands to try</summary>{tries}</details></article>"
     )
 
 
 _STEPS = (
     ("Break the warehouse", "closes Ratatoskr's warehouse and places five orders"),
-    ("Watch", "each order fails, waits 5 s and comes back, three times; then it is a dead letter"),
+    ("Watch", "each order fails and is retried three times, every 5 s. Then it is a dead letter"),
     ("Look at the dead letters", "opens their queue: the reason, the timeline, every attempt"),
-    ("Repair the warehouse", "opens it again; nothing comes back by itself"),
-    ("Re-drive", "sends back what had to wait for the warehouse, and nothing else"),
+    ("Repair the warehouse", "opens the warehouse. The dead letters stay in their queue"),
+    ("Re-drive", "sends back only the messages that failed because of the warehouse"),
 )
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#1b1f24}
@@ -166,6 +196,9 @@ h2{margin:0;font-size:1.15rem}article p{margin:.3rem 0}#incident{margin:1rem 0}
 .counts b{display:block;font-size:1.6rem;font-variant-numeric:tabular-nums}.counts span{color:#57606a}
 .counts div:nth-child(3) b{color:#9a6700}.counts div:nth-child(4) b{color:#c62828}
 .links{overflow-wrap:anywhere;font-size:.9rem}
+.wide{overflow-x:auto;margin-top:.5rem}table{border-collapse:collapse;font-size:.85rem}
+th,td{border:1px solid #d0d7de;padding:.35rem .5rem;text-align:left;vertical-align:top}
+thead{background:#f6f8fa}
 pre{overflow:auto;background:#f6f8fa;padding:.5rem;font-size:.85rem}
 button{font:inherit;padding:.3rem .8rem;border-radius:6px;border:1px solid #0d47a1;
 background:#0d47a1;color:#fff}
@@ -181,7 +214,7 @@ const show = counters => {
     }
 };
 const refresh = async () => {
-  try { show(await (await fetch('/demo/counters')).json()); } catch { /* it ends with the demo */ }
+  try { show(await (await fetch('/demo/counters')).json()); } catch { /* the demo has ended */ }
 };
 refresh(); setInterval(refresh, 1000);
 const incident = document.getElementById('incident');
@@ -206,29 +239,29 @@ if (incident) {
       await send('PUT', told.url + '/warehouse', {open: false});
       for (const order of orders)
         await send('POST', told.url + '/events', {type: 'order.placed', order, sku: 'acorn', quantity: 1});
-      return 'the warehouse is closed, five orders are on their way';
+      return 'the warehouse is closed, five orders are published';
     },
     async say => {
       for (let found = 0; (found = await dead() - before) < 5; await pause())
-        say(Math.max(found, 0) + ' of 5 are dead letters, the others wait and come back');
-      return 'all five are dead letters now';
+        say(Math.max(found, 0) + ' of 5 are dead letters, the others are retried');
+      return 'all five are dead letters';
     },
-    async () => { window.open(told.page, '_blank'); return 'opened beside this page'; },
+    async () => { window.open(told.page, '_blank'); return 'opened in another tab'; },
     async () => {
       await send('PUT', told.url + '/warehouse', {open: true});
-      return 'open again; ' + await placed() + ' of 5 orders are placed';
+      return 'open; ' + await placed() + ' of 5 orders are placed';
     },
     async say => {
       const job = {kind: 're-drive', queue: told.queue, reason: 'the warehouse is open again',
         selection: {filter: 'error:NotYet'}};
       try { await send('POST', '/admin/dlq/jobs', job); } catch (error) {
         if (!String(error).includes('unsafe')) throw error;
-        // From RabbitMQ 4.0 on the queue's delivery limit would count the look: lifted first.
+        // From RabbitMQ 4.0 on, browsing counts against the delivery limit of the queue. Lift it first.
         await send('POST', '/admin/dlq/queues/' + encodeURIComponent(told.queue) + '/lift-limit', {});
         await send('POST', '/admin/dlq/jobs', job);
       }
       for (let found = 0; (found = await placed()) < 5; await pause()) say(found + ' of 5 orders are placed');
-      return 'all five orders are placed; the incident is over';
+      return 'all five orders are placed, the incident is over';
     },
   ];
   steps.forEach((step, index) => {
@@ -266,6 +299,7 @@ class DemoWeb:
             [
                 Route("/demo", self._show_page),
                 Route("/demo/counters", self._count),
+                Route("/demo/{name}/readme", self._show_readme),
                 Route("/metrics", self._scrape),
                 Route("/healthz", self._alive),
                 Route("/readyz", self._ready),
@@ -302,6 +336,13 @@ class DemoWeb:
 
     async def _show_page(self, _request: Request) -> Response:
         return HTMLResponse(front_page(self._systems, self._guide))
+
+    async def _show_readme(self, request: Request) -> Response:
+        home = HOMES.get(request.path_params["name"])
+        if home is None:
+            return PlainTextResponse("There is no such system.\n", 404)
+        readme = files(home).joinpath("README.md").read_text(encoding="utf-8")
+        return PlainTextResponse(readme)
 
     async def _count(self, _request: Request) -> Response:
         return JSONResponse(counters_of(self._systems, self._metrics.render().decode()))
