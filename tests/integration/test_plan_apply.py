@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hopback.broker.apply import apply, live_plan
-from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting, restore_limits
+from hopback.broker.limits import DLQ_LIMIT_PREFIX, lift_policy, restore_limits
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.cli.live_broker import apply as apply_command
@@ -154,7 +154,7 @@ async def test_lifted_limits_are_recorded_and_reversible(
     """A lifting policy stands above the one in force, and deleting it puts that one back."""
     below = Policy("ops", "^dlq$", {"max-length": 7}, 5, "queues")
     # 3.10 has no default limit and refuses -1, so the limit stands for itself here.
-    lifted = lifting(DLQ_LIMIT_PREFIX, Queue("dlq"), [below])
+    lifted = lift_policy(DLQ_LIMIT_PREFIX, Queue("dlq"), [below])
     lifted = Policy(lifted.name, lifted.pattern, {"max-length": 7}, lifted.priority, "queues")
     await management.put_policy(vhost, below)
     await management.put_policy(vhost, lifted)

@@ -55,10 +55,10 @@ class _Sink:
     def deliver(self, taken: Taken) -> None:
         """A delivery."""
 
-    def cancelled(self, tag: str) -> None:
+    def on_cancel(self, tag: str) -> None:
         """A consumer ended by the broker."""
 
-    def closed(self, refusal: Refusal) -> None:
+    def on_close(self, refusal: Refusal) -> None:
         """The channel ended by the broker."""
 
 

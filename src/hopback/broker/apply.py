@@ -18,7 +18,7 @@ from hopback.broker.limits import (
     MAIN_LIMIT_PREFIX,
     PolicyLedger,
     has_default_limit,
-    lifting,
+    lift_policy,
 )
 from hopback.broker.migrate import Replacement, immovable, migration, replace_queues
 from hopback.broker.port import Channel, Connection, QueueState, count_now
@@ -113,7 +113,7 @@ class ApplyPlan:
     @property
     def interrupted(self) -> tuple[str, ...]:
         """The desired queues whose replacement was started but not finished."""
-        return () if self.live is None else _interrupted(self.desired, self.live)
+        return () if self.live is None else _unfinished_queues(self.desired, self.live)
 
     @property
     def settled(self) -> bool:
@@ -136,13 +136,13 @@ def plan(
     return ApplyPlan(
         version,
         found,
-        steps=_ordered(desired, (*map(_step, found.create), *limits)),
+        steps=_sort_steps(desired, (*map(_step, found.create), *limits)),
         offers=tuple(_offers(desired, live, version)),
         at_risk=tuple(risk for risk in at_risk if risk.queue in replaced),
         notes=tuple(
             f"{name}{SHADOW} is there: a replacement of {name} was interrupted, and messages may be"
             f" in it. Finish it with --replace {name}."
-            for name in _interrupted(desired, live)
+            for name in _unfinished_queues(desired, live)
         ),
         desired=desired,
         live=live,
@@ -170,7 +170,7 @@ def plan_from_diff(
     return ApplyPlan(
         version,
         found,
-        steps=_ordered(desired, tuple(map(_blind_step, creatable))),
+        steps=_sort_steps(desired, tuple(map(_blind_step, creatable))),
         at_risk=at_risk,
         notes=tuple(notes),
         desired=desired,
@@ -186,11 +186,11 @@ def _blind_step(entry: DiffEntry) -> Step:
     return Step(entry.kind, entry.name, entry.item, why)
 
 
-def _interrupted(desired: Topology, live: Topology) -> tuple[str, ...]:
+def _unfinished_queues(desired: Topology, live: Topology) -> tuple[str, ...]:
     return tuple(q.name for q in desired.queues if live.queue(q.name + SHADOW) is not None)
 
 
-def _ordered(desired: Topology, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _sort_steps(desired: Topology, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Sort the steps so that an interruption after any of them is harmless."""
     roles = queue_roles(desired)
     return tuple(sorted(steps, key=lambda step: _rank(step, roles)))
@@ -222,7 +222,7 @@ def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> I
         return
     policies = _policies(desired, live)
     for queue in _queues(desired, live, QueueRole.DEAD_LETTER):
-        wanted = lifting(DLQ_LIMIT_PREFIX, queue, policies)
+        wanted = lift_policy(DLQ_LIMIT_PREFIX, queue, policies)
         there = next((policy for policy in live.policies if policy.name == wanted.name), None)
         if there is None and has_default_limit(queue, policies, version):
             why = (
@@ -242,7 +242,7 @@ def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterat
         if loops and has_default_limit(queue, policies, version):
             yield Offer(
                 queue.name,
-                lifting(MAIN_LIMIT_PREFIX, queue, policies),
+                lift_policy(MAIN_LIMIT_PREFIX, queue, policies),
                 "a message whose consumer crashed 21 times would enter the retry loop and be "
                 "dropped as a cycle. Without a limit it returns until it is handled",
             )
@@ -335,7 +335,7 @@ async def apply(
             patience_s=patience_s,
             on_wait=on_done,
         )
-    offered = _offered(planned) if take_offers else ()
+    offered = _policy_steps(planned) if take_offers else ()
     channel = await connection.open_channel()
     work = _Applier(channel, management, vhost, on_done)
     try:
@@ -372,7 +372,7 @@ def _leads_into(step: Step, queues: Collection[str]) -> bool:
     return isinstance(item, Binding) and not item.to_exchange and item.destination in queues
 
 
-def _offered(planned: ApplyPlan) -> tuple[Step, ...]:
+def _policy_steps(planned: ApplyPlan) -> tuple[Step, ...]:
     return tuple(
         Step(Kind.POLICY, offer.policy.name, offer.policy, offer.why) for offer in planned.offers
     )

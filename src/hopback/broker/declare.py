@@ -135,7 +135,7 @@ async def _differences(connection: Connection, item: Exchange | Queue) -> tuple[
             found[told.field] = told
             if isinstance(asked, Queue):
                 further = _as_the_broker_has_it(asked, named, told.actual)
-                found |= {one.field: one for one in _dropped(asked, further, told.field)}
+                found |= {one.field: one for one in _removed_arguments(asked, further, told.field)}
                 asked = further
             else:
                 asked = _exchange_as_the_broker_has_it(asked, named, told.actual)
@@ -168,7 +168,7 @@ def _as_the_broker_has_it(asked: Queue, named: Inequivalent, actual: FieldValue)
     return replace(asked, arguments=arguments)
 
 
-def _dropped(before: Queue, after: Queue, named: str) -> Iterator[Difference]:
+def _removed_arguments(before: Queue, after: Queue, named: str) -> Iterator[Difference]:
     """Yield the removed arguments, which the existing queue cannot have."""
     for key, value in before.arguments.items():
         if key != named and key not in after.arguments:
@@ -390,7 +390,7 @@ async def restore(
         return Restored((), troubles)
     declared: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
     for thing in declared:
-        was_missing, trouble = await _restored(connection, thing, ownership)
+        was_missing, trouble = await _restore(connection, thing, ownership)
         if trouble:
             troubles[thing.name] = trouble
         elif was_missing:
@@ -406,7 +406,7 @@ async def is_complete(connection: Connection, topology: Topology) -> bool:
     channel = await connection.open_channel()
     try:
         for item in items:
-            await _looking(item)(channel)
+            await _check_existence(item)(channel)
     except ChannelClosed:
         return False
     await channel.close()
@@ -424,18 +424,18 @@ async def queues_in_migration(connection: Connection, topology: Topology) -> tup
         [
             queue.name
             for queue in topology.queues
-            if isinstance(await _refusal(connection, _looking(queue)), NotFound)
-            and await _refusal(connection, _looking(_shadow_of(queue))) is None
+            if isinstance(await _refusal(connection, _check_existence(queue)), NotFound)
+            and await _refusal(connection, _check_existence(_shadow_of(queue))) is None
         ]
     )
 
 
-async def _restored(
+async def _restore(
     connection: Connection, thing: Exchange | Queue, ownership: Ownership
 ) -> tuple[bool, str]:
     """Return whether the object was missing and the problem that prevents its use."""
     kind = "queue" if isinstance(thing, Queue) else "exchange"
-    found = await _refusal(connection, _looking(thing))
+    found = await _refusal(connection, _check_existence(thing))
     missing = isinstance(found, NotFound)
     if found is not None and not missing:
         return missing, f"{kind} {thing.name!r} may not be looked at: {found.text}"
@@ -443,7 +443,7 @@ async def _restored(
         return missing, _NOT_OURS.format(kind=kind, name=thing.name) if missing else ""
     # Check the shadow second: a migration creates the shadow before it deletes the queue.
     if missing and isinstance(thing, Queue):
-        shadow = await _refusal(connection, _looking(_shadow_of(thing)))
+        shadow = await _refusal(connection, _check_existence(_shadow_of(thing)))
         if shadow is None:
             return missing, _MIGRATING.format(name=thing.name, shadow=thing.name + SHADOW)
         if not isinstance(shadow, NotFound):
@@ -495,7 +495,7 @@ async def _bind(
             continue
         if not binding.to_exchange and binding.destination not in created:
             if binding.destination not in has_shadow:
-                shadow = _looking(Queue(binding.destination + SHADOW))
+                shadow = _check_existence(Queue(binding.destination + SHADOW))
                 found = await _refusal(connection, shadow)
                 has_shadow[binding.destination] = not isinstance(found, NotFound)
             if has_shadow[binding.destination]:
@@ -528,7 +528,7 @@ def _shadow_of(queue: Queue) -> Queue:
     return Queue(queue.name + SHADOW)
 
 
-def _looking(thing: Exchange | Queue) -> Callable[[Channel], Awaitable[object]]:
+def _check_existence(thing: Exchange | Queue) -> Callable[[Channel], Awaitable[object]]:
     if isinstance(thing, Queue):
         return lambda channel: channel.declare_queue(thing, passive=True)
     return lambda channel: channel.declare_exchange(thing, passive=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from hopback.broker.limits import LiftedLimit, lifted_limits
+from hopback.broker.limits import LiftedLimit, find_lifted_limits
 from hopback.errors import ManagementError, ManagementRefused
 from hopback.topology.check import check
 from hopback.topology.effective import effective_topology
@@ -173,10 +173,10 @@ async def examine(
         blind = Notice("The management API was not asked: topology, alarms and policies unknown.")
         return Examination(address, vhost, version, (*version_notices(version), blind))
     overview = await management.overview()
-    flags = await _permitted(management.feature_flags(), ())
+    flags = await _ask_or(management.feature_flags(), ())
     readings = await management.queues(vhost)
     live = await management.live_topology(vhost)
-    parameters = await _permitted(management.parameters(vhost), ())
+    parameters = await _ask_or(management.parameters(vhost), ())
     disabled = (flag.name for flag in flags if not flag.enabled)
     # The live objects with the failure plans that are known for them, and with their parameters.
     names = {queue.name for queue in live.queues}
@@ -195,7 +195,7 @@ async def examine(
             ),
         ),
         overview,
-        await _permitted(management.alarms(), ()),
+        await _ask_or(management.alarms(), ()),
         flags,
         len(readings),
         check(replace(live, plans=plans or live.plans, foreign={"parameters": entries}), version),
@@ -209,11 +209,11 @@ async def examine(
             for reading in readings
             if reading.state in _DOWN
         ),
-        lifted_limits(live.policies),
+        find_lifted_limits(live.policies),
     )
 
 
-async def _permitted(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
+async def _ask_or(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
     """Return the answer, or a default if the user lacks permission or the broker lacks the
     endpoint.
     """

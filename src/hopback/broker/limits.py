@@ -61,7 +61,7 @@ def has_default_limit(queue: Queue, policies: Iterable[Policy], version: BrokerV
     return "x-delivery-limit" not in effective_arguments(queue, policies, version)
 
 
-def lifting(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy:
+def lift_policy(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy:
     """Return a policy that lifts the queue's limit and keeps all other keys of the current
     policy.
     """
@@ -77,7 +77,7 @@ def lifting(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy:
     )
 
 
-def lifted_limits(policies: Iterable[Policy]) -> tuple[LiftedLimit, ...]:
+def find_lifted_limits(policies: Iterable[Policy]) -> tuple[LiftedLimit, ...]:
     """Every limit that Hopback has lifted here, by the names of the policies."""
     return tuple(
         LiftedLimit(
@@ -128,7 +128,7 @@ async def restore_limits(
     unknown because a client holds messages. Reading the counts adds one to each.
     """
     live = await management.live_topology(vhost)
-    found = lifted_limits(await management.policies(vhost))
+    found = find_lifted_limits(await management.policies(vhost))
     taken = tuple(one for one in found if queues is None or one.queue in queues)
     # The limits that will apply again. A missing queue has none.
     limits: dict[str, int] = {}

@@ -179,7 +179,7 @@ class MessageSender:
             if self._task.done():
                 await self._task
             if not self._open_channel.done():
-                raise self._line.trouble or ConnectionFailed(self._nothing_sent())
+                raise self._line.trouble or ConnectionFailed(self._explain_timeout())
         except BaseException:
             await self.close()
             raise
@@ -330,7 +330,7 @@ class MessageSender:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise ConnectionFailed(self._nothing_sent()) from None
+            raise ConnectionFailed(self._explain_timeout()) from None
 
     async def _apart_at_once(
         self, message: Message, mandatory: bool, ended: asyncio.Event | None
@@ -398,7 +398,7 @@ class MessageSender:
                 if used is not None:
                     self._wind_down(asyncio.create_task(used.close()))
 
-    def _nothing_sent(self) -> str:
+    def _explain_timeout(self) -> str:
         why = f"{self._line.state}: {self._line.reason}" if self._line.reason else self._line.state
         return f"message not sent: no usable channel within {self._timeout:g} s ({why})"
 

@@ -59,7 +59,7 @@ async def move_all(
         move = _Move(taking, giving, source, target, rewrite)
         await taking.qos(_IN_FLIGHT)
         while True:
-            tag = await taking.consume(source, move.take, on_cancel=move.cancelled)
+            tag = await taking.consume(source, move.take, on_cancel=move.on_cancel)
             await move.until_quiet()
             # Deliveries that were in transit are not in any count yet. They have arrived when the
             # cancel is answered. They must be settled before the channel closes, because otherwise
@@ -101,7 +101,7 @@ class _Move:
         self.in_flight += 1
         fate.add_done_callback(lambda done: self._settle(done, delivery.tag))
 
-    def cancelled(self, _tag: str) -> None:
+    def on_cancel(self, _tag: str) -> None:
         """Fail the move: the queue or its node is gone."""
         self._fail(BrokerError("the broker ended the consumer of the queue that is being moved"))
 
@@ -300,7 +300,7 @@ async def replace_queues(
     async def to_shadow(name: str) -> None:
         one = by_name[name]
         moved[name] += await move_all(
-            connection, name, one.shadow.name, lambda taken: _carried_over(one.plan, taken)
+            connection, name, one.shadow.name, lambda taken: _carry_count(one.plan, taken)
         )
 
     async def from_shadow(shadow: str) -> None:
@@ -381,7 +381,7 @@ async def _is_new(connection: Connection, queue: Queue) -> bool:
     return True
 
 
-def _carried_over(plan: Plan | None, delivery: Delivery) -> Properties:
+def _carry_count(plan: Plan | None, delivery: Delivery) -> Properties:
     """Return the properties with the attempt count in Hopback's header, if the new form counts
     there.
 

@@ -151,7 +151,7 @@ class Supervised:
         self._enter(SupervisedState.CONNECTING, self.reason)
         began = asyncio.get_running_loop().time()
         try:
-            await self._connected()
+            await self._connect()
             self._fail("the session ended")
         except _FATAL:
             raise
@@ -179,7 +179,7 @@ class Supervised:
             self.tried.set()
             self._on_failure(error)
 
-    async def _connected(self) -> None:
+    async def _connect(self) -> None:
         connection = await self._broker.connect(self._name)
         self.connections += 1
         try:

@@ -67,10 +67,10 @@ class _UnusedSink:
     def deliver(self, taken: Taken) -> None:
         """Discard a message of a queue that is not rehearsed."""
 
-    def cancelled(self, tag: str) -> None:
+    def on_cancel(self, tag: str) -> None:
         """Ignore the end of a consumer."""
 
-    def closed(self, refusal: Refusal) -> None:
+    def on_close(self, refusal: Refusal) -> None:
         """Ignore a refusal, which is counted by the publisher."""
 
 

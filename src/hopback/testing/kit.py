@@ -24,7 +24,7 @@ from hopback.broker.embedded import (
     VirtualTimeLoop,
     run_virtual,
 )
-from hopback.broker.embedded.refusal import channel_error, refused
+from hopback.broker.embedded.refusal import channel_error, publish_refused
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.port import Broker, Channel, Connection, count_now
 from hopback.durations import Duration, read_seconds
@@ -473,15 +473,15 @@ class Producer:
         finally:
             session.close()
         if fate in (EventKind.RETURNED, EventKind.REFUSED):
-            raise refused(fate, message)
+            raise publish_refused(fate, message)
 
     def deliver(self, taken: Taken) -> None:
         """Not used: the producer does not consume."""
 
-    def cancelled(self, tag: str) -> None:
+    def on_cancel(self, tag: str) -> None:
         """Not used: the producer does not consume."""
 
-    def closed(self, refusal: Refusal) -> None:
+    def on_close(self, refusal: Refusal) -> None:
         """The refusal is raised already."""
 
 

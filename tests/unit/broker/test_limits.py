@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
-from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting, restore_limits
+from hopback.broker.limits import DLQ_LIMIT_PREFIX, lift_policy, restore_limits
 from hopback.errors import UnsafeOperation
 from hopback.message import Message
 from hopback.testing import in_virtual_time
@@ -27,7 +27,7 @@ async def looked_at(times: int, version: BrokerVersion) -> tuple[Connection, Emb
     connection, management = await broker.connect("test"), EmbeddedManagement(broker)
     channel = await connection.open_channel()
     await channel.declare_queue(DLQ)
-    await management.put_policy("/", lifting(DLQ_LIMIT_PREFIX, DLQ, []))
+    await management.put_policy("/", lift_policy(DLQ_LIMIT_PREFIX, DLQ, []))
     for number in range(COUNT):
         await channel.publish(Message("", DLQ.name, f"{number}".encode()))
     for _ in range(times):

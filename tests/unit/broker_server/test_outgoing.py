@@ -43,7 +43,7 @@ def test_a_delivery_arrives_as_it_was(route: tuple[str, str], size: int) -> None
 
 def test_a_return_arrives_as_it_was() -> None:
     """With the code and the words of RabbitMQ."""
-    found = _sent(Envelopes().returned(3, "e", "k"), Properties(), b"m")
+    found = _sent(Envelopes().return_frame(3, "e", "k"), Properties(), b"m")
     assert isinstance(found, ReturnedMessage)
     assert (found.code, found.text) == (312, "NO_ROUTE")
     assert (found.exchange, found.routing_key) == ("e", "k")
@@ -66,5 +66,5 @@ def test_many_routes_do_not_fill_the_memory() -> None:
     """What is remembered is bounded."""
     envelopes = Envelopes()
     for number in range(2000):
-        envelopes.returned(3, "e", str(number))
+        envelopes.return_frame(3, "e", str(number))
     assert len(envelopes._routes) <= 512

@@ -65,11 +65,11 @@ class Client:
         """The node's sink."""
         self.deliveries.append(taken)
 
-    def cancelled(self, tag: str) -> None:
+    def on_cancel(self, tag: str) -> None:
         """The node's sink."""
         self.cancellations.append(tag)
 
-    def closed(self, refusal: Refusal) -> None:
+    def on_close(self, refusal: Refusal) -> None:
         """The node's sink."""
         self.refusal = refusal
 

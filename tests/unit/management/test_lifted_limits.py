@@ -7,9 +7,9 @@ import pytest
 from hopback.broker.limits import (
     DLQ_LIMIT_PREFIX,
     exactly,
+    find_lifted_limits,
     has_default_limit,
-    lifted_limits,
-    lifting,
+    lift_policy,
 )
 from hopback.topology.effective import effective_policy
 from hopback.topology.model import Policy, Queue, QueueType
@@ -49,7 +49,7 @@ def test_default_limit(
 def test_lifting_keeps_what_the_policy_in_force_says() -> None:
     """The new policy stands above the former, for this queue alone, with its other keys."""
     former = Policy("ops", "^shop", {"max-length": 5, "overflow": "reject-publish"}, 7)
-    new = lifting(DLQ_LIMIT_PREFIX, DLQ, [former])
+    new = lift_policy(DLQ_LIMIT_PREFIX, DLQ, [former])
     assert dict(new.definition) == {
         "max-length": 5,
         "overflow": "reject-publish",
@@ -63,12 +63,12 @@ def test_lifting_keeps_what_the_policy_in_force_says() -> None:
 def test_lifting_again_changes_nothing() -> None:
     """The policy is computed from the others, never from itself: priorities do not climb."""
     former = Policy("ops", "^shop", {"max-length": 5}, 7)
-    once = lifting(DLQ_LIMIT_PREFIX, DLQ, [former])
-    assert lifting(DLQ_LIMIT_PREFIX, DLQ, [former, once]) == once
+    once = lift_policy(DLQ_LIMIT_PREFIX, DLQ, [former])
+    assert lift_policy(DLQ_LIMIT_PREFIX, DLQ, [former, once]) == once
 
 
 def test_lifted_limits_are_known_by_their_names() -> None:
     """The record is the policy itself."""
-    policy = lifting(DLQ_LIMIT_PREFIX, DLQ, [])
-    (found,) = lifted_limits([Policy("ops", ".*", {}), policy])
+    policy = lift_policy(DLQ_LIMIT_PREFIX, DLQ, [])
+    (found,) = find_lifted_limits([Policy("ops", ".*", {}), policy])
     assert (found.queue, found.policy) == ("shop.dlq", policy)

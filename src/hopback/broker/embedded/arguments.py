@@ -154,7 +154,7 @@ def inequivalent_argument(
         if new == old and isinstance(new, bool) == isinstance(old, bool):
             continue
         if new is None or old is None:
-            said = f"received {_valued(new)} but current is {_valued(old)}"
+            said = f"received {_format_value(new)} but current is {_format_value(old)}"
             return precondition_failed(f"inequivalent arg '{name}' for {place}: {said}")
         return inequivalent(place, name, new, old)
     return None
@@ -166,7 +166,7 @@ def _seen(arguments: Headers, name: str) -> FieldValue:
     return None if name == "x-queue-type" and value == "classic" else value
 
 
-def _valued(value: FieldValue) -> str:
+def _format_value(value: FieldValue) -> str:
     return "none" if value is None else f"the value '{_shown(value)}' of type '{type_name(value)}'"
 
 

@@ -145,7 +145,7 @@ class EmbeddedBroker:
         """
         self.blocked = blocked
         for connection in () if blocked else self.connections:
-            connection.unblocked()
+            connection.wait_unblocked()
 
     # Time.
 

@@ -20,10 +20,10 @@ from hopback.broker.embedded.refusal import (
     Refusal,
     channel_error,
     connection_error,
-    interrupted,
     persistent,
-    refused,
-    timed_out,
+    publish_interrupt,
+    publish_refused,
+    publish_timeout,
 )
 from hopback.broker.port import REPLY_TO, OnCancel, OnDelivery, QueueState
 from hopback.errors import BrokerError, ChannelClosed, ProtocolError
@@ -55,7 +55,7 @@ class EmbeddedChannel:
         self._loop = asyncio.get_running_loop()
         self._state = connection.session.open_channel(self)
         self._hand = self._hand_over  # bound once, not for every delivery
-        self._confirm = self._confirmed
+        self._confirm = self._settle_publish
         self._consumers: dict[str, tuple[OnDelivery, OnCancel | None]] = {}
         self._next_consumer = 0
         self._fates: dict[Future[None], Message] = {}
@@ -80,7 +80,7 @@ class EmbeddedChannel:
         self._check()
         answer: Future[T] = self._loop.create_future()
         self._requests.add(answer)
-        self._tell(lambda: self._put(self._answered, (answer, operation(), orphaned)))
+        self._tell(lambda: self._put(self._answer, (answer, operation(), orphaned)))
         return await answer
 
     def _tell(self, operation: Callable[[], object]) -> None:
@@ -94,7 +94,7 @@ class EmbeddedChannel:
             with suppress(Refusal):
                 operation()
 
-    def _answered(self, said: tuple[Future[T], T, Callable[[T], object] | None]) -> None:
+    def _answer(self, said: tuple[Future[T], T, Callable[[T], object] | None]) -> None:
         answer, value, orphaned = said
         self._requests.discard(answer)
         if not answer.done():
@@ -119,7 +119,7 @@ class EmbeddedChannel:
         if found is not None:
             found[0](taken)
 
-    def cancelled(self, tag: str) -> None:
+    def on_cancel(self, tag: str) -> None:
         """The broker has ended a consumer."""
         self._put(self._lose, tag)
 
@@ -128,7 +128,7 @@ class EmbeddedChannel:
         if found is not None and found[1] is not None:
             found[1](tag)
 
-    def closed(self, refusal: Refusal) -> None:
+    def on_close(self, refusal: Refusal) -> None:
         """The broker has closed the channel, or the connection."""
         if refusal.connection:
             self._connection.fail(connection_error(refusal))
@@ -137,7 +137,7 @@ class EmbeddedChannel:
 
     # Life.
 
-    async def opened(self) -> None:
+    async def wait_open(self) -> None:
         """Return when the broker has answered."""
         await self._ask(lambda: None)
 
@@ -166,7 +166,7 @@ class EmbeddedChannel:
                 answer.set_exception(error or ChannelClosed(200, "closed by us"))
         for fate, message in self._fates.items():
             if not fate.done():
-                fate.set_exception(interrupted(message, error))
+                fate.set_exception(publish_interrupt(message, error))
         self._requests.clear()
         self._fates.clear()
         self._consumers.clear()
@@ -226,7 +226,7 @@ class EmbeddedChannel:
             check_body(message)
         fate: Future[None] = self._loop.create_future()
         self._fates[fate] = message
-        if self._faults.active and self._interfered(fate, message, mandatory=mandatory):
+        if self._faults.active and self._inject_fault(fate, message, mandatory=mandatory):
             return fate
         if self._broker.blocked:
             self._connection.stop_reading()
@@ -242,7 +242,7 @@ class EmbeddedChannel:
         properties = message.properties
         if properties.reply_to is not None or message.routing_key.startswith(REPLY_TO):
             try:
-                addressed = self._refused(lambda: self._replies.addressed(self, properties))
+                addressed = self._run(lambda: self._replies.set_reply_address(self, properties))
             except Refusal:
                 return
             if addressed is not properties:
@@ -268,18 +268,18 @@ class EmbeddedChannel:
             return  # the channel is being closed, which ends this publish, too
         self._put(self._confirm, (fate, verdict))
 
-    def _confirmed(self, said: tuple[Future[None], EventKind]) -> None:
+    def _settle_publish(self, said: tuple[Future[None], EventKind]) -> None:
         fate, verdict = said
         message = self._fates.pop(fate, None)
         if message is not None and not fate.done():
             if verdict is EventKind.REFUSED or verdict is EventKind.RETURNED:
-                fate.set_exception(refused(verdict, message))
+                fate.set_exception(publish_refused(verdict, message))
             else:
                 fate.set_result(None)
         if self._waiters:
             self.admit()
 
-    def _interfered(self, fate: Future[None], message: Message, *, mandatory: bool) -> bool:
+    def _inject_fault(self, fate: Future[None], message: Message, *, mandatory: bool) -> bool:
         """Apply an injected fault to the publish. Return whether one applied."""
         strikes = self._faults.strikes
         if strikes(Fault.CUT_BEFORE_PUBLISH):
@@ -301,7 +301,7 @@ class EmbeddedChannel:
     def _time_out(self, fate: Future[None]) -> None:
         message = self._fates.pop(fate, None)
         if message is not None and not fate.done():
-            fate.set_exception(timed_out(message, self._broker.confirm_timeout))
+            fate.set_exception(publish_timeout(message, self._broker.confirm_timeout))
         self.admit()
 
     @property
@@ -354,7 +354,7 @@ class EmbeddedChannel:
         if queue == REPLY_TO:
             self._on_reply = on_delivery
             begin = partial(self._replies.begin, self, self._broker.node.made_up, name)
-            return await self._ask(lambda: self._refused(partial(begin, no_ack=no_ack)))
+            return await self._ask(lambda: self._run(partial(begin, no_ack=no_ack)))
         return await self._ask(
             lambda: self._state.consume(
                 queue, tag=name, no_ack=no_ack, exclusive=exclusive, arguments=arguments
@@ -362,7 +362,7 @@ class EmbeddedChannel:
             orphaned=self._state.cancel,
         )
 
-    def _refused(self, operation: Callable[[], T]) -> T:
+    def _run(self, operation: Callable[[], T]) -> T:
         """Run an operation. A refusal closes the channel."""
         try:
             return operation()

@@ -103,7 +103,7 @@ class EmbeddedConnection:
             raise ConnectionLost("connection is closing")
         channel = EmbeddedChannel(self)
         self._channels.append(channel)
-        await channel.opened()
+        await channel.wait_open()
         return channel
 
     async def close(self) -> None:
@@ -142,7 +142,7 @@ class EmbeddedConnection:
         """Store a call until the broker reads again."""
         self._unread.append(call)
 
-    def unblocked(self) -> None:
+    def wait_unblocked(self) -> None:
         self.reading = True
         while self._unread:
             self._unread.popleft()()

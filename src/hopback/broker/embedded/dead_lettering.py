@@ -17,7 +17,7 @@ from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.stored import (
     Entry,
     StoredContent,
-    copied_table,
+    copy_table,
     taken_off,
     with_headers,
 )
@@ -45,14 +45,14 @@ class MalformedDeaths(Exception):
     """An `x-death` that the queue process of an old broker does not survive."""
 
 
-def published_deaths(headers: Headers, profile: Profile) -> tuple[_Table, ...]:
+def deaths_to_count(headers: Headers, profile: Profile) -> tuple[_Table, ...]:
     """Return the deaths that a client's published `x-death` counts for (3.13.3 to before 4.0)."""
     found = headers.get("x-death")
     if profile.scrambles_deaths or not profile.interprets_published_deaths:
         return ()
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return ()
-    return tuple(copied_table(table) for table in found if isinstance(table, Mapping))
+    return tuple(copy_table(table) for table in found if isinstance(table, Mapping))
 
 
 def bury(
@@ -230,7 +230,7 @@ def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredConten
     dead_letter.parent = entry.number
     dead_letter.redelivered = entry.redelivered and queue.profile.carries_redelivered
     if queue.profile.carries_failures:
-        dead_letter.failed, dead_letter.acquired = queue.handed_on(entry, reason)
+        dead_letter.failed, dead_letter.acquired = queue.counts_of_dead_letter(entry, reason)
     return dead_letter
 
 

@@ -64,7 +64,7 @@ class DirectReplies(Generic[ChannelT]):
         """Return the channel that waits for replies to that name."""
         return self._by_name.get(name)
 
-    def addressed(self, channel: ChannelT, properties: Properties) -> Properties:
+    def set_reply_address(self, channel: ChannelT, properties: Properties) -> Properties:
         """Return the properties of a request with its unique reply name. Others are unchanged."""
         if properties.reply_to != REPLY_TO:
             return properties

@@ -30,14 +30,14 @@ class EmbeddedManagement:
 
     async def queues(self, _vhost: str = "/") -> tuple[QueueReading, ...]:
         """Every queue with its numbers."""
-        return tuple(self._reading(queue) for queue in self._broker.node.queues.values())
+        return tuple(self._read(queue) for queue in self._broker.node.queues.values())
 
     async def queue(self, vhost: str, name: str) -> QueueReading:
         """One queue."""
         found = self._broker.node.queues.get(name)
         if found is None:
             raise ManagementNotFound(f"{self.address}: no queue {name!r} in {vhost!r}", status=404)
-        return self._reading(found)
+        return self._read(found)
 
     async def totals(self, _vhost: str = "/") -> dict[str, QueueCounts]:
         """Count all messages of each queue. Quorum queues report the counts of their last tick."""
@@ -89,7 +89,7 @@ class EmbeddedManagement:
         return Topology(
             name=vhost,
             exchanges=tuple(e for e in known if e.name and not e.name.startswith("amq.")),
-            queues=tuple(_declared(queue) for queue in node.queues.values()),
+            queues=tuple(_queue_of(queue) for queue in node.queues.values()),
             bindings=tuple(binding for binding in node.routing.bindings if binding.source),
             policies=await self.policies(vhost),
         )
@@ -116,8 +116,8 @@ class EmbeddedManagement:
     async def close(self) -> None:
         """Do nothing: there is no connection to close."""
 
-    def _reading(self, live: LiveQueue) -> QueueReading:
-        queue = _declared(live)
+    def _read(self, live: LiveQueue) -> QueueReading:
+        queue = _queue_of(live)
         policy = effective_policy(queue, self._broker.node.policies.all())
         return QueueReading(
             queue=queue,
@@ -151,7 +151,7 @@ class EmbeddedManagement:
         )
 
 
-def _declared(live: LiveQueue) -> Queue:
+def _queue_of(live: LiveQueue) -> Queue:
     arguments = {name: value for name, value in live.arguments.items() if name != "x-queue-type"}
     return Queue(
         live.name,

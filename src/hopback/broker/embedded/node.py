@@ -18,7 +18,7 @@ from hopback.broker.embedded.arguments import (
     inequivalent,
     inequivalent_argument,
 )
-from hopback.broker.embedded.dead_lettering import DeadLetterer, published_deaths
+from hopback.broker.embedded.dead_lettering import DeadLetterer, deaths_to_count
 from hopback.broker.embedded.journal import Event, EventKind, EventReporter, Loss
 from hopback.broker.embedded.profile import Profile, profile_for
 from hopback.broker.embedded.queue import LiveQueue
@@ -40,7 +40,7 @@ from hopback.broker.embedded.settings import Policies
 from hopback.broker.embedded.stored import (
     StoredContent,
     Taken,
-    copied_table,
+    copy_table,
     taken_off,
     with_headers,
 )
@@ -116,7 +116,7 @@ class PublishChecker:
                 ),
             )
         self._count += 1
-        deaths = published_deaths(headers, self._profile) if "x-death" in headers else ()
+        deaths = deaths_to_count(headers, self._profile) if "x-death" in headers else ()
         return StoredContent(
             message.body, properties, headers, message.exchange, keys, self._count, deaths
         )
@@ -158,7 +158,7 @@ class PublishChecker:
             size = 14 + strings + octets + 8 * (properties.timestamp is not None) + table
             if size > FRAME_PAYLOAD:
                 raise frame_error(size, FRAME_PAYLOAD - 8)
-        headers = copied_table(properties.headers)
+        headers = copy_table(properties.headers)
         return dict(sorted(headers.items())) if self._profile.sorts_headers else headers
 
 
@@ -306,7 +306,7 @@ class Node:
             self._check_access(found, session)
             if not passive:
                 _check_same(queue, found, session, self.place("queue", name))
-                found.redeclared()
+                found.renew_expiry()
             return found
         if passive:
             raise no_such(self.place("queue", name))
@@ -326,7 +326,7 @@ class Node:
             settings=self.policies.settings(name, arguments),
         )
         self.queues[name] = live
-        self.routing.changed()
+        self.routing.invalidate()
         return live
 
     def _check_new(self, queue: Queue) -> None:
@@ -408,7 +408,7 @@ class Node:
                 self.routing.delete(exchange.name)
 
     def _policies_changed(self) -> None:
-        self.routing.changed()
+        self.routing.invalidate()
         for queue in tuple(self.queues.values()):
             queue.apply(self.policies.settings(queue.name, queue.arguments))
 

@@ -127,7 +127,7 @@ class LiveQueue:
         """Store a published message. Return False if the queue is full and rejects publishes."""
         if self.down:
             return False
-        if self.settings.bounded and self.settings.overflow != "drop-head":
+        if self.settings.has_length_limit and self.settings.overflow != "drop-head":
             # A classic queue rejects a message that would exceed the limit. A quorum queue rejects
             # messages once the limit is exceeded.
             more, size = (0, 0) if self.is_quorum else (1, len(content.body))
@@ -188,7 +188,7 @@ class LiveQueue:
         if entry.expires is not None:
             self._expiring = True
             self.expire()
-        if self.settings.bounded:
+        if self.settings.has_length_limit:
             self._trim()
 
     def _trim(self) -> None:
@@ -197,7 +197,7 @@ class LiveQueue:
         """
         if self.settings.overflow == "drop-head":
             while not self.down and len(self.ready) and self._exceeds():
-                self._let_die(self._popped(), Reason.MAXLEN)
+                self._let_die(self._pop(), Reason.MAXLEN)
             if self._expiring:
                 self.expire()
 
@@ -219,19 +219,19 @@ class LiveQueue:
             consumer = following()
             if consumer is None:
                 return
-            consumer.channel.hand_over(self, self._popped(), consumer)
+            consumer.channel.hand_over(self, self._pop(), consumer)
 
     def take(self) -> Entry | None:
         """Remove the head for `basic.get`."""
         self._lease.renew()
         if self._expiring:
             self.expire()
-        entry = self._popped() if len(self.ready) else None
+        entry = self._pop() if len(self.ready) else None
         if self._expiring:
             self._watch()
         return entry
 
-    def _popped(self) -> Entry:
+    def _pop(self) -> Entry:
         self.ticks.before_change()
         entry = self.ready.pop()
         self.byte_count -= len(entry.content.body)
@@ -251,7 +251,7 @@ class LiveQueue:
                 both = {"x-delivery-count": entry.failed, "x-acquired-count": acquired}
                 return {name: count for name, count in both.items() if count} or None
 
-    def handed_on(self, entry: Entry, reason: Reason) -> tuple[int, int]:
+    def counts_of_dead_letter(self, entry: Entry, reason: Reason) -> tuple[int, int]:
         """The failure count and the return count that go with a dead letter (4.x)."""
         if not self.is_quorum:
             return entry.content.failed, entry.content.acquired
@@ -287,7 +287,7 @@ class LiveQueue:
             self.unacked -= 1
             self._take_back(taken.entry, how)
             self._vacate(taken)
-        if self.settings.bounded:
+        if self.settings.has_length_limit:
             self._trim()
         self.pump()
 
@@ -396,7 +396,7 @@ class LiveQueue:
         """Let everything go that is ready."""
         self.ticks.before_change()
         while len(self.ready):
-            self._lose(self._popped(), loss)
+            self._lose(self._pop(), loss)
         self._expiring = False
 
     def _lose(self, entry: Entry, loss: Loss) -> None:
@@ -446,7 +446,7 @@ class LiveQueue:
         self.down = not up
         if self.is_quorum:
             return
-        for entry in [self._popped() for _ in range(len(self.ready))]:
+        for entry in [self._pop() for _ in range(len(self.ready))]:
             self._restart_with(entry, loss)
         self.pump()
 
@@ -490,7 +490,7 @@ class LiveQueue:
         if self.auto_delete and self._had_consumers:
             self.node.remove_queue(self, Loss.QUEUE_DELETED)
 
-    def redeclared(self) -> None:
+    def renew_expiry(self) -> None:
         """The queue was declared again, which renews the expiry of a classic queue."""
         if not self.is_quorum:
             self._lease.renew()
@@ -501,5 +501,5 @@ class LiveQueue:
         if was_safe and not settings.at_least_once:
             self.safe.abandon(Loss.STRATEGY_CHANGED)
         self._lease.renew()
-        if settings.bounded:
+        if settings.has_length_limit:
             self._trim()

@@ -60,14 +60,14 @@ def connection_error(refusal: Refusal) -> ConnectionLost:
     return ConnectionLost(f"connection closed by the broker: {refusal.code} {refusal.text}")
 
 
-def refused(verdict: EventKind, message: Message) -> Returned | Nacked:
+def publish_refused(verdict: EventKind, message: Message) -> Returned | Nacked:
     """The error for a publish that no queue took."""
     if verdict is EventKind.RETURNED:
         return Returned(message.exchange, message.routing_key)
     return Nacked(f"refused (nack) by the broker: {_route(message)}")
 
 
-def interrupted(message: Message, error: BrokerError | None) -> PublishInterrupted:
+def publish_interrupt(message: Message, error: BrokerError | None) -> PublishInterrupted:
     """The error for a publish whose channel ended first."""
     why = error or "the channel was closed"
     interruption = PublishInterrupted(f"not answered: {_route(message)}: {why}")
@@ -75,7 +75,7 @@ def interrupted(message: Message, error: BrokerError | None) -> PublishInterrupt
     return interruption
 
 
-def timed_out(message: Message, timeout: float) -> ConfirmTimeout:
+def publish_timeout(message: Message, timeout: float) -> ConfirmTimeout:
     """The error for a publish that the broker never answered."""
     return ConfirmTimeout(f"no confirm within {timeout:g} s for {_route(message)}")
 

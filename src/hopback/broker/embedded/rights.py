@@ -29,13 +29,13 @@ class Rights(Protocol):
         """Whether the user may publish with that key to a topic exchange, or bind it."""
 
 
-def refused_access(right: Right | None, kind: str, name: str, vhost: str, user: str) -> Refusal:
+def access_refusal(right: Right | None, kind: str, name: str, vhost: str, user: str) -> Refusal:
     """403 for a queue or exchange. Older versions do not name the right."""
     named = "" if right is None else f"{right} "
     return access_refused(f"{named}access to {where(kind, name, vhost)} refused for user '{user}'")
 
 
-def refused_topic(right: Right | None, key: str, exchange: str, vhost: str, user: str) -> Refusal:
+def topic_refusal(right: Right | None, key: str, exchange: str, vhost: str, user: str) -> Refusal:
     """403 for a routing key of a topic exchange."""
     named = "" if right is None else f"{right} "
     place = where("exchange", exchange, vhost)

@@ -63,7 +63,7 @@ class Routing:
     def _place(self, exchange: str) -> str:
         return where("exchange", exchange, self._vhost)
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         """Queues or policies have changed: make the table anew when it is next needed."""
         self._table = None
 
@@ -97,7 +97,7 @@ class Routing:
         else:
             _check_new(exchange, self._profile, self._place(exchange.name))
             self.exchanges[exchange.name] = exchange
-            self.changed()
+            self.invalidate()
 
     def delete(self, name: str, *, if_unused: bool = False) -> None:
         """Delete the exchange with its bindings. A missing exchange is not an error."""
@@ -136,7 +136,7 @@ class Routing:
                     " expected all, any, all-with-x, or any-with-x"
                 )
         self._bindings.setdefault(_key(binding), binding)
-        self.changed()
+        self.invalidate()
 
     def unbind(self, binding: Binding) -> None:
         """Remove the binding. A missing binding is not an error."""
@@ -153,7 +153,7 @@ class Routing:
         """Remove bindings, and the auto-delete exchanges that have lost their last one."""
         sources = {each.source for each in self.bindings if unwanted(each)}
         self._bindings = {key: each for key, each in self._bindings.items() if not unwanted(each)}
-        self.changed()
+        self.invalidate()
         for name in sorted(sources):
             exchange = self.exchanges.get(name)
             in_use = any(each.source == name for each in self.bindings)

@@ -20,8 +20,8 @@ from hopback.broker.embedded.rights import (
     DEFAULT_EXCHANGE,
     Right,
     Rights,
-    refused_access,
-    refused_topic,
+    access_refusal,
+    topic_refusal,
 )
 from hopback.broker.embedded.stored import Entry, Taken
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
@@ -43,10 +43,10 @@ class Sink(Protocol):
     def deliver(self, taken: Taken) -> None:
         """A delivery for the consumer `taken.consumer`."""
 
-    def cancelled(self, tag: str) -> None:
+    def on_cancel(self, tag: str) -> None:
         """The broker has ended a consumer."""
 
-    def closed(self, refusal: Refusal) -> None:
+    def on_close(self, refusal: Refusal) -> None:
         """The broker closed the channel or its connection."""
 
 
@@ -64,7 +64,7 @@ class Session:
         """Refuse an operation that the user lacks permission for."""
         name = name or DEFAULT_EXCHANGE
         if self.rights is not None and not self.rights.allows(right, name):
-            raise refused_access(self._named(right), kind, name, self.node.vhost, self.user)
+            raise access_refusal(self._right_name(right), kind, name, self.node.vhost, self.user)
 
     def check_topic(self, right: Right, exchange: str, key: str) -> None:
         """Refuse a routing key of a topic exchange that the user may not use."""
@@ -72,9 +72,9 @@ class Session:
         if self.rights is None or found is None or found.type != ExchangeType.TOPIC:
             return
         if not self.rights.allows_topic(right, exchange, key):
-            raise refused_topic(self._named(right), key, exchange, self.node.vhost, self.user)
+            raise topic_refusal(self._right_name(right), key, exchange, self.node.vhost, self.user)
 
-    def _named(self, right: Right) -> Right | None:
+    def _right_name(self, right: Right) -> Right | None:
         return right if self.node.profile.refusals_name_the_right else None
 
     def open_channel(self, sink: Sink, number: int | None = None) -> SessionChannel:
@@ -101,7 +101,7 @@ class Session:
         channels = tuple(self.channels.values())
         self.close()
         for channel in channels:
-            channel.sink.closed(refusal)
+            channel.sink.on_close(refusal)
 
 
 def _refusable(
@@ -164,7 +164,7 @@ class SessionChannel:
             self.session.fail(refusal)
         elif self.is_open:
             self.close()
-            self.sink.closed(refusal)
+            self.sink.on_close(refusal)
 
     def close(self) -> None:
         """Close the channel. Unsettled deliveries are requeued. Safe to repeat."""
@@ -343,13 +343,13 @@ class SessionChannel:
     def lose_consumer(self, consumer: QueueConsumer) -> None:
         """The broker has ended it: its queue is gone."""
         if self.consumers.pop(consumer.tag, None) is not None and self.is_open:
-            self.sink.cancelled(consumer.tag)
+            self.sink.on_cancel(consumer.tag)
 
     def end_consumer(self, consumer: QueueConsumer, held: Sequence[Taken]) -> None:
         """End a consumer and requeue these deliveries. Settling them later has no effect."""
         if self.consumers.pop(consumer.tag, None) is not None:
             consumer.queue.remove_consumer(consumer)
-            self.sink.cancelled(consumer.tag)
+            self.sink.on_cancel(consumer.tag)
         consumer.queue.returned([taken for taken in held if not taken.void], ReturnKind.TIMEOUT)
         for taken in held:
             taken.void = True
@@ -364,7 +364,7 @@ class SessionChannel:
         """Deliver a copy to a consumer."""
         taken = self._take(queue, entry, consumer)
         if consumer.no_ack:
-            self._acked_at_once(queue, entry)
+            self._ack_at_once(queue, entry)
         else:
             consumer.holding += 1
             self._remember(taken)
@@ -379,7 +379,7 @@ class SessionChannel:
             return None
         taken = self._take(queue, entry, None)
         if no_ack:
-            self._acked_at_once(queue, entry)
+            self._ack_at_once(queue, entry)
         else:
             self._remember(taken)
         return taken
@@ -398,7 +398,7 @@ class SessionChannel:
             self.node.journal.entry(EventKind.DELIVERED, entry, queue.name)
         return taken
 
-    def _acked_at_once(self, queue: LiveQueue, entry: Entry) -> None:
+    def _ack_at_once(self, queue: LiveQueue, entry: Entry) -> None:
         if self.node.journal is not None:
             self.node.journal.entry(EventKind.ACKED, entry, queue.name)
 
@@ -410,17 +410,17 @@ class SessionChannel:
     # Settlement.
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        for taken in self._named(tag, multiple=multiple):
+        for taken in self._take_named(tag, multiple=multiple):
             if not taken.void:
                 taken.source.settled(taken)
         if self.ceiling:
             self._wake_all()
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
-        self._refuse(self._named(tag, multiple=multiple), ReturnKind.NACK, requeue=requeue)
+        self._refuse(self._take_named(tag, multiple=multiple), ReturnKind.NACK, requeue=requeue)
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        self._refuse(self._named(tag, multiple=False), ReturnKind.REJECT, requeue=requeue)
+        self._refuse(self._take_named(tag, multiple=False), ReturnKind.REJECT, requeue=requeue)
 
     def recover(self) -> None:
         """Put everything unsettled back into its queues."""
@@ -445,7 +445,7 @@ class SessionChannel:
         for queue, held in by_queue.items():
             queue.returned(held, how)
 
-    def _named(self, tag: int, *, multiple: bool) -> list[Taken]:
+    def _take_named(self, tag: int, *, multiple: bool) -> list[Taken]:
         """Take the deliveries that a settlement names off the books."""
         if multiple and tag == 0:
             held, self.unacked = list(self.unacked.values()), {}

@@ -143,7 +143,7 @@ class QueueSettings:
     retry_max: float = 0.0
 
     @property
-    def bounded(self) -> bool:
+    def has_length_limit(self) -> bool:
         """Whether the queue has a length limit."""
         return self.max_length is not None or self.max_bytes is not None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.broker.embedded.stored import Entry, copied_table, with_headers
+from hopback.broker.embedded.stored import Entry, copy_table, with_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,10 +81,10 @@ def snapshot(node: Node) -> NodeSnapshot:
                 name=queue.name,
                 type="quorum" if queue.is_quorum else "classic",
                 durable=queue.durable,
-                ready=_stored(queue.ready),
-                unacked=_stored(held.get(queue, ())),
-                held=_stored(dead_letter.entry for dead_letter in queue.safe.dead_letters),
-                delayed=_stored(queue.delays.entries),
+                ready=_store_messages(queue.ready),
+                unacked=_store_messages(held.get(queue, ())),
+                held=_store_messages(dead_letter.entry for dead_letter in queue.safe.dead_letters),
+                delayed=_store_messages(queue.delays.entries),
                 consumers=tuple(consumer.tag for consumer in queue.ring.consumers),
             )
             for queue in node.queues.values()
@@ -94,7 +94,7 @@ def snapshot(node: Node) -> NodeSnapshot:
     )
 
 
-def _stored(entries: Iterable[Entry]) -> tuple[StoredMessage, ...]:
+def _store_messages(entries: Iterable[Entry]) -> tuple[StoredMessage, ...]:
     return tuple(map(_message, entries))
 
 
@@ -106,7 +106,7 @@ def _message(entry: Entry) -> StoredMessage:
         exchange=content.exchange,
         routing_key=content.keys[0],
         body=content.body,
-        properties=with_headers(content.properties, copied_table(content.headers)),
+        properties=with_headers(content.properties, copy_table(content.headers)),
         redelivered=entry.redelivered,
         returns=entry.acquired,
         failures=entry.failed,

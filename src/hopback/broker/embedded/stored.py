@@ -18,18 +18,20 @@ _PLAIN = frozenset({str, int, bool, float, type(None)})
 """The types seen most, which need no copy."""
 
 
-def copied(value: FieldValue) -> FieldValue:
+def copy_value(value: FieldValue) -> FieldValue:
     """Copy a value deeply, with the types that a client would decode."""
     if isinstance(value, Mapping):
-        return copied_table(value)
+        return copy_table(value)
     if isinstance(value, list | tuple):
-        return [copied(inner) for inner in value]
+        return [copy_value(inner) for inner in value]
     return value
 
 
-def copied_table(table: Headers) -> dict[str, FieldValue]:
+def copy_table(table: Headers) -> dict[str, FieldValue]:
     """The same for a whole table."""
-    return {key: value if type(value) in _PLAIN else copied(value) for key, value in table.items()}
+    return {
+        key: value if type(value) in _PLAIN else copy_value(value) for key, value in table.items()
+    }
 
 
 def taken_off(headers: dict[str, FieldValue], further: FurtherHeaders, name: str) -> FurtherHeaders:
@@ -210,7 +212,7 @@ class Taken:
         if found is None:
             found = self.content.properties
             if self.counts is not None or found.headers:
-                headers = copied_table(self.content.headers)
+                headers = copy_table(self.content.headers)
                 if self.counts is not None:
                     # The broker sorts headers when it adds one.
                     headers = dict(sorted((headers | self.counts).items()))

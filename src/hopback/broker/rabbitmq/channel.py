@@ -391,7 +391,7 @@ class RabbitChannel:
         self._core.channels.pop(self.number, None)
         self.lost = tuple(self._settlements.unsettled)
         self._ended.set_result(error)
-        reason = error or _closed_by_us()
+        reason = error or _own_close()
         for request in self._requests:
             if not request.answer.done():
                 request.answer.set_exception(reason)
@@ -404,10 +404,10 @@ class RabbitChannel:
 
     def _check(self) -> None:
         if self._ended.done():
-            error = self._ended.result() or _closed_by_us()
+            error = self._ended.result() or _own_close()
             raise error.with_traceback(None)
         if self._closing:
-            raise (self._unanswered or _closed_by_us()).with_traceback(None)
+            raise (self._unanswered or _own_close()).with_traceback(None)
 
     def _request(
         self, name: str, orphaned: Callable[[Any], object] | None = None, **arguments: Any
@@ -693,7 +693,7 @@ class RabbitChannel:
         await self._request("basic.recover", requeue=True)
 
 
-def _closed_by_us() -> ChannelClosed:
+def _own_close() -> ChannelClosed:
     return ChannelClosed(200, "closed by us")
 
 

@@ -136,12 +136,12 @@ class BadPage(ValueError):
         self.error = error
 
 
-def paged(entries: list[dict[str, Any]], request: Request, version: BrokerVersion) -> object:
+def page_of(entries: list[dict[str, Any]], request: Request, version: BrokerVersion) -> object:
     """Return all entries, or the requested page of those whose names match.
 
     As in RabbitMQ, entries are sorted by name. The name filter applies only with a page.
     """
-    asked = _asked(request)
+    asked = _query_of(request)
     if "page" not in asked:
         return entries
     entries = in_order(entries, asked)
@@ -174,7 +174,7 @@ _ORDER = (
 """RabbitMQ sorts lists by these fields, as far as the entries have them."""
 
 
-def _asked(request: Request) -> dict[str, str]:
+def _query_of(request: Request) -> dict[str, str]:
     parsed = parse_qs(request.query, keep_blank_values=True)
     return {key: values[-1] for key, values in parsed.items()}
 
@@ -321,7 +321,7 @@ class Api:
         found = self._get(path, request, caller)
         if path[0] == "definitions":
             return found
-        asked = _asked(request)
+        asked = _query_of(request)
         if isinstance(found, list):
             found = in_order(found, asked)
         all_columns = path[0] == "vhosts" and self._version.major >= 4
@@ -351,7 +351,7 @@ class Api:
             case ["nodes", *rest] if len(rest) < 2:
                 caller.check_monitor()
                 nodes: Any = api_objects.SINGLE["nodes"](self._broker)
-                return _named(nodes, rest[0]) if rest else nodes
+                return _find(nodes, rest[0]) if rest else nodes
             case ["parameters", component, *rest]:
                 return self._parameters(component, rest, caller)
             case ["user-limits" | "vhost-limits", _]:
@@ -366,14 +366,14 @@ class Api:
                 return self._of_connection(section, rest, caller)
             case [("exchanges" | "policies" | "operator-policies") as section, vhost, name]:
                 entries = api_objects.LISTS[section](self._broker, caller.access(vhost).node)
-                return _named(entries, _exchange_name(section, name))
+                return _find(entries, _exchange_name(section, name))
             case [_, vhost, *_] if _names_bindings(path):
                 return self._bindings(path, caller.access(vhost).node)
             case [section] if section in api_objects.SINGLE:
                 return api_objects.SINGLE[section](self._broker)
             case [section, *vhost] if section in api_objects.LISTS and len(vhost) < 2:
                 nodes = (caller.access(vhost[0]).node,) if vhost else caller.visible
-                return paged(self._listed(section, nodes, caller), request, self._version)
+                return page_of(self._list_section(section, nodes, caller), request, self._version)
         raise Missing
 
     def _limits(self, section: str, whose: str, caller: Caller) -> object:
@@ -394,10 +394,12 @@ class Api:
             case [] | [_]:
                 return found
             case [_, name]:
-                return _named(found, name)
+                return _find(found, name)
         raise Missing
 
-    def _listed(self, section: str, nodes: Iterable[Node], caller: Caller) -> list[dict[str, Any]]:
+    def _list_section(
+        self, section: str, nodes: Iterable[Node], caller: Caller
+    ) -> list[dict[str, Any]]:
         """List the objects of some virtual hosts. Only monitors see connections of other users."""
         found = [each for node in nodes for each in api_objects.LISTS[section](self._broker, node)]
         if section not in ("connections", "channels") or caller.is_monitor:
@@ -408,23 +410,23 @@ class Api:
         entries = [api_users.vhost(node) for node in caller.visible]
         match path:
             case []:
-                return paged(entries, request, self._version)
+                return page_of(entries, request, self._version)
             case [name]:
-                return _named(entries, name)
+                return _find(entries, name)
             case [name, ("permissions" | "topic-permissions") as section]:
                 caller.check_administrator()
-                _named(entries, name)
+                _find(entries, name)
                 found: Any = api_objects.SINGLE[section](self._broker)
                 return [each for each in found if each["vhost"] == name]
             case [name, ("connections" | "channels") as section]:
-                return self._listed(section, (caller.access(name).node,), caller)
+                return self._list_section(section, (caller.access(name).node,), caller)
         raise Missing
 
     def _of_users(self, section: str, path: list[str], request: Request) -> object:
         broker = self._broker
         match section, path:
             case "users", [] if self._version.major >= 4:
-                return paged(api_users.users(broker), request, self._version)
+                return page_of(api_users.users(broker), request, self._version)
             case _, []:
                 return api_objects.SINGLE[section](broker)
             case "users", [name]:
@@ -435,7 +437,7 @@ class Api:
                 return [each for each in found if each["user"] == name]
             case "permissions", [vhost, name]:
                 entries = [e for e in api_users.permissions(broker) if e["vhost"] == vhost]
-                return _named(entries, name, "user")
+                return _find(entries, name, "user")
             case "topic-permissions", [vhost, name]:
                 entries = api_users.topic_permissions(broker)
                 mine = [e for e in entries if (e["vhost"], e["user"]) == (vhost, name)]
@@ -446,17 +448,17 @@ class Api:
 
     def _of_connection(self, section: str, path: list[str], caller: Caller) -> object:
         if section == "channels" and len(path) == 1 and path[0] in self._broker.vhosts:
-            return self._listed(section, (caller.access(path[0]).node,), caller)
-        entries = self._listed(section, caller.visible, caller)
+            return self._list_section(section, (caller.access(path[0]).node,), caller)
+        entries = self._list_section(section, caller.visible, caller)
         match path:
             case [name, "channels"] if section == "connections":
-                _named(entries, name)
-                entries = self._listed("channels", caller.visible, caller)
+                _find(entries, name)
+                entries = self._list_section("channels", caller.visible, caller)
                 return [each for each in entries if each["connection_details"]["name"] == name]
             case ["username", user] if section == "connections":
                 return [each for each in entries if each["user"] == user]
             case [name]:
-                return _named(entries, name)
+                return _find(entries, name)
         raise Missing
 
     def _bindings(self, path: list[str], node: Node) -> object:
@@ -472,7 +474,7 @@ class Api:
                 found = between(
                     source=_exchange_name("exchanges", source), destination=(name, kind == "e")
                 )
-                return _named(found, key[0], "properties_key") if key else found
+                return _find(found, key[0], "properties_key") if key else found
         raise Missing
 
     # Changing.
@@ -625,7 +627,7 @@ def _names_bindings(path: list[str]) -> bool:
     return False
 
 
-def _named(entries: list[dict[str, Any]], name: str, key: str = "name") -> dict[str, Any]:
+def _find(entries: list[dict[str, Any]], name: str, key: str = "name") -> dict[str, Any]:
     for each in entries:
         if each[key] == name:
             return each

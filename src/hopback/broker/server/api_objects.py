@@ -284,7 +284,7 @@ def _binding(node: Node, source: str, destination: str, key: str) -> _Object:
         "vhost": node.vhost,
         "destination": destination,
         "routing_key": plain(key),
-        "properties_key": _quoted(key) or "~",
+        "properties_key": _quote(key) or "~",
     }
 
 
@@ -303,14 +303,14 @@ def properties_key(found: Binding) -> str:
     """Return the key that identifies a binding in a path: routing key and a hash of the
     arguments.
     """
-    key = _quoted(found.routing_key)
+    key = _quote(found.routing_key)
     if not found.arguments:
         return key or "~"
     told = json.dumps(table(found.arguments), sort_keys=True)
     return f"{key}~{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 
-def _quoted(key: str) -> str:
+def _quote(key: str) -> str:
     return quote_plus(str(plain(key)), safe="").replace("~", "%7E")
 
 
@@ -456,13 +456,13 @@ def _sections(broker: ServedBroker, node: Node) -> dict[str, list[_Object]]:
     kept = [each for each in node.queues.values() if each.owner is None]
     return {
         "policies": _policies(broker, node),
-        "queues": list(map(_defined, kept)),
+        "queues": list(map(_required, kept)),
         "exchanges": [_exchange(node, each) for each in own],
         "bindings": [_without(_bound(node, each), "properties_key") for each in routing.bindings],
     }
 
 
-def _defined(found: LiveQueue) -> _Object:
+def _required(found: LiveQueue) -> _Object:
     whole = queue(found)
     keys = ("name", "vhost", "durable", "auto_delete", "arguments")
     return {key: whole[key] for key in keys}

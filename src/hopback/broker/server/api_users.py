@@ -57,10 +57,10 @@ class _Nowhere:
     def deliver(self, taken: Taken) -> None:
         """There is no consumer."""
 
-    def cancelled(self, tag: str) -> None:
+    def on_cancel(self, tag: str) -> None:
         """There is no consumer."""
 
-    def closed(self, refusal: Refusal) -> None:
+    def on_close(self, refusal: Refusal) -> None:
         """Do nothing: the exception informs the caller."""
 
 

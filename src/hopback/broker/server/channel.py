@@ -71,7 +71,7 @@ def queue_from(name: str, asked: _Arguments, arguments: dict[str, FieldValue]) -
     )
 
 
-def _named(channel: ServerChannel, name: str) -> str:
+def _queue_name(channel: ServerChannel, name: str) -> str:
     """Return the queue name. An empty name means the queue last declared on the channel."""
     if name:
         return name
@@ -153,7 +153,7 @@ def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
         channel.reply("queue.declare-ok", asked, queue=name, message_count=0, consumer_count=1)
         return
     if asked["passive"]:
-        name = _named(channel, name)
+        name = _queue_name(channel, name)
     else:
         channel.check_declared(name in node.queues)
     queue = queue_from(name, asked, asked["arguments"])
@@ -169,7 +169,7 @@ def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
 
 
 def _queue_binding(channel: ServerChannel, asked: _Arguments) -> Binding:
-    queue = _named(channel, asked["queue"])
+    queue = _queue_name(channel, asked["queue"])
     key = asked["routing_key"] or ("" if asked["queue"] else queue)
     return Binding(asked["exchange"], queue, key, arguments=asked["arguments"])
 
@@ -189,13 +189,13 @@ def _unbind_queue(channel: ServerChannel, asked: _Arguments) -> None:
 
 @_on("queue.purge")
 def _purge_queue(channel: ServerChannel, asked: _Arguments) -> None:
-    count = channel.state.purge_queue(_named(channel, asked["queue"]))
+    count = channel.state.purge_queue(_queue_name(channel, asked["queue"]))
     channel.reply("queue.purge-ok", asked, message_count=count)
 
 
 @_on("queue.delete")
 def _delete_queue(channel: ServerChannel, asked: _Arguments) -> None:
-    name = _named(channel, asked["queue"])
+    name = _queue_name(channel, asked["queue"])
     with channel.client.answer_first():
         count = channel.state.delete_queue(
             name, if_unused=asked["if_unused"], if_empty=asked["if_empty"]
@@ -219,7 +219,7 @@ def _consume(channel: ServerChannel, asked: _Arguments) -> None:
     """Start a consumer. The answer precedes the first delivery."""
     if asked["queue"] == REPLY_TO:
         begin = partial(channel.client.broker.replies.begin, channel, channel.state.node.made_up)
-        tag = channel.refused(lambda: begin(asked["consumer_tag"], no_ack=asked["no_ack"]))
+        tag = channel.run(lambda: begin(asked["consumer_tag"], no_ack=asked["no_ack"]))
         channel.reply("basic.consume-ok", asked, consumer_tag=tag)
         return
     most = channel.client.broker.limits.consumers
@@ -228,7 +228,7 @@ def _consume(channel: ServerChannel, asked: _Arguments) -> None:
     channel.hold()
     try:
         tag = channel.state.consume(
-            _named(channel, asked["queue"]),
+            _queue_name(channel, asked["queue"]),
             tag=asked["consumer_tag"],
             no_ack=asked["no_ack"],
             exclusive=asked["exclusive"],
@@ -250,7 +250,7 @@ def _cancel(channel: ServerChannel, asked: _Arguments) -> None:
 
 @_on("basic.get")
 def _get(channel: ServerChannel, asked: _Arguments) -> None:
-    taken = channel.state.get(_named(channel, asked["queue"]), no_ack=asked["no_ack"])
+    taken = channel.state.get(_queue_name(channel, asked["queue"]), no_ack=asked["no_ack"])
     if taken is None:
         channel.reply("basic.get-empty", asked)
     elif channel.is_open:
@@ -377,7 +377,9 @@ class ServerChannel:
         if self.confirming:
             self._published += 1
         if properties.reply_to is not None:
-            properties = self.refused(partial(client.broker.replies.addressed, self, properties))
+            properties = self.run(
+                partial(client.broker.replies.set_reply_address, self, properties)
+            )
         message = Message(exchange, routing_key, body)
         if not exchange and routing_key.startswith(REPLY_TO):
             fate = self._reply(message, properties, mandatory=event.mandatory)
@@ -385,7 +387,7 @@ class ServerChannel:
             fate = self.state.publish(message, mandatory=event.mandatory, properties=properties)
             client.broker.took(self.state.node, len(body))
         if fate is EventKind.RETURNED and self.is_open:
-            method = client.envelopes.returned(self.number, exchange, routing_key)
+            method = client.envelopes.return_frame(self.number, exchange, routing_key)
             client.core.content(self.number, method, event.raw_properties, body)
         if self.confirming:
             if fate is EventKind.REFUSED:
@@ -395,7 +397,7 @@ class ServerChannel:
             else:
                 if not self._confirmed_to:
                     self._confirmed_from = self._published
-                    client.confirming(self)
+                    client.mark_confirming(self)
                 self._confirmed_to = self._published
             if fate is EventKind.RETURNED or fate is EventKind.DROPPED:
                 # The message is not stored, so its confirm is sent at once, before a close that may
@@ -432,7 +434,7 @@ class ServerChannel:
         self.state.fail(refusal)
         raise refusal
 
-    def refused(self, operation: Callable[[], ResultT]) -> ResultT:
+    def run(self, operation: Callable[[], ResultT]) -> ResultT:
         """Run an operation. A refusal closes the channel or the connection."""
         try:
             return operation()
@@ -474,7 +476,7 @@ class ServerChannel:
                 method = client.envelopes.deliver(self.number, raw_tag, taken)
                 raw = client.envelopes.properties(taken.properties)
                 client.core.content(self.number, method, raw, body)
-                client.queued(len(body) + len(raw) + 100)
+                client.count_queued(len(body) + len(raw) + 100)
             except (ProtocolError, ValueError):  # the error must not reach the publisher
                 self.client.socket.abort()
 
@@ -490,7 +492,7 @@ class ServerChannel:
         if not self.client.paused and self.state.is_open:
             self.state.flow(active=True)
 
-    def cancelled(self, tag: str) -> None:
+    def on_cancel(self, tag: str) -> None:
         """The node cancelled a consumer. Notify the client if it supports that."""
         self.forget_tag(tag)
         if not self.client.keep_for_later(lambda: self._tell_cancelled(tag)):
@@ -501,7 +503,7 @@ class ServerChannel:
             self.client.core.send(self.number, "basic.cancel", consumer_tag=tag, nowait=True)
             self.client.socket.wake()
 
-    def closed(self, refusal: Refusal) -> None:
+    def on_close(self, refusal: Refusal) -> None:
         """The node has closed the channel, or the connection."""
         client = self.client
         if refusal.connection:

@@ -431,7 +431,7 @@ class Client:
 
     # Writing.
 
-    def confirming(self, channel: ServerChannel) -> None:
+    def mark_confirming(self, channel: ServerChannel) -> None:
         """The channel has confirms that leave with the next write."""
         self._confirming.append(channel)
         self.socket.wake()
@@ -442,7 +442,7 @@ class Client:
             channel.send_confirms()
         self._confirming.clear()
 
-    def queued(self, size: int) -> None:
+    def count_queued(self, size: int) -> None:
         """Account for a queued delivery. Above the limit, pause deliveries."""
         self._queued += size
         self.socket.wake()

@@ -80,7 +80,7 @@ class Envelopes:
             )
         )
 
-    def returned(self, channel: int, exchange: str, routing_key: str) -> bytes:
+    def return_frame(self, channel: int, exchange: str, routing_key: str) -> bytes:
         payload = b"".join(
             (_code(312), bytes((len(_NO_ROUTE),)), _NO_ROUTE, self._route(exchange, routing_key))
         )

@@ -138,10 +138,10 @@ class VirtualTime:
         async with self._turning:
             moment = self.clock.now() + seconds
             deadlines, left_s = 0, _LONGEST_WAIT_S
-            left_s -= await self._settled(left_s)
+            left_s -= await self._settle(left_s)
             while (due := self._next()) is not None and due <= moment:
                 if self._pass(due):
-                    left_s -= await self._settled(left_s)
+                    left_s -= await self._settle(left_s)
                 deadlines += 1
                 if deadlines % _A_TURN == 0:
                     await asyncio.sleep(0)
@@ -160,7 +160,7 @@ class VirtualTime:
         self._broker.node.run_due()
         return self._broker.spoken != before
 
-    async def _settled(self, left_s: float) -> float:
+    async def _settle(self, left_s: float) -> float:
         """Wait until clients have reacted. Return the real seconds that took."""
         broker, loop = self._broker, asyncio.get_running_loop()
         begin, quiet = loop.time(), 0

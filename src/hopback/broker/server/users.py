@@ -237,12 +237,12 @@ class Users:
         match mechanism:
             case "PLAIN":
                 parts = response.split(b"\0")
-                return self._checked(parts[1], parts[2], peer) if len(parts) == 3 else None
+                return self._check(parts[1], parts[2], peer) if len(parts) == 3 else None
             case "AMQPLAIN":
                 told = decode_entries(response).headers
                 name, password = told.get("LOGIN"), told.get("PASSWORD")
                 if isinstance(name, str) and isinstance(password, str):
-                    return self._checked(name.encode(), password.encode(), peer)
+                    return self._check(name.encode(), password.encode(), peer)
         return None
 
     def basic(self, header: str, peer: str) -> str | None:
@@ -254,9 +254,9 @@ class Users:
             name, colon, password = base64.b64decode(token.strip(), validate=True).partition(b":")
         except (binascii.Error, ValueError):
             return None
-        return self._checked(name, password, peer) if colon else None
+        return self._check(name, password, peer) if colon else None
 
-    def _checked(self, name: bytes, password: bytes, peer: str) -> str | None:
+    def _check(self, name: bytes, password: bytes, peer: str) -> str | None:
         try:
             user = name.decode()
         except UnicodeDecodeError:

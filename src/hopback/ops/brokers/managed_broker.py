@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
-from hopback.broker.limits import PolicyLedger, exactly, lifted_limits, restore_limits
+from hopback.broker.limits import PolicyLedger, exactly, find_lifted_limits, restore_limits
 from hopback.broker.port import Broker, Channel, Connection, count
 from hopback.clock import Clock, SystemClock
 from hopback.errors import (
@@ -324,7 +324,7 @@ class ManagedBroker:
 
     def is_lifted(self, snapshot: BrokerSnapshot, name: str) -> bool:
         """Whether a policy of ours lifts the queue's limit."""
-        return any(limit.queue == name for limit in lifted_limits(snapshot.topology.policies))
+        return any(limit.queue == name for limit in find_lifted_limits(snapshot.topology.policies))
 
     async def lift(self, snapshot: BrokerSnapshot, name: str) -> str:
         """Lift the delivery limit and return the name of the policy. UnsafeOperation if no policy can."""

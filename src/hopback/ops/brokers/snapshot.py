@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hopback.broker.limits import DLQ_LIMIT_PREFIX, lifting
+from hopback.broker.limits import DLQ_LIMIT_PREFIX, lift_policy
 from hopback.designs import DESIGNS, Design
 from hopback.errors import NoSuch
 from hopback.ops.brokers.discovery import DeadLetterQueue, cost_of_looking
@@ -79,7 +79,7 @@ class BrokerSnapshot:
             return "only a quorum queue on the broker has a delivery limit"
         if self.version < _MINUS_ONE_SINCE:
             return f"RabbitMQ {self.version} has no policy that means no limit"
-        policy = lifting(DLQ_LIMIT_PREFIX, queue, self.topology.policies)
+        policy = lift_policy(DLQ_LIMIT_PREFIX, queue, self.topology.policies)
         # It has the highest priority for this queue. Reading its pattern for each of many queues is slow.
         lifted = self._with_policies(queue, (replace(policy, pattern=".*"),))
         if delivery_limit(lifted, self.version) is not None:
