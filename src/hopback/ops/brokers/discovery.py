@@ -1,15 +1,15 @@
-"""Which queues hold dead letters, whose they are, where they would go back to, what looking costs.
+"""Find the dead-letter queues of a broker, their origins, re-drive targets and the cost of browsing.
 
-Pure, but for `Recognition`, which keeps what people answered.
+Pure, except for `Recognition`, which keeps the answers of operators.
 
-A declared topology says it in its plans. A live one, read from a broker, shows who dead-letters
-where: what has a time to live and a dead-letter exchange is a retry queue, what only receives
-dead letters a dead-letter queue. Where a consumer publishes its dead letters itself nothing on the
-broker tells; then the name does, if it belongs to a queue that exists, or the operator names it.
+The plans of a declared topology name the dead-letter queues. In the topology of a live broker, a queue with a
+time to live and a dead-letter exchange is a retry queue, and a queue that only receives dead letters is a
+dead-letter queue. If consumers publish their dead letters themselves, the broker does not show it. Then a
+queue is recognised by its name, if the name belongs to an existing queue, or the operator names it.
 
-AMQP cannot read without taking. What was taken and given back has the redelivered flag, and in a
-quorum queue one more delivery counted; at the limit the broker removes the message, without a word
-where there is no dead-letter exchange. RabbitMQ 4.0 and later set a limit of 20 by themselves.
+AMQP cannot read a message without taking it. A requeued message has the redelivered flag, and a quorum queue
+counts one more delivery. At the delivery limit the broker removes the message, without a trace if there is no
+dead-letter exchange. RabbitMQ 4.0 and later have a default limit of 20.
 """
 
 from __future__ import annotations

@@ -441,13 +441,13 @@ ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
 
 
 class Counts(_AnswerStruct, frozen=True):
-    """How far a job is.
+    """The progress of a job, in numbers of messages.
 
-    `selected` is the size of the selection. Each of its messages is `done`, `skipped` (the filter or the
-    loop guard left it out), `failed`, `gone` (it left the queue without the job) or `remaining`.
-    `returned` is what was taken and given back. `arrived_meanwhile` came into the queue while the job ran
-    and was not touched; `came_back` is what this job had sent and what was found dead again. None: nobody
-    has counted it, so it is not known; `came_back_at_least` where more arrived than were looked at.
+    `selected` is the size of the selection. Each of its messages is `done`, `skipped` (left out by the filter
+    or the loop guard), `failed`, `gone` (it left the queue without the job) or `remaining`. `returned` counts
+    requeued messages. `arrived_meanwhile` counts messages that arrived while the job ran, which it does not
+    touch. `came_back` counts messages that the job sent and that are dead again, None if they were not
+    counted. It is a minimum if `came_back_at_least`.
     """
 
     selected: int = 0
@@ -467,13 +467,12 @@ class Counts(_AnswerStruct, frozen=True):
 
 
 class Job(_AnswerStruct, frozen=True, kw_only=True):
-    """A re-drive or a discard. `reason` says why its state is what it is, `why` why someone began it.
+    """A re-drive or a discard. `reason` explains its state, `why` is the reason of its author.
 
-    `selection` is what it was started with. `rate` is what holds now, messages per second, None for no limit.
-    `target` is in words, and `target_choice` as it was chosen. `run` counts how often it was begun or
-    resumed; `changes` grows with every change that is written down. `watch_s` is how long it watches after
-    each stage of its ramp and
-    at its end, None where it does not watch; `watch_text` says why so long.
+    `selection` is the selection at the start. `rate` is the present limit in messages per second, None
+    without a limit. `target` is the target in words, `target_choice` as it was chosen. `run` counts starts
+    and resumptions, `changes` the saved changes. `watch_s` is the watch time in seconds after each stage
+    of the ramp and at the end, None if the job does not watch. `watch_text` explains it.
     """
 
     id: str
