@@ -6,12 +6,13 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import jwt
 import pytest
 
 from hopback.errors import BadLine
 from hopback.ops.http.archives import lines_in
 from hopback.ops.http.settings import parse_settings
-from tests.unit.ops.admin_service import DLQ, MAIN, admin, dead_letter
+from tests.unit.ops.admin_service import DLQ, MAIN, SECRET, admin, dead_letter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -139,3 +140,36 @@ async def test_heavy_requests_are_limited_per_caller_and_in_total() -> None:
         again = await service.client.post(f"/admin/dlq/queues/{DLQ}/export")
         assert (again.status_code, len(again.text.splitlines())) == (200, 1)
         assert service.broker.snapshot().queue(MAIN).ready == ()
+
+
+async def test_heavy_requests_of_one_caller_refuse_and_delay_no_other_caller() -> None:
+    grants = [{"claim": "all", "role": "admin", "queues": ["*"]}]
+    jwt_settings = {"issuer": "https://id.test", "audience": "hopback", "secret_env": "JWT_SECRET"}
+    limits = {"heavy_requests": 4, "heavy_requests_per_caller": 2}
+    auth = {"jwt": jwt_settings, "grants": grants}
+    chosen = parse_settings({"auth": auth, "limits": limits}, {"JWT_SECRET": SECRET}, "test")
+    async with admin(dead_letter(1), dead_letter(2), settings=chosen) as service:
+        begun, release = asyncio.Semaphore(0), asyncio.Event()
+
+        async def upload() -> AsyncIterator[bytes]:
+            begun.release()
+            yield b"\n"
+            await release.wait()
+
+        async def ask(who: str, path: str, **more: Any) -> int:
+            claims = {"iss": "https://id.test", "aud": "hopback", "sub": who, "exp": 9e9}
+            claims |= {"roles": ["all"]}
+            token = jwt.encode(claims, SECRET, algorithm="HS256")
+            sent = {"Authorization": f"Bearer {token}"}
+            return (await service.client.post(path, headers=sent, **more)).status_code
+
+        first = [asyncio.create_task(ask("greedy", _IMPORT, content=upload())) for _ in range(2)]
+        for _ in first:
+            await begun.acquire()
+        export = f"/admin/dlq/queues/{DLQ}/export"
+        async with asyncio.timeout(20):
+            assert [await ask("greedy", export) for _ in range(5)] == [429] * 5
+            assert [await ask("bystander", export) for _ in range(5)] == [200] * 5
+        release.set()
+        assert await asyncio.gather(*first) == [200, 200]
+        assert len(service.broker.snapshot().queue(DLQ).ready) == 2
