@@ -26,6 +26,7 @@
     │       ├── Returned          the message was unroutable
     │       ├── Nacked            a queue refused it
     │       ├── ConfirmTimeout    the broker did not answer in time
+    │       ├── PublishRefused    not stored: no such exchange, no permission or too large
     │       ├── PublishInterrupted  the channel ended before the broker answered
     │       ├── DeliveryLost      not sent: the delivery that caused it was lost
     │       └── InvalidMessage    not sent: no broker would accept it
@@ -91,6 +92,7 @@ __all__ = [
     "ProtocolError",
     "PublishFailed",
     "PublishInterrupted",
+    "PublishRefused",
     "ReplyRefused",
     "ResourceLocked",
     "Returned",
@@ -299,8 +301,10 @@ class Returned(PublishFailed):
         self.routing_key = routing_key
         self.code = code
         self.text = text
-        where = f"exchange {exchange!r}" if exchange else "the default exchange"
-        super().__init__(f"returned by {where}, routing key {routing_key!r}: {code} {text}")
+        missing = f"no queue {routing_key!r}"
+        if exchange:
+            missing = f"no queue is bound to exchange {exchange!r} for routing key {routing_key!r}"
+        super().__init__(f"returned by the broker: {missing} ({code} {text})")
 
 
 class Nacked(PublishFailed):
@@ -315,6 +319,35 @@ class ConfirmTimeout(PublishFailed):
     """
 
     remedy: ClassVar[str] = "Try again later with the same message id: it may have been stored."
+
+
+class PublishRefused(PublishFailed):
+    """The broker refused the message and has not stored it: 403, 404 or 406."""
+
+    remedy: ClassVar[str] = "Correct the cause that the text names, then publish again."
+
+    def __init__(self, exchange: str, routing_key: str, cause: ChannelClosed) -> None:
+        where = (
+            f"exchange {exchange!r}, routing key {routing_key!r}"
+            if exchange
+            else (f"queue {routing_key!r}")
+        )
+        super().__init__(
+            f"refused by the broker: {where}: {cause.code} {cause.text}{_refusal_advice(cause)}"
+        )
+
+
+def _refusal_advice(cause: ChannelClosed) -> str:
+    if isinstance(cause, NotFound):
+        return ". Declare the exchange or correct its name"
+    if isinstance(cause, AccessRefused):
+        return ". Grant the user the permission to write to it"
+    if "message size" in cause.text:
+        return (
+            '. Publish a reference to the content instead, compress it (`compress="gzip"`), or raise '
+            "`max_message_size` of the broker"
+        )
+    return ""
 
 
 class PublishInterrupted(PublishFailed):

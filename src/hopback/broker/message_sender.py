@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from hopback.broker.proven_routes import ProvenRoutes
 from hopback.broker.reply_publisher import ReplyPublisher, is_direct_reply
-from hopback.broker.sendable import check_message, is_plain
+from hopback.broker.sendable import check_message, is_plain, sole_failure
 from hopback.broker.supervise import Backoff, OnFailure, OnState, Supervised, SupervisedState
 from hopback.durations import Duration, read_seconds
 from hopback.errors import (
@@ -222,7 +222,7 @@ class MessageSender:
         `ended` is set when the delivery that causes this publish is lost. If that happens before
         the message is sent, DeliveryLost is raised.
 
-        Returned, Nacked, ConfirmTimeout and PublishInterrupted report this message's outcome.
+        Returned, Nacked, PublishRefused, ConfirmTimeout and PublishInterrupted report this message's outcome.
         ConnectionFailed means that the message was not sent within the time limit, InvalidMessage
         that no broker would accept it. An unroutable message is returned only if both `mandatory`
         and `message.mandatory` are set. Otherwise the broker drops it silently. A message with a
@@ -394,6 +394,8 @@ class MessageSender:
             except Nacked:
                 session.proven.add(message)
                 raise
+            except PublishInterrupted as error:
+                raise sole_failure(message, error) from error.__cause__
             finally:
                 if used is not None:
                     self._wind_down(asyncio.create_task(used.close()))

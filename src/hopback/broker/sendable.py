@@ -11,7 +11,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hopback.broker.port import REPLY_TO
-from hopback.errors import InvalidMessage
+from hopback.errors import (
+    AccessRefused,
+    InvalidMessage,
+    NotFound,
+    PreconditionFailed,
+    PublishFailed,
+    PublishInterrupted,
+    PublishRefused,
+)
 from hopback.fields import FieldValue, RawValue
 
 if TYPE_CHECKING:
@@ -22,6 +30,17 @@ _LONGEST_MS = 315_360_000_000
 _COPIES = ("CC", "BCC")
 _COPIES_RAW = frozenset(name.encode() for name in _COPIES)
 _KNOWN_MODES = (2, None, 1)
+
+
+def sole_failure(message: Message, error: PublishInterrupted) -> PublishFailed:
+    """Return the failure of a publish that was alone on its channel.
+
+    If the broker closed the channel because of it, the message was refused and not stored.
+    """
+    cause = error.__cause__
+    if isinstance(cause, AccessRefused | NotFound | PreconditionFailed):
+        return PublishRefused(message.exchange, message.routing_key, cause)
+    return error
 
 
 def is_plain(properties: Properties) -> bool:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopback.broker.sendable import sole_failure
 from hopback.cli.broker_options import EMBEDDED, rabbitmq
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import header_pairs
-from hopback.errors import ConnectionLost, PublishFailed, PublishInterrupted
+from hopback.errors import ConnectionLost, PublishFailed, PublishInterrupted, PublishRefused
 from hopback.text import count_of
 from hopback.text import one_line as safe
 
@@ -151,11 +152,14 @@ async def _publish(url: str, messages: Iterable[Message], place: str, delay: str
         for message in messages:
             delayed = message if message.delay is None else await delays.wrap(message)
             await channel.room()
-            await channel.publish(delayed, mandatory=True)
+            try:
+                await channel.publish(delayed, mandatory=True)
+            except PublishInterrupted as error:
+                raise sole_failure(delayed, error) from error.__cause__
             confirmed += 1
     except (PublishFailed, ConnectionLost) as error:
         remedy = error.remedy
-        if delay is not None and isinstance(error, PublishInterrupted):
+        if delay is not None and isinstance(error, PublishRefused):
             remedy = f"Run an application that declares app.delays(longest={delay!r}) first."
         raise CommandFailed(str(error), do=remedy) from error
     finally:

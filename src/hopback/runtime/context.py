@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -22,7 +23,7 @@ from hopback.text import did_you_mean
 from hopback.waiting import is_on_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from hopback.fields import Headers
     from hopback.runtime.codecs import Codecs, Compression
@@ -359,6 +360,7 @@ class PublishOptions(TypedDict, total=False):
     at: datetime | None
 
 
+_PRIORITIES = range(256)
 _OPTIONS = frozenset(PublishOptions.__annotations__)
 
 
@@ -410,8 +412,6 @@ def compose(
     if (reply_to := options.get("reply_to")) is not None:
         present["reply_to"] = reply_to
     if (priority := options.get("priority")) is not None:
-        if not 0 <= priority <= 255:
-            raise ValueError(f"expected a priority from 0 to 255, got {priority!r}")
         present["priority"] = priority
     if (expiration := options.get("expiration")) is not None:
         present["expiration"] = str(parse_wait_ms(expiration))
@@ -426,8 +426,15 @@ def compose(
 
 
 def check_options(options: Mapping[str, Any], *more: str) -> None:
-    """Raise TypeError for an unknown publish option not in `more`. It suggests the nearest option."""
+    """Raise TypeError for an unknown publish option not in `more`, with the nearest option, and for a
+    header table or priority of another type.
+    """
     if options.keys() <= _OPTIONS:
+        headers, priority = options.get("headers"), options.get("priority")
+        if headers is not None and not isinstance(headers, Mapping):
+            raise TypeError(f"headers: expected a mapping, got {type(headers).__name__}")
+        if priority is not None and priority not in _PRIORITIES:
+            raise ValueError(f"expected a priority from 0 to 255, got {priority!r}")
         return
     known = ("exchange", *PublishOptions.__annotations__, *more)
     name = next(name for name in options if name not in known)

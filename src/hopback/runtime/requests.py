@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from hopback.broker.port import REPLY_TO, Broker, Channel, Connection
 from hopback.broker.proven_routes import ProvenRoutes
-from hopback.broker.sendable import check_message
+from hopback.broker.sendable import check_message, sole_failure
 from hopback.broker.supervise import Backoff, Supervised
 from hopback.durations import Duration, parse_wait_ms
-from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, DeliveryLost, NoReply
+from hopback.errors import (
+    BrokerError,
+    ChannelClosed,
+    ConnectionLost,
+    DeliveryLost,
+    NoReply,
+    PublishInterrupted,
+)
 from hopback.runtime.address import broker_at
 from hopback.runtime.context import (
     PublishOptions,
@@ -236,7 +243,10 @@ class RequestClient:
                 fate.add_done_callback(lambda done: done.cancelled() or done.exception())
                 await first_of(fate, answer)
                 if not answer.done():
-                    await asyncio.shield(fate)
+                    try:
+                        await asyncio.shield(fate)
+                    except PublishInterrupted as error:
+                        raise sole_failure(message, error) from error.__cause__
                 self._proven.add(message)
                 await turn.aclose()
                 _, closed = await first_of(answer, channel.wait_closed())

@@ -37,6 +37,7 @@ from hopback.errors import (
     Nacked,
     NotFound,
     PublishInterrupted,
+    PublishRefused,
     Returned,
     TopologyError,
 )
@@ -227,8 +228,6 @@ async def publish(publisher: TopologyPublisher, message: Message) -> None:
     try:
         await publisher.send(message)
     except (ConfirmTimeout, PublishInterrupted, ConnectionLost) as error:
-        if isinstance(error.__cause__, NotFound):
-            raise
         _LOG.error("message %s may have been stored: %s", message.properties.message_id, error)
         key = f"`Idempotency-Key: {message.properties.message_id}`"
         raise RequestRefused(
@@ -270,7 +269,7 @@ async def _broker_failed(request: Request, error: Exception) -> JSONResponse:
     """Ask the client to retry. The cause is logged without secrets."""
     _LOG.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     is_undeclared = isinstance(error, Returned | NotFound) or (
-        isinstance(error, PublishInterrupted) and isinstance(error.__cause__, NotFound)
+        isinstance(error, PublishRefused) and isinstance(error.__cause__, NotFound)
     )
     if is_undeclared:
         detail = in_language(

@@ -28,6 +28,7 @@ from hopback.broker.embedded.refusal import channel_error, publish_refused
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.port import Broker, Channel, Connection, count_now
 from hopback.durations import Duration, read_seconds
+from hopback.errors import PublishRefused
 from hopback.message import require_message
 from hopback.observe.events import Bus
 from hopback.rehearse.engine import EngineKind
@@ -464,12 +465,13 @@ class Producer:
         self._node = node
 
     def send(self, message: Message) -> None:
-        """Publish. Raises Returned, Nacked or NotFound like a confirmed publish."""
+        """Publish. Raises Returned, Nacked or PublishRefused like a confirmed publish."""
         session = self._node.connect("test")
         try:
             fate = session.open_channel(self).publish(message, mandatory=message.mandatory)
         except Refusal as refusal:
-            raise channel_error(refusal) from None
+            error = channel_error(refusal)
+            raise PublishRefused(message.exchange, message.routing_key, error) from error
         finally:
             session.close()
         if fate in (EventKind.RETURNED, EventKind.REFUSED):

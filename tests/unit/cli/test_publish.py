@@ -92,7 +92,10 @@ def test_what_no_queue_wants_is_an_error(
     """It says where it did not arrive, and what to do."""
     assert run(["publish", "events", "cart.new", "{}"]) == 1
     told = capsys.readouterr()
-    assert "returned by exchange 'events', routing key 'cart.new': 312 NO_ROUTE" in told.err
+    assert (
+        "no queue is bound to exchange 'events' for routing key 'cart.new' (312 NO_ROUTE)"
+        in told.err
+    )
     assert told.out == ""
 
 

@@ -15,6 +15,7 @@ from hopback.errors import (
     LoginRefused,
     Nacked,
     PublishInterrupted,
+    PublishRefused,
     TopologyError,
 )
 from hopback.message import Message, Properties
@@ -126,7 +127,7 @@ async def test_publishes_of_an_unproven_route_have_a_channel_each() -> None:
         server = broker.servers[0]
         assert (_on_channel(server, 2), _on_channel(server, 3)) == ([b"refused"], [b"accepted"])
         server.send(2, "channel.close", reply_code=404, reply_text="NOT_FOUND")
-        with pytest.raises(PublishInterrupted, match="404"):
+        with pytest.raises(PublishRefused, match="404"):
             await refused
         server.send(3, "basic.ack", delivery_tag=1)
         await accepted
@@ -245,7 +246,7 @@ async def test_a_shared_channel_that_is_closed_fails_only_the_refused_publish() 
         last = server.published()[-1]
         server.send(last.channel, "basic.ack", delivery_tag=1)
         results = await asyncio.gather(*sending, return_exceptions=True)
-    assert [type(result) for result in results] == [type(None), PublishInterrupted, type(None)]
+    assert [type(result) for result in results] == [type(None), PublishRefused, type(None)]
 
 
 async def test_a_lost_line_is_made_again_for_those_who_wait() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, Publisher, compose
+from hopback import App, Context, Publisher, RequestClient, compose
 from hopback.broker import EmbeddedBroker
-from hopback.errors import ConnectionFailed, Returned
+from hopback.errors import ConnectionFailed, PublishRefused, Returned
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hopback.runtime import PublishOptions
 
 TRACE = {"traceparent": "00-1-2-01", "tracestate": "a=b", "baggage": "k=v", "private": "x"}
@@ -80,7 +82,9 @@ async def test_a_publish_that_fails_fails_its_handler(sync: bool) -> None:
         await connection.close()
         await test.publish("orders", {})
         await test.advance(1)
-        test.assert_retried("orders", reason="Returned: returned by the default exchange")
+        test.assert_retried(
+            "orders", reason="Returned: returned by the broker: no queue 'invoices'"
+        )
         failed = test.find_events("publish.failed", routing_key="invoices")
         assert len(failed) == 1
         with pytest.raises(Returned):
@@ -106,7 +110,7 @@ async def test_a_publisher_stands_alone() -> None:
     async with AppTest(_app(), broker=broker), Publisher(broker) as publisher:
         await publisher.publish("invoices", {"id": 2})
         assert len(broker.snapshot().queue("invoices").ready) == 1
-        with pytest.raises(Returned, match="routing key 'nowhere'"):
+        with pytest.raises(Returned, match="no queue 'nowhere'"):
             await publisher.publish("nowhere", {"id": 2})
 
 
@@ -215,6 +219,31 @@ async def test_a_publish_in_a_task_of_its_own_is_not_forgotten() -> None:
         assert await test.drain() == Tally(done=1)
         await asyncio.gather(*tasks)
         assert len(test.broker.snapshot().queue("invoices").ready) == 1
+
+
+@in_virtual_time
+async def test_refused_publish_names_the_cause_and_the_remedy() -> None:
+    """By publisher, application, request and test kit. The message was not stored."""
+    broker = EmbeddedBroker()
+    async with (
+        AppTest(app := _app(), broker=broker) as test,
+        Publisher(broker) as publisher,
+        RequestClient(broker) as client,
+    ):
+        missing = r"exchange 'nope', routing key 'k': 404 NOT_FOUND .*Declare the exchange"
+        large = r"queue 'orders': 406 PRECONDITION_FAILED .*`max_message_size` of the broker"
+        ways: list[Callable[..., Any]] = [
+            publisher.publish,
+            app.publish,
+            client.request,
+            test.publish,
+        ]
+        for publish in ways:
+            with pytest.raises(PublishRefused, match=missing):
+                await publish("k", {}, exchange="nope")
+            with pytest.raises(PublishRefused, match=large):
+                await publish("orders", bytes(17 << 20))
+        assert await test.drain() == Tally()
 
 
 @pytest.mark.parametrize("through_app", [False, True])

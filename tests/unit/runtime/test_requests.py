@@ -15,7 +15,7 @@ from hopback.errors import (
     InvalidDeclaration,
     LoginRefused,
     PreconditionFailed,
-    PublishInterrupted,
+    PublishRefused,
     Returned,
 )
 from hopback.message import Message, Properties
@@ -225,7 +225,7 @@ async def test_a_refused_request_leaves_other_requests_their_replies() -> None:
         assert await client.request("slow", 0) == 0
         asked = [asyncio.create_task(client.request("slow", n)) for n in range(9)]
         await asyncio.sleep(1)
-        with pytest.raises(PublishInterrupted, match="404"):
+        with pytest.raises(PublishRefused, match="404"):
             await client.request("slow", 1, exchange="missing")
         assert await asyncio.gather(*asked) == list(range(9))
         with pytest.raises(NoReply, match="within 2 s"):

@@ -14,7 +14,7 @@ import pytest
 
 from hopback import App, Context, Park, Snooze
 from hopback.broker.embedded import VirtualTimeLoop
-from hopback.errors import NotFound, Returned
+from hopback.errors import PublishRefused, Returned
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ async def test_publishing_meets_no_faults_and_tells_what_is_wrong() -> None:
         assert await test.drain() == Tally(done=1)
         with pytest.raises(Returned, match="nowhere"):
             await test.publish("nowhere", {})
-        with pytest.raises(NotFound, match="no exchange 'missing'"):
+        with pytest.raises(PublishRefused, match="no exchange 'missing'"):
             await test.publish("key", {}, exchange="missing")
 
 
