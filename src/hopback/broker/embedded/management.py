@@ -127,7 +127,6 @@ class EmbeddedManagement:
             operator_policy=None,
             state="down" if live.down else "running",
             idle_since=None,
-            leader=None,
             counts=self._counts(live, exact=False),
         )
 

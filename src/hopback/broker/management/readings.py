@@ -43,8 +43,6 @@ class FeatureFlag:
 
     name: str
     enabled: bool
-    stability: str
-    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,6 @@ class QueueReading:
     operator_policy: str | None
     state: str | None
     idle_since: str | None
-    leader: str | None
     counts: QueueCounts
     publish_rate: float | None = None
     """Messages per second published into it. For one queue, the mean of the last minute. In a
@@ -122,12 +119,7 @@ def read_alarm(data: _Json) -> Alarm:
 
 def read_flag(data: _Json) -> FeatureFlag:
     """One entry of `/api/feature-flags`."""
-    return FeatureFlag(
-        str(data["name"]),
-        data.get("state") == "enabled",
-        str(data.get("stability", "")),
-        str(data.get("desc", "")),
-    )
+    return FeatureFlag(str(data["name"]), data.get("state") == "enabled")
 
 
 def is_known_type(data: _Json) -> bool:
@@ -160,7 +152,6 @@ def read_queue(data: _Json, read_at: float) -> QueueReading:
         operator_policy=_text(data, "operator_policy"),
         state=_text(data, "state"),
         idle_since=_text(data, "idle_since"),
-        leader=_text(data, "leader") or _text(data, "node"),
         counts=read_counts(data, read_at),
         publish_rate=None if rate is None else float(rate),
     )
