@@ -232,12 +232,13 @@ def trace_redrive() -> dict[str, Any]:
     import asyncio
     import warnings
 
-    warnings.simplefilter("ignore")  # old names do here: the script counts older commits too
+    warnings.simplefilter("ignore")  # the script also counts other commits
     return asyncio.run(_redrive())
 
 
 async def _redrive() -> dict[str, Any]:
     import gc
+    import html
     import re
 
     import httpx
@@ -258,7 +259,8 @@ async def _redrive() -> dict[str, Any]:
                     await client.post(page, data={**fields, "step": "2", "on": "1"})
                     asked = {**fields, "step": "3", "on": "2", "reason": _MARKER}
                     review = (await client.post(page, data=asked)).text
-                hidden = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', review))
+                found = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', review)
+                hidden = {name: html.unescape(value) for name, value in found}
                 tracer.before = {id(each): each for each in gc.get_objects()}
                 with tracer:
                     began = await client.post(page, data={**hidden, "step": "go"})
