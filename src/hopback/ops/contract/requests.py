@@ -286,9 +286,9 @@ class Selection(_Asked, frozen=True, kw_only=True):
 
     A plan returns the selection with `queue`, `limit` and `count` set: a job that starts with it moves
     no message that arrived after the plan. `count` is the number of messages that match. It is exact
-    unless `estimate` gives the reason why it is not. `mark` is the digest of the last message that the plan
-    has read, and `place` its position in the queue: from its new position the start of the job knows how
-    many messages have left the queue since.
+    unless `estimate` gives the reason why it is not. `last_digest` is the digest of the last message that the
+    plan has read, and `place` its position in the queue: from its new position the start of the job knows
+    how many messages have left the queue since.
     """
 
     session: _Name = ""
@@ -309,7 +309,7 @@ class Selection(_Asked, frozen=True, kw_only=True):
     queue: _Name = ""
     count: Annotated[int, Meta(ge=0)] | None = None
     estimate: str = ""
-    mark: _Name = ""
+    last_digest: _Name = field(default="", name="mark")
     place: Annotated[int, Meta(ge=0)] = 0
 
     @property

@@ -189,7 +189,7 @@ class FormUpload:
             raise Refused(415, "not-a-form", "Expected a form with a file (multipart/form-data).")
         self._boundary = b"\r\n--" + found[1].encode()
         self._pieces = pieces
-        self._buffer = b"\r\n"  # the first mark stands at the beginning of the body
+        self._buffer = b"\r\n"  # the first boundary is at the beginning of the body
         self.fields: dict[str, str] = {}
 
     async def file(self) -> AsyncIterator[bytes]:
@@ -219,19 +219,19 @@ class FormUpload:
             if end >= 0:
                 yield self._buffer[:end]
                 return
-            # A mark may have come in half.
+            # A boundary may be cut.
             keep = len(self._boundary) - 1
             if len(self._buffer) > keep:
                 yield self._buffer[:-keep]
                 self._buffer = self._buffer[-keep:]
             await self._more()
 
-    async def _until(self, mark: bytes, most: int) -> bytes:
-        while (end := self._buffer.find(mark)) < 0:
+    async def _until(self, end_text: bytes, most: int) -> bytes:
+        while (end := self._buffer.find(end_text)) < 0:
             if len(self._buffer) > most:
                 raise _bad("a field is too long")
             await self._more()
-        found, self._buffer = self._buffer[:end], self._buffer[end + len(mark) :]
+        found, self._buffer = self._buffer[:end], self._buffer[end + len(end_text) :]
         return found
 
     async def _more(self) -> None:

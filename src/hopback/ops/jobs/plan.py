@@ -316,37 +316,39 @@ class Planner:
         """Decide where the selection ends. Return it with the number of matching messages, None if unknown.
 
         Messages that arrived after the plan do not belong to the selection. If messages have left the queue,
-        messages behind the selection have moved up. The position of the plan's mark shows how many have
-        left. CountMismatch if the mark is not found.
+        messages behind the selection have moved up. The position of the plan's last message shows how many
+        have left. CountMismatch if that message is not found.
         """
         asked, cost = request.selection, snapshot.cost(request.queue)
-        follows_mark = bool(asked.mark) and (cost.price is Price.FREE or bool(selection.filter))
-        if not follows_mark and (request.expected_count is None or not selection.filter):
+        follows_last = bool(asked.last_digest) and (
+            cost.price is Price.FREE or bool(selection.filter)
+        )
+        if not follows_last and (request.expected_count is None or not selection.filter):
             if asked.is_planned and asked.limit is not None and selection.count < asked.limit:
                 raise CountMismatch(asked.limit, selection.count)
             return selection, None if selection.filter else selection.count
         source, wanted = snapshot.one(request.queue), parse_filter(selection.filter)
         counted = DiscardRequest(queue=request.queue, reason=request.reason)
         dry_run = DryRun(counted, source, wanted, self._clock.now())
-        most = min(asked.place, selection.count) if follows_mark else selection.count
-        marked = matching = 0
+        most = min(asked.place, selection.count) if follows_last else selection.count
+        last_place = matching = 0
         async with aclosing(
             self._first_messages(dry_run, request.queue, most, cost, snapshot.ready, on_progress)
         ) as messages:
             async for _ in messages:
-                if dry_run.last == asked.mark:
-                    marked, matching = dry_run.seen, dry_run.matching
-        if not follows_mark:
+                if dry_run.last == asked.last_digest:
+                    last_place, matching = dry_run.seen, dry_run.matching
+        if not follows_last:
             return selection, dry_run.matching
-        left = asked.place - marked
+        left = asked.place - last_place
         count = (asked.limit or asked.place) - left
-        if not marked or count > snapshot.ready:
+        if not last_place or count > snapshot.ready:
             found = dry_run.matching if selection.filter else selection.count
             raise CountMismatch(asked.count or 0, found)
         ended = replace(selection, count=count, behind=snapshot.ready - count)
         if not selection.filter:
             return ended, count
-        return ended, matching if count == marked else None
+        return ended, matching if count == last_place else None
 
     def _spec_of(
         self,
@@ -631,7 +633,7 @@ def _counted_selection(
         counted,
         limit=selection.count,
         count=dry_run.matching if is_whole else selection.count,
-        mark=dry_run.last,
+        last_digest=dry_run.last,
         place=dry_run.seen,
     )
     if is_whole or not asked.filter:
