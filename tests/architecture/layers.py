@@ -52,6 +52,7 @@ FRONT_DOORS = (
     "hopback.designs",
     "hopback.designs.event_bus",
     "hopback.designs.freeflow",
+    "hopback.designs.raffle",
     "hopback.errors",
     "hopback.extras",
     "hopback.observe",
@@ -106,6 +107,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.policy",
         "hopback.private_files",
         "hopback.sql",
+    ),
+    # The database of an application relays its outbox.
+    "hopback.store.application_database": (
+        *_VALUES,
+        "hopback.runtime.relay",
+        "hopback.store",
     ),
     "hopback.runtime": (
         *_PURE,

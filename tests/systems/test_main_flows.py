@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import select
 
 from hopback import Message
-from hopback.systems.database import Database
+from hopback.store import Database
+from hopback.systems.database import find_rows
 from hopback.systems.host import Host, running
-from hopback.systems.raffle.consumer import dead_letter_consumer
+from hopback.systems.raffle.consumer import create_dead_letter_consumer
 from hopback.systems.raffle.raffles import METADATA, dropped
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from tests.harness.postgres import PostgresNode
@@ -51,9 +52,11 @@ def _dropped(settings: RaffleSettings) -> Callable[[], Awaitable[Any]]:
     """Whether the audit knows of a message that was dropped."""
 
     async def look() -> Any:
-        database = Database(settings.database, METADATA)
-        async with database.lifespan():
-            return await database.rows(select(dropped))
+        database = Database(settings.database, tables=METADATA)
+        try:
+            return await find_rows(database, select(dropped))
+        finally:
+            await database.close()
 
     return look
 
@@ -84,7 +87,7 @@ async def test_raffle(amqp_url: str, database_url: str, tmp_path: Path) -> None:
         assert await raffle.depth("raffle_retry_10s") == 0
         host = Host(raffle.broker, database_url, tmp_path, "")
         settings = RaffleSettings(database_url, retry_ttl_ms=200, dlq=Batching(500, 50, 1, 1))
-        async with running(host, dead_letter_consumer(settings)):
+        async with running(host, create_dead_letter_consumer(settings)):
             await raffle.until(_dropped(settings))
         await raffle.until(_holds(raffle, "raffle_dlq", 1))  # the taken e-mail stays
 

@@ -12,7 +12,7 @@ import pytest
 
 from hopback.broker import EmbeddedBroker
 from hopback.systems.language import choose_language
-from hopback.systems.raffle.api import api as raffle_api
+from hopback.systems.raffle.api import create_api as raffle_api
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import opened
 from hopback.systems.web_health import log_as_json

@@ -137,12 +137,15 @@ async def _watchers(
     def watched() -> Iterable[Watched]:
         return watched_queues(service().topology, consumed())
 
+    def held(queue: str) -> int:
+        return sum(one.in_flight for one in service().consumers if one.queue == queue)
+
     def know_timeout(queue: str, timeout: float) -> None:
         service().consumer(queue).slow_runs.know_timeout(timeout)
 
     found: list[Callable[[Connection], Awaitable[None]]] = []
     if metrics is not None:
-        found.append(Depths(watched, metrics.set_depth).attend)
+        found.append(Depths(watched, metrics.set_depth, held=held).attend)
     if settings.management is not None and not settings.embedded:
         try:
             address = ManagementAddress.derive(settings.broker, settings.management)

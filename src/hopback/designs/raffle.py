@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hopback.designs.design import count_problems, delay_problems, refuse
 from hopback.topology.expand import dead_lettering, harden, harden_queues, one_tier
 from hopback.topology.model import Binding, Exchange, Queue, Topology
-from hopback.topology.plan import Count, Fact, Leave, Parking, Plan, Redrive, Return, Stamp
+from hopback.topology.plan import (
+    Count,
+    Fact,
+    Leave,
+    LocalWait,
+    Parking,
+    Plan,
+    Redrive,
+    Return,
+    Stamp,
+)
 
 _EXCHANGE, _QUEUE = "raffle_exchange", "raffle_queue"
 _RETRY_EXCHANGE, _RETRY_QUEUE = "raffle_retry_exchange", "raffle_retry_10s"
 _DLX, _DLQ = "raffle_dlx", "raffle_dlq"
+_LONGEST_PAUSE_MS = 60_000
+"""Milliseconds that a failed batch of dead letters is held, at most."""
 
 
 def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: int = 3) -> Topology:
@@ -57,3 +71,23 @@ def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: i
         ),
         plans=(plan,),
     )
+
+
+def consume_dead_letters(topology: Topology) -> Topology:
+    """Return a raffle topology in which an application consumes `raffle_dlq`.
+
+    There is no retry queue. The consumer holds a failed batch for a pause and requeues it. A message that it
+    cannot handle at all returns to the main queue and starts again.
+    """
+    plan = Plan(
+        _DLQ,
+        attempts=1,
+        tiers=(),
+        leave=Leave.PUBLISH,
+        returns=Return.QUEUE,
+        parking=Parking(_QUEUE, Leave.PUBLISH, "", _QUEUE),
+        count=Count.HEADER,
+        redrive=Redrive("", _DLQ),
+        snooze=LocalWait(1_000, _LONGEST_PAUSE_MS),
+    )
+    return replace(topology, plans=(*topology.plans, plan))

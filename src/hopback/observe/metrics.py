@@ -58,7 +58,10 @@ _GAUGES = {
     "paused": ("1 while consumption is paused, by command or breaker.", ("queue",)),
     "connection_state": ("1 for the current state, otherwise 0.", ("purpose", "state")),
     "in_flight": ("Deliveries in progress.", ("queue",)),
-    "queue_depth": ("Ready messages. The role is main, retry or dead-letter.", ("queue", "role")),
+    "queue_depth": (
+        "Ready messages and held dead letters. The role is main, retry or dead-letter.",
+        ("queue", "role"),
+    ),
     "changed_waits": ("Declared queues whose wait is changed by a policy.", ()),
     "dead_letters_held_back": (
         "Dead letters that the broker cannot deliver and keeps in the source queue (messages_dlx).",

@@ -16,12 +16,21 @@ from hopback.errors import BrokerError
 from hopback.topology.expand import retry_queues
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from hopback.broker.management import Management
     from hopback.broker.management.readings import QueueReading
     from hopback.observe.events import Bus
     from hopback.topology.model import Queue, Topology
+    from hopback.topology.plan import Plan
 
 
 class Watched(NamedTuple):
@@ -32,28 +41,46 @@ class Watched(NamedTuple):
 
 
 def watched_queues(topology: Topology, queues: Iterable[str]) -> tuple[Watched, ...]:
-    """The queues that belong to these, each once: a dead-letter queue may serve several."""
-    found: dict[str, str] = {}
-    for plan in filter(None, map(topology.plan, queues)):
-        found[plan.queue] = "main"
-        found.update({queue: "retry" for queue, _ in retry_queues(plan)})
-        found[plan.parking.queue] = "dead-letter"
-    return tuple(Watched(queue, role) for queue, role in found.items())
+    """Return the queues of the plans of these queues, each once with its role.
+
+    The first plan that names a queue decides its role. A later plan may consume the dead-letter queue of
+    an earlier one, and it remains a dead-letter queue.
+    """
+    roles: dict[str, str] = {}
+    for plan in topology.plans:
+        for queue, role in _queues_of(plan):
+            roles.setdefault(queue, role)
+    plans = filter(None, map(topology.plan, queues))
+    found = dict.fromkeys(queue for plan in plans for queue, _ in _queues_of(plan))
+    return tuple(Watched(queue, roles[queue]) for queue in found)
+
+
+def _queues_of(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield plan.queue, "main"
+    for queue, _ in retry_queues(plan):
+        yield queue, "retry"
+    yield plan.parking.queue, "dead-letter"
 
 
 class Depths:
-    """Counts the queues that `queues` returns, periodically on a separate channel."""
+    """Counts the queues that `queues` returns, periodically on a separate channel.
+
+    `held` returns the number of deliveries of a queue that this process has not settled yet. A dead letter
+    that a consumer holds is counted with those in its queue.
+    """
 
     def __init__(
         self,
         queues: Callable[[], Iterable[Watched]],
         tell: Callable[[str, str, int | None], object],
         *,
+        held: Callable[[str], int] = lambda _queue: 0,
         every: float = 5.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._queues = queues
         self._tell = tell
+        self._held = held
         self._every = every
         self._sleep = sleep
         self._channel: Channel | None = None
@@ -68,7 +95,10 @@ class Depths:
                     self._tell(*gone, None)
                 counted = set(queues)
                 for one in queues:
-                    self._tell(*one, await self._count(connection, one.queue))
+                    messages = await self._count(connection, one.queue)
+                    if messages is not None and one.role == "dead-letter":
+                        messages += self._held(one.queue)
+                    self._tell(*one, messages)
                 await self._sleep(self._every)
         finally:
             self._channel = None

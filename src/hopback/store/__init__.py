@@ -4,6 +4,7 @@ from hopback.extras import needs
 
 with needs("store", "hopback.store"):
     from hopback.sql.versions import LATEST
+    from hopback.store.application_database import Database
     from hopback.store.database import DatabaseUrlError, current_version, migrate, open_database
     from hopback.store.transaction import (
         Cursor,
@@ -21,6 +22,7 @@ __all__ = [
     "LATEST",
     "Cursor",
     "CursorTransaction",
+    "Database",
     "DatabaseUrlError",
     "DelayedMessages",
     "NoInboxKey",

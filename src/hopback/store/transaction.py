@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from sqlalchemy import Executable, bindparam, delete, exists, func, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from hopback.clock import Clock, SystemClock
@@ -241,6 +242,15 @@ class Transaction:
                 connection_invalidated=raw.closed,
                 dialect=dialect,
             ) from error
+
+    def insert(self, table: Table) -> postgresql.Insert:
+        """Return an INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`.
+
+        SQLAlchemy has these for each database apart. The form of this database is returned.
+        """
+        dialect: Any = postgresql if self.connection.dialect.name == "postgresql" else sqlite
+        made: postgresql.Insert = dialect.insert(table)
+        return made
 
     async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
         """Execute a statement in this transaction."""

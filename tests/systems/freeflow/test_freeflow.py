@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from hopback.message import Message, Properties
-from hopback.systems.freeflow.api import api
-from hopback.systems.freeflow.consumers import consumers
+from hopback.systems.freeflow.api import create_api
+from hopback.systems.freeflow.consumers import create_consumers
+from hopback.systems.freeflow.domains import DOMAINS, DomainEvent, MissingYet
 from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
@@ -54,8 +55,8 @@ async def _running(
         f"sqlite:///{folder}/freeflow.db", hardened, audit_keys=tuple(audit.split(","))
     )
     async with (
-        AppTest(consumers(settings)) as test,
-        opened(api(settings, test.broker)) as web,
+        AppTest(create_consumers(settings)) as test,
+        opened(create_api(settings, test.broker)) as web,
         httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://f") as client,
     ):
         yield _RunningSystem(test, client)
@@ -253,7 +254,7 @@ def test_domains_tiers_and_the_audit_are_read_from_the_environment() -> None:
         "freeflow.document.retry.1s",
         "freeflow.document.retry.1m",
     ]
-    assert list(consumers(settings).handlers) == [
+    assert list(create_consumers(settings).handlers) == [
         "freeflow.users.queue",
         "freeflow.documents.queue",
     ]
@@ -262,7 +263,7 @@ def test_domains_tiers_and_the_audit_are_read_from_the_environment() -> None:
     with pytest.raises(SettingsError, match="FREEFLOW_AUDIT_KEYS"):
         FreeFlowSettings.read({"FREEFLOW_AUDIT_KEYS": "user.*"})
     with pytest.raises(SettingsError, match="a handler"):
-        consumers(FreeFlowSettings.read({"FREEFLOW_DOMAINS": "user,billing"}))
+        create_consumers(FreeFlowSettings.read({"FREEFLOW_DOMAINS": "user,billing"}))
 
 
 @in_virtual_time
@@ -304,3 +305,45 @@ async def test_an_event_of_no_domain_is_refused(tmp_path: Path, path: str) -> No
         assert answer.status_code == 404
         assert "workflow" in answer.json()["error"]
         assert (await system.client.get("/nothing")).status_code == 404
+
+
+@in_virtual_time
+async def test_two_equal_steps_without_message_id_both_count_and_notify_once(
+    tmp_path: Path,
+) -> None:
+    async with _running(tmp_path) as system:
+        await system.publish("workflow.started", id="w1", owner="una@example.org", steps=2)
+        await system.test.drain()
+        for _ in range(2):
+            step = Message(
+                "freeflow.events", "workflow.advanced", b'{"id": "w1"}', Properties(delivery_mode=2)
+            )
+            Producer(system.test.broker.node).send(step)
+        await system.test.drain()
+        (workflow,) = await system.view("workflows")
+        assert workflow["done"] == 2
+        await system.test.advance(1)
+        await system.test.drain()
+        assert len(await system.view("notifications")) == 1
+
+
+@in_virtual_time
+async def test_further_event_of_failed_transaction_is_not_published(tmp_path: Path) -> None:
+    """The handler sends an event and then fails twice. Its third run commits one event."""
+    runs: list[int] = []
+
+    async def fail_twice(event: DomainEvent) -> None:
+        await event.send("notification.requested", {"to": "una@example.org", "text": "done"})
+        runs.append(1)
+        if len(runs) < 3:
+            raise MissingYet("not yet")
+
+    settings = FreeFlowSettings(f"sqlite:///{tmp_path}/freeflow.db")
+    handlers = {**DOMAINS, "document": fail_twice}
+    async with AppTest(create_consumers(settings, handlers)) as test:
+        await test.publish("document.created", {}, exchange="freeflow.events")
+        await test.drain()
+        await test.advance(1)
+        await test.drain()
+        done = [one for one in test.happened("delivery.done") if "notif" in one.fields["queue"]]
+        assert (len(runs), len(done)) == (3, 1)

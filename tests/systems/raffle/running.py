@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from hopback.systems.raffle.api import api
-from hopback.systems.raffle.consumer import consumer
+from hopback.systems.raffle.api import create_api
+from hopback.systems.raffle.consumer import create_consumer
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import opened
 from hopback.testing import AppTest
@@ -59,8 +59,8 @@ class RunningRaffle:
 async def running_raffle(settings: RaffleSettings) -> AsyncIterator[RunningRaffle]:
     """Run consumer and API."""
     async with (
-        AppTest(consumer(settings)) as test,
-        opened(api(settings, test.broker)) as web,
+        AppTest(create_consumer(settings)) as test,
+        opened(create_api(settings, test.broker)) as web,
         httpx.AsyncClient(
             transport=httpx.ASGITransport(web), base_url="http://raffle.test"
         ) as client,

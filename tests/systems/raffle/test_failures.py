@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from sqlalchemy import select
 
-from hopback.systems.database import Database
-from hopback.systems.raffle.consumer import dead_letter_consumer
+from hopback.runtime.depths import Depths, watched_queues
+from hopback.store import Database
+from hopback.systems.database import find_rows
+from hopback.systems.raffle.consumer import create_dead_letter_consumer
 from hopback.systems.raffle.raffles import METADATA, dropped
+from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.testing import AppTest, Fault, in_virtual_time
+from tests.integration.database import database_url
 from tests.systems.raffle.running import running_raffle, settings_in
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+__all__ = ["database_url"]
 
 _FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
 
@@ -57,7 +65,9 @@ async def test_a_database_away_for_long_sends_users_to_the_dlq_and_the_dlq_consu
         parked = raffle.resting("raffle_dlq")
         assert [one.properties.headers["x-retries"] for one in parked] == [3, 3, 3]
 
-        async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
+        async with AppTest(
+            create_dead_letter_consumer(settings), broker=raffle.test.broker
+        ) as by_hand:
             await by_hand.advance(9)
             held = [one.fields["delay_ms"] for one in by_hand.find_events("delivery.snoozed")]
             assert held[::3] == [1000, 2000]
@@ -84,7 +94,9 @@ async def test_malformed_json_goes_to_the_dlq_and_is_dropped_there_with_a_note(
         assert (tally.done, tally.retried, tally.parked) == (1, 0, 2)
         assert (await raffle.user(ana)).status_code == 200
 
-        async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
+        async with AppTest(
+            create_dead_letter_consumer(settings), broker=raffle.test.broker
+        ) as by_hand:
             assert (await by_hand.drain()).done == 2
         assert raffle.resting("raffle_dlq") == []
     noted = sorted(bytes(row["body"]) for row in await _audit(settings.database))
@@ -102,7 +114,9 @@ async def test_what_is_no_user_is_not_dropped_while_the_audit_cannot_be_written(
     async with running_raffle(settings) as raffle:
         await raffle.enqueue(b"no JSON")
         await raffle.test.drain()
-        async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
+        async with AppTest(
+            create_dead_letter_consumer(settings), broker=raffle.test.broker
+        ) as by_hand:
             await by_hand.advance(20)
             assert not by_hand.find_events("delivery.done")
             (tmp_path / "away").mkdir()
@@ -155,7 +169,9 @@ async def test_a_bad_row_among_dead_letters_holds_up_no_other(tmp_path: Path) ->
         for name in ("ana", "bruno"):
             user = {"id": str(uuid.uuid4()), "name": name, "email": f"{name}@email.com"}
             await raffle.test.publish("raffle_dlq", user, exchange="raffle_dlx")
-        async with AppTest(dead_letter_consumer(settings), broker=raffle.test.broker) as by_hand:
+        async with AppTest(
+            create_dead_letter_consumer(settings), broker=raffle.test.broker
+        ) as by_hand:
             await by_hand.advance(600)
             assert len(by_hand.find_events("delivery.done")) == 1
             assert 5 < len(by_hand.find_events("delivery.snoozed")) < 20
@@ -163,9 +179,63 @@ async def test_a_bad_row_among_dead_letters_holds_up_no_other(tmp_path: Path) ->
         assert json.loads(left.body)["name"] == "ana"
 
 
+@in_virtual_time
+async def test_depths_of_dead_letter_consumer_have_the_roles_of_the_design(tmp_path: Path) -> None:
+    """While the database is away, the consumer holds the dead letters: they are still counted as such."""
+    away = tmp_path / "away"
+    settings = settings_in(away)
+    async with running_raffle(settings) as raffle:
+        for name in ("Ana", "Bruno", "Carla"):
+            await raffle.create_user(name)
+        await raffle.test.drain()
+        raffle.test.service.consumer("raffle_queue").pause("by command")
+        await raffle.create_user("Davi")
+        app = create_dead_letter_consumer(settings)
+        async with AppTest(app, broker=raffle.test.broker) as by_hand:
+            await by_hand.advance(30)
+            told: dict[tuple[str, str], int | None] = {}
+            depths = Depths(
+                lambda: watched_queues(by_hand.service.topology, ["raffle_dlq"]),
+                lambda queue, role, messages: told.update({(queue, role): messages}),
+                held=lambda queue: by_hand.service.consumer(queue).in_flight,
+            )
+            connection = await by_hand.broker.connect("depths")
+            counting = asyncio.create_task(depths.attend(connection))
+            await by_hand.advance(1)
+            assert told == {("raffle_dlq", "dead-letter"): 3, ("raffle_queue", "main"): 1}
+            counting.cancel()
+            await asyncio.gather(counting, return_exceptions=True)
+            await connection.close()
+            away.mkdir()
+            await by_hand.drain()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_users_are_inserted_into_existing_table_with_uuid_ids(database_url: str) -> None:
+    """The table as Ecto creates it with binary ids. A raffle refers to its rows."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE users (id uuid PRIMARY KEY, name varchar(255), email varchar(255) UNIQUE,"
+            " inserted_at timestamp(0) NOT NULL, updated_at timestamp(0) NOT NULL)"
+        )
+    settings = RaffleSettings(database=database_url, users=Batching(10, 10, 1, 1))
+    async with running_raffle(settings) as raffle:
+        user_id = await raffle.create_user("Ana")
+        await raffle.test.drain()
+        assert (await raffle.user(user_id)).json()["name"] == "Ana"
+        created = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})
+        url = f"/api/v1/raffles/{created.json()['id']}"
+        joined = await raffle.client.post(f"{url}/entries", json={"userId": user_id})
+        assert joined.json()["entries"] == 1
+        drawn = await raffle.client.post(f"{url}/draw")
+        assert drawn.json()["winners"] == [{"id": user_id, "name": "Ana"}]
+        for path in ("/api/v1/users/none", "/api/v1/raffles/none", "/api/v1/users/%00"):
+            assert (await raffle.client.get(path)).status_code == 404
+
+
 async def _audit(url: str) -> list[Any]:
-    database = Database(url, METADATA)
+    database = Database(url, tables=METADATA)
     try:
-        return list(await database.rows(select(dropped)))
+        return list(await find_rows(database, select(dropped)))
     finally:
         await database.close()

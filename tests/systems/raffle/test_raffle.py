@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import uuid
 from dataclasses import replace
 from datetime import datetime
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.errors import TopologyConflict
-from hopback.systems.raffle.consumer import consumer
+from hopback.systems.raffle.consumer import create_consumer
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.settings import SettingsError
 from hopback.testing import AppTest, in_virtual_time
@@ -180,24 +179,10 @@ async def test_another_ttl_than_the_live_queue_has_is_refused_naming_both(tmp_pa
     async with running_raffle(settings) as raffle:
         broker = raffle.test.broker
     with pytest.raises(TopologyConflict) as refused:
-        async with AppTest(consumer(replace(settings, retry_ttl_ms=5000)), broker=broker):
+        async with AppTest(create_consumer(replace(settings, retry_ttl_ms=5000)), broker=broker):
             pytest.fail("it must not start")
     for part in ("raffle_retry_10s", "10000", "5000"):
         assert part in str(refused.value)
-
-
-@in_virtual_time
-async def test_a_table_of_an_earlier_version_gets_its_new_columns(tmp_path: Path) -> None:
-    """`users` without times, as it was made before: its rows stay, new ones have theirs."""
-    old = str(uuid.uuid4())
-    with sqlite3.connect(tmp_path / "raffle.db") as connection:
-        connection.execute("CREATE TABLE users (id TEXT PRIMARY KEY, name TEXT, email TEXT UNIQUE)")
-        connection.execute("INSERT INTO users VALUES (?, 'Old', 'old@email.com')", [old])
-    async with running_raffle(settings_in(tmp_path)) as raffle:
-        new = await raffle.create_user("New")
-        await raffle.test.drain()
-        assert (await raffle.user(old)).json()["insertedAt"] is None
-        assert (await raffle.user(new)).json()["insertedAt"]
 
 
 @in_virtual_time

@@ -11,8 +11,8 @@ import pytest
 
 from hopback import ServiceOptions
 from hopback.errors import UnsafeOperation
-from hopback.systems.ratatoskr.api import api
-from hopback.systems.ratatoskr.consumer import consumer
+from hopback.systems.ratatoskr.api import create_api
+from hopback.systems.ratatoskr.consumer import create_consumer
 from hopback.systems.ratatoskr.demo import SYSTEM
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import SettingsError
@@ -58,8 +58,8 @@ async def _running(
     settings = RatatoskrSettings(f"sqlite:///{folder}/ratatoskr.db", hardened, **changes)
     options = ServiceOptions(accept=SYSTEM.accepts)
     async with (
-        AppTest(consumer(settings), options=options) as test,
-        opened(api(settings, test.broker)) as web,
+        AppTest(create_consumer(settings), options=options) as test,
+        opened(create_api(settings, test.broker)) as web,
         httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://r") as client,
     ):
         yield _RunningSystem(test, client)
@@ -149,6 +149,7 @@ async def test_events_may_overtake_each_other(tmp_path: Path) -> None:
     """A payment before its order waits and is tried again."""
     async with _running(tmp_path) as shop:
         await shop.publish("payment.received", order="o1", cents=10)
+        await shop.test.advance(1)
         await shop.place("o1")
         tally = await shop.test.drain()
         assert (tally.done, tally.retried) == (2, 1)
@@ -175,9 +176,11 @@ async def test_the_documented_form_refuses_to_lose_in_silence(tmp_path: Path) ->
     """On 4.0 it starts only if its known hazards are accepted by name; hardened needs none."""
     faithful = RatatoskrSettings(f"sqlite:///{tmp_path}/r.db")
     with pytest.raises(UnsafeOperation, match="delivery-limit-feeds-retry"):
-        async with AppTest(consumer(faithful)):
+        async with AppTest(create_consumer(faithful)):
             pytest.fail("it must not start")
-    async with AppTest(consumer(RatatoskrSettings(f"sqlite:///{tmp_path}/r.db", hardened=True))):
+    async with AppTest(
+        create_consumer(RatatoskrSettings(f"sqlite:///{tmp_path}/r.db", hardened=True))
+    ):
         pass
 
 
@@ -208,11 +211,12 @@ async def test_a_second_payment_is_permanent(tmp_path: Path) -> None:
     """The order is paid: no waiting makes it unpaid. What comes too early still waits."""
     async with _running(tmp_path) as shop:
         await shop.place("o1")
+        await shop.test.drain()
         for _ in range(2):
             await shop.publish("payment.received", order="o1", cents=10)
         tally = await shop.test.drain()
         assert (tally.retried, tally.parked) == (0, 1)
-        shop.test.assert_parked(_QUEUE, times=1, reason="order o1 is paid already")
+        shop.test.assert_parked(_QUEUE, times=1, reason="order o1 is already paid")
 
 
 @_FORMS

@@ -1,14 +1,12 @@
-"""The consumers: a queue for each group of domains, and the audit, which notes whatever it gets."""
+"""The consumers: a queue for each group of domains, and the audit, which records every event of its queue."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.dialects import postgresql, sqlite
-
 from hopback import App, Context, Rule, Verdict
 from hopback.designs.freeflow import queues_of
-from hopback.systems.database import Database
+from hopback.store import Database
 from hopback.systems.freeflow.domains import DOMAINS, METADATA, DomainEvent, Hopeless, audit
 from hopback.systems.settings import SettingsError
 
@@ -20,13 +18,13 @@ if TYPE_CHECKING:
 
 _AUDIT = "audit"
 _RETRY = "retry"
-"""The second word of the key that every message comes back by."""
+"""The second word of the routing key of every returned message."""
 
 
-def consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] = DOMAINS) -> App:
-    """The application that handles every domain; `--queue` runs some of them alone.
+def create_consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] = DOMAINS) -> App:
+    """Return the application that handles every domain. `hopback run --queue` selects some queues.
 
-    `handlers` has a function for each domain of the settings; the audit has its own.
+    `handlers` has a function for each domain of the settings except the audit.
     """
     unknown = [each for each in settings.domains if each not in handlers and each != _AUDIT]
     if unknown:
@@ -34,36 +32,35 @@ def consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] = DOMAI
         raise SettingsError(
             f"FREEFLOW_DOMAINS: expected domains that have a handler ({known}), got {unknown[0]!r}"
         )
-    database = Database(settings.database, METADATA)
+    database = Database(settings.database, tables=METADATA)
     app = App("freeflow", topology=settings.topology(), lifespan=database.lifespan)
 
     async def handle(data: dict[str, Any], context: Context) -> None:
-        """By the domain of the original routing key, which a retry keeps."""
+        """Call the handler of the domain in the original routing key, which a retry keeps."""
         domain, _, what = context.routing_key.partition(".")
         if what == _RETRY:
             raise Hopeless(
-                f"it came back as {context.routing_key} without x-original-routing-key: "
-                "nobody knows which event it was"
+                f"returned as {context.routing_key} without x-original-routing-key: "
+                "the event is unknown"
             )
         async with database.transaction() as tx:
-            # Two equal events without a message id cannot be told from one that came twice: each counts.
+            # Without a message id, two equal events look like one that was delivered twice. Each counts.
             own_id = context.delivery.properties.message_id
             if own_id is None or await tx.first_time(context.queue, own_id):
                 await handlers[domain](DomainEvent(what, data, tx, context))
 
-    async def note(context: Context) -> None:
+    async def record(context: Context) -> None:
         async with database.transaction() as tx:
-            # Append the event, or count that it arrived again.
+            # Append the event, or count another arrival.
             now = database.clock.now()
-            dialect = postgresql if tx.connection.dialect.name == "postgresql" else sqlite
             row = {"message_id": context.message_id, "routing_key": context.routing_key}
-            entry = dialect.insert(audit).values(row | {"arrivals": 1, "last_at": now})
+            entry = tx.insert(audit).values(row | {"arrivals": 1, "last_at": now})
             again = {"arrivals": audit.c.arrivals + 1, "last_at": now}
             await tx.execute(entry.on_conflict_do_update(index_elements=["message_id"], set_=again))
 
     for queue, domains in queues_of(settings.domains).items():
         if domains == (_AUDIT,):
-            app.handler(queue)(note)
+            app.handler(queue)(record)
         else:
             app.handler(queue, rules=[Rule(Hopeless, Verdict.PARK)])(handle)
     return app

@@ -1,4 +1,4 @@
-"""FreeFlow in one process: how it is started, and a little traffic with deliberate failures."""
+"""FreeFlow in one process, with traffic that contains deliberate failures."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from hopback.systems.freeflow.api import api
-from hopback.systems.freeflow.consumers import consumers
+from hopback.systems.freeflow.api import create_api
+from hopback.systems.freeflow.consumers import create_consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.host import Part, Running, System, Try, running
 from hopback.systems.web import opened
@@ -30,8 +30,8 @@ _EVERY = 4.0
 async def _start(host: Host) -> AsyncIterator[Running]:
     read = FreeFlowSettings.read(host.environment)
     settings = replace(read, database=host.database, hardened=host.hardened)
-    web = api(settings, host.broker)
-    async with running(host, consumers(settings)) as service, opened(web):
+    web = create_api(settings, host.broker)
+    async with running(host, create_consumers(settings)) as service, opened(web):
         yield Running((service,), web)
 
 
@@ -43,11 +43,11 @@ async def _traffic(host: Host) -> None:
 
 
 def _story() -> Iterator[tuple[str, dict[str, Any]]]:
-    """A day at the office, again and again."""
+    """Return the events of a day at the office, repeated without end."""
     run = random.getrandbits(32)
     for day in itertools.count():
         user, paper, flow = (f"{what}-{run}-{day}" for what in ("user", "paper", "flow"))
-        yield "auth.succeeded", {"user": user}  # too early: back after 30 s
+        yield "auth.succeeded", {"user": user}  # too early: retried after 30 s
         yield "user.registered", {"id": user, "name": f"User {day}"}
         yield "document.created", {"id": paper, "title": "Minutes", "text": "all agreed"}
         yield "document.created", {"id": f"{paper}-untitled"}  # hopeless: no title
@@ -77,7 +77,7 @@ SYSTEM = System(
         ),
         Try("the documents", "curl {url}/documents"),
         Try(
-            "an archive that comes before its document: tried again after 30 s",
+            "an archive before its document: retried after 30 s",
             'curl {url}/events/document.archived -d \'{"id": "d2"}\'',
         ),
     ),

@@ -1,7 +1,7 @@
-"""What an event does, domain by domain.
+"""The effects of events, by domain.
 
-A handler changes its read model within the transaction that also marks the event as processed. What it
-raises rolls both back, and says what becomes of the event: hopeless, or try again, and when.
+A handler changes its read model and sends further events in the transaction that also marks the event as
+processed. An exception rolls all of it back. Its type decides between parking and a retry.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from sqlalchemy import (
     select,
     update,
 )
+
+from hopback import compose
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -81,8 +83,8 @@ audit: Table = Table(
     Column("arrivals", Integer, nullable=False),
     Column("last_at", Double, nullable=False),
 )
-"""What the audit's queue received, and how often: of its own domain, or of all where it is bound to `#`. Then
-a retry of any domain arrives again, in the documented form."""
+"""The events of the audit's queue and the number of their arrivals. A queue that is bound to `#` receives the
+events of all domains, and in the documented form also their retries."""
 
 VIEWS = {
     "users": users,
@@ -92,22 +94,22 @@ VIEWS = {
     "notifications": notifications,
     "audit": audit,
 }
-"""The tables that can be looked at over HTTP."""
+"""The tables that the HTTP side shows."""
 
 
 EXCHANGE = "freeflow.events"
 _MOST_FAILURES = 3
-"""So many failed logins in a row raise an alarm."""
+"""Number of failed logins in a row that raise an alarm."""
 _BUSY = "busy@"
-"""Mailboxes of this name take nothing, and ask for five minutes."""
+"""Prefix of mailboxes that accept no message and ask for a retry after five minutes."""
 
 
 class Hopeless(ValueError):
-    """A non-recoverable event: it goes to the dead-letter queue at once."""
+    """A non-recoverable event. It is parked in the dead-letter queue at once."""
 
 
 class MissingYet(Exception):
-    """Something is missing that may be there later; `after` asks for a wait of so many seconds."""
+    """A row is missing that may exist later. `after` requests a wait, in seconds."""
 
     def __init__(self, what: str, after: float | None = None) -> None:
         self.after = after
@@ -116,7 +118,7 @@ class MissingYet(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DomainEvent:
-    """An event in its transaction: `what` is the second word of its routing key."""
+    """An event in its transaction. `what` is the second word of its routing key."""
 
     what: str
     data: Mapping[str, Any]
@@ -124,19 +126,19 @@ class DomainEvent:
     context: Context
 
     def unknown(self, *known: str) -> Hopeless:
-        """The error for an event that its domain does not have: parked, where somebody sees it."""
+        """Return the error for an event that its domain does not have. It is parked."""
         key = self.context.routing_key
         return Hopeless(f"{key}: expected the event to be one of {', '.join(known)}")
 
     def text(self, name: str) -> str:
-        """A field that has to be there; Hopeless without it."""
+        """Return a required text field. Raises Hopeless without it."""
         found = self.data.get(name)
         if not isinstance(found, str) or not found.strip():
             raise Hopeless(f"{name}: expected text")
         return found
 
     async def row(self, table: Table, row_id: str) -> Mapping[str, Any] | None:
-        """A row of a read model, by id; nobody else changes it meanwhile."""
+        """Return a row of a read model by id, or None. The row is locked until the commit."""
         found = await self.tx.execute(select(table).where(table.c.id == row_id).with_for_update())
         row = found.mappings().first()
         return None if row is None else dict(row)
@@ -145,13 +147,9 @@ class DomainEvent:
         """Change a row of a read model."""
         await self.tx.execute(update(table).where(table.c.id == row_id).values(**values))
 
-    async def emit(self, routing_key: str, data: Mapping[str, Any]) -> None:
-        """Publish what this event leads to. An event with an id gives an id that a second run repeats."""
-        own = self.context.delivery.properties.message_id
-        message_id = None if own is None else f"{own}/{routing_key}"
-        await self.context.publish(
-            routing_key, dict(data), exchange=EXCHANGE, message_id=message_id
-        )
+    async def send(self, routing_key: str, data: Mapping[str, Any]) -> None:
+        """Send a further event through the outbox: it is published after the commit, or not at all."""
+        await self.tx.send(compose(routing_key, dict(data), exchange=EXCHANGE))
 
 
 async def _user(event: DomainEvent) -> None:
@@ -164,7 +162,7 @@ async def _user(event: DomainEvent) -> None:
 
 
 async def _auth(event: DomainEvent) -> None:
-    """`auth.succeeded`, `auth.failed`: may overtake the registration, then it is tried again."""
+    """`auth.succeeded`, `auth.failed`. A login before the registration is retried."""
     if event.what not in ("succeeded", "failed"):
         raise event.unknown("succeeded", "failed")
     user = await event.row(users, event.text("user"))
@@ -177,7 +175,7 @@ async def _auth(event: DomainEvent) -> None:
     await event.change(users, user["id"], failures=failures)
     if failures == _MOST_FAILURES:
         text = f"{failures} failed logins of {user['name']}"
-        await event.emit("alarm.raised", {"id": f"login-{user['id']}", "text": text})
+        await event.send("alarm.raised", {"id": f"login-{user['id']}", "text": text})
 
 
 async def _alarm(event: DomainEvent) -> None:
@@ -210,7 +208,7 @@ async def _document(event: DomainEvent) -> None:
 
 
 async def _workflow(event: DomainEvent) -> None:
-    """`workflow.started`, `workflow.advanced`: the last step notifies the owner."""
+    """`workflow.started`, `workflow.advanced`. The last step notifies the owner."""
     if event.what not in ("started", "advanced"):
         raise event.unknown("started", "advanced")
     workflow = await event.row(workflows, event.text("id"))
@@ -226,16 +224,16 @@ async def _workflow(event: DomainEvent) -> None:
         await event.change(workflows, workflow["id"], done=workflow["done"] + 1)
         if workflow["done"] + 1 == workflow["steps"]:
             note = {"to": workflow["owner"], "text": f"workflow {workflow['id']} is done"}
-            await event.emit("notification.requested", note)
+            await event.send("notification.requested", note)
 
 
 async def _notification(event: DomainEvent) -> None:
-    """`notification.requested`: the mailbox decides how long it wants to be left alone."""
+    """`notification.requested`. A busy mailbox requests a longer wait."""
     if event.what != "requested":
         raise event.unknown("requested")
     recipient = event.text("to")
     if "@" not in recipient:
-        raise Hopeless(f"nobody can be reached as {recipient[:100]!r}")
+        raise Hopeless(f"to: expected an address with @, got {recipient[:100]!r}")
     if recipient.startswith(_BUSY):
         raise MissingYet("the mailbox is busy", after=300)
     row = {"id": event.context.message_id, "recipient": recipient, "text": event.text("text")}
@@ -252,4 +250,4 @@ DOMAINS: Mapping[str, Handle] = {
     "workflow": _workflow,
     "notification": _notification,
 }
-"""A handler for each domain; the seventh, audit, notes what it gets (`consumers.py`)."""
+"""The handlers by domain. The seventh domain, audit, has its handler in `consumers.py`."""

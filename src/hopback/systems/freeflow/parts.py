@@ -1,6 +1,6 @@
-"""The parts of FreeFlow as processes of their own; everything comes from the environment.
+"""The parts of FreeFlow as processes. Their settings are environment variables.
 
-`hopback run hopback.systems.freeflow.parts:domains`, all queues or with `--queue` some of them;
+`hopback run hopback.systems.freeflow.parts:domains`, with `--queue` for some of its queues, and
 `uvicorn --factory hopback.systems.freeflow.parts:create_web`.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hopback.systems.freeflow.api import api
-from hopback.systems.freeflow.consumers import consumers
+from hopback.systems.freeflow.api import create_api
+from hopback.systems.freeflow.consumers import create_consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import broker_named
 from hopback.systems.web_health import log_as_json
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _SETTINGS = FreeFlowSettings.read(os.environ)
 
-domains = consumers(_SETTINGS)
+domains = create_consumers(_SETTINGS)
 
 
 def create_web() -> Starlette:
     """Return the web application of a process. Its log is JSON, as that of `hopback run`."""
     log_as_json()
-    return api(_SETTINGS, broker_named(os.environ))
+    return create_api(_SETTINGS, broker_named(os.environ))

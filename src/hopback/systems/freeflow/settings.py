@@ -19,7 +19,7 @@ _DOMAINS = tuple(domain for served in QUEUES.values() for domain in served)
 
 @dataclass(frozen=True, slots=True)
 class FreeFlowSettings:
-    """Everything that FreeFlow is told by its environment."""
+    """The environment variables of FreeFlow."""
 
     database: str = "sqlite:///freeflow.db"
     hardened: bool = False
@@ -29,7 +29,7 @@ class FreeFlowSettings:
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> FreeFlowSettings:
-        """From environment variables; SettingsError names all that are wrong."""
+        """Read environment variables. SettingsError names all wrong ones."""
         found, plain = Variables(variables), cls()
         settings = cls(
             found.text("DATABASE_URL", plain.database),
@@ -51,7 +51,7 @@ class FreeFlowSettings:
         return settings
 
     def topology(self) -> Topology:
-        """The documented design with these parameters."""
+        """Return the documented design with these parameters."""
         return freeflow(
             hardened=self.hardened,
             queues=queues_of(self.domains),
@@ -61,4 +61,4 @@ class FreeFlowSettings:
 
 
 _VARIABLES = {"tiers_ms": "FREEFLOW_TIERS", "audit": "FREEFLOW_AUDIT_KEYS"}
-"""Which variable a parameter of the design comes from."""
+"""The variables by the parameter of the design."""

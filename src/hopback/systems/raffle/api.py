@@ -1,4 +1,4 @@
-"""The HTTP API: users are published and confirmed before the client hears of them; raffles are drawn."""
+"""The HTTP side: `POST /api/v1/users` publishes a user, further endpoints run the raffles."""
 
 from __future__ import annotations
 
@@ -12,16 +12,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hopback import compose
-from hopback.systems.database import Database
+from hopback.store import Database
 from hopback.systems.language import in_language
-from hopback.systems.raffle.raffles import (
-    METADATA,
-    InvalidUser,
-    Raffles,
-    User,
-    find_user,
-    no_such_user,
-)
+from hopback.systems.raffle.raffles import METADATA, InvalidUser, Raffles, User, find_user, read_id
 from hopback.systems.web import (
     RequestRefused,
     TopologyPublisher,
@@ -44,27 +37,70 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.systems.raffle.publisher")
 
 
-def api(settings: RaffleSettings, broker: Broker) -> Starlette:
-    """The web application of the raffle."""
-    database = Database(settings.database, METADATA)
+def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
+    """Return the web application of the raffle."""
+    database = Database(settings.database, tables=METADATA, relays=False)
+    raffles = Raffles(database)
     publisher = TopologyPublisher(
         broker, settings.topology(), name="raffle api", on_state=_log_state
     )
-    api = _RaffleApi(database, publisher)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with database.lifespan(), publisher:
+        async with publisher, database.lifespan(publisher):
             yield
+
+    async def create_user(request: Request) -> JSONResponse:
+        """Publish a user with a new id. The consumer inserts it."""
+        body, key = await json_body(request), idempotency_key(request)
+        name, email = field(body, "name"), field(body, "email", most=254)
+        user = User(_choose_id(key, name, email), name, email)
+        try:
+            user.validate()
+        except InvalidUser as error:
+            raise RequestRefused(str(error)) from None
+        payload = {"id": user.id, "name": user.name, "email": user.email}
+        message = compose("raffle_queue", payload, exchange="raffle_exchange", message_id=user.id)
+        await publish(publisher, message)
+        return JSONResponse({"id": user.id})
+
+    async def show_user(request: Request) -> JSONResponse:
+        return JSONResponse(await find_user(database, request.path_params["user_id"]))
+
+    async def create_raffle(request: Request) -> JSONResponse:
+        name = field(await json_body(request), "name")
+        return JSONResponse({"id": await raffles.create(name)})
+
+    async def show_raffle(request: Request) -> JSONResponse:
+        return JSONResponse(await raffles.result(request.path_params["raffle_id"]))
+
+    async def join(request: Request) -> JSONResponse:
+        """Enter a user. A repeated request changes nothing."""
+        user_id = field(await json_body(request), "userId")
+        await raffles.join(request.path_params["raffle_id"], user_id)
+        return await show_raffle(request)
+
+    async def draw(request: Request) -> JSONResponse:
+        """Draw the winners. A raffle is drawn once."""
+        winners = (await json_body(request)).get("winners", 1)
+        if not isinstance(winners, int) or isinstance(winners, bool) or not 1 <= winners <= 1000:
+            raise RequestRefused(
+                in_language(
+                    "winners: expected a number from 1 to 1000",
+                    "winners: esperado um número de 1 a 1000",
+                )
+            )
+        await raffles.draw(request.path_params["raffle_id"], winners)
+        return await show_raffle(request)
 
     return web_application(
         [
-            Route("/api/v1/users", api.create_user, methods=["POST"]),
-            Route("/api/v1/users/{user_id}", api.show_user),
-            Route("/api/v1/raffles", api.create_raffle, methods=["POST"]),
-            Route("/api/v1/raffles/{raffle_id}", api.show_raffle),
-            Route("/api/v1/raffles/{raffle_id}/entries", api.join, methods=["POST"]),
-            Route("/api/v1/raffles/{raffle_id}/draw", api.draw, methods=["POST"]),
+            Route("/api/v1/users", create_user, methods=["POST"]),
+            Route("/api/v1/users/{user_id}", show_user),
+            Route("/api/v1/raffles", create_raffle, methods=["POST"]),
+            Route("/api/v1/raffles/{raffle_id}", show_raffle),
+            Route("/api/v1/raffles/{raffle_id}/entries", join, methods=["POST"]),
+            Route("/api/v1/raffles/{raffle_id}/draw", draw, methods=["POST"]),
         ],
         lifespan,
         checks={"broker": publisher.check, "database": database.check},
@@ -77,76 +113,15 @@ def _log_state(state: object, reason: str) -> None:
         _LOG.warning("the broker connection is %s: %s", state, reason)
 
 
-class _RaffleApi:
-    """Answers requests."""
+def _choose_id(key: str | None, name: str, email: str) -> str:
+    """Return a new id, or the id of this key and user: a repeated request gets the same id.
 
-    def __init__(self, database: Database, publisher: TopologyPublisher) -> None:
-        self._database = database
-        self._publisher = publisher
-        self._raffles = Raffles(database)
-
-    async def create_user(self, request: Request) -> JSONResponse:
-        """Give the user an id and publish it; the consumer inserts the user."""
-        body, key = await json_body(request), idempotency_key(request)
-        name, email = field(body, "name"), field(body, "email", most=254)
-        user = User(_id_of(key, name, email), name, email)
-        try:
-            user.validated()
-        except InvalidUser as error:
-            raise RequestRefused(str(error)) from None
-        payload = {"id": user.id, "name": user.name, "email": user.email}
-        message = compose("raffle_queue", payload, exchange="raffle_exchange", message_id=user.id)
-        await publish(self._publisher, message)
-        return JSONResponse({"id": user.id})
-
-    async def show_user(self, request: Request) -> JSONResponse:
-        """A user that was inserted."""
-        user = await find_user(self._database, request.path_params["user_id"])
-        if user is None:
-            raise no_such_user()
-        return JSONResponse(dict(user))
-
-    async def create_raffle(self, request: Request) -> JSONResponse:
-        """A new raffle."""
-        name = field(await json_body(request), "name")
-        return JSONResponse({"id": await self._raffles.create(name)})
-
-    async def show_raffle(self, request: Request) -> JSONResponse:
-        """A raffle and its result."""
-        return JSONResponse(dict(await self._raffles.result(request.path_params["raffle_id"])))
-
-    async def join(self, request: Request) -> JSONResponse:
-        """A user joins; joining twice changes nothing."""
-        user_id = field(await json_body(request), "userId")
-        await self._raffles.join(request.path_params["raffle_id"], user_id)
-        return await self.show_raffle(request)
-
-    async def draw(self, request: Request) -> JSONResponse:
-        """The draw; there is one and no second."""
-        winners = (await json_body(request)).get("winners", 1)
-        if not isinstance(winners, int) or isinstance(winners, bool) or not 1 <= winners <= 1000:
-            raise RequestRefused(
-                in_language(
-                    "winners: expected a number from 1 to 1000",
-                    "winners: esperado um número de 1 a 1000",
-                )
-            )
-        await self._raffles.draw(request.path_params["raffle_id"], winners)
-        return await self.show_raffle(request)
-
-
-def _id_of(key: str | None, name: str, email: str) -> str:
-    """A new id, or the one that this key gives this user: who sends the same again gets the same.
-
-    A UUID of version 4 is the id itself, as an answer that was in doubt names it.
+    A key that is a UUID of version 4 is the id itself. An error of an unconfirmed publish names it.
     """
     if key is None:
         return str(uuid.uuid4())
-    try:
-        given = uuid.UUID(key)
-    except ValueError:
-        given = None
-    if given is not None and given.version == 4:
-        return str(given)
+    given = read_id(key)
+    if given is not None and uuid.UUID(given).version == 4:
+        return given
     digest = hashlib.sha256("\x00".join((key, name, email)).encode()).digest()
     return str(uuid.UUID(bytes=digest[:16], version=4))

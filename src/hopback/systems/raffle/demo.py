@@ -1,4 +1,4 @@
-"""The raffle in one process: how it is started, and a little traffic with deliberate failures."""
+"""The raffle in one process, with traffic that contains deliberate failures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import httpx
 
 from hopback import Message, Publisher
 from hopback.systems.host import Part, Running, System, Try, running
-from hopback.systems.raffle.api import api
-from hopback.systems.raffle.consumer import consumer
+from hopback.systems.raffle.api import create_api
+from hopback.systems.raffle.consumer import create_consumer
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import opened
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 _NAMES = ("Ana", "Bruno", "Carla", "Davi", "Elisa", "Fábio", "Gabriela", "Heitor", "Inês", "João")
 _EVERY = 5.0
-"""Seconds between two things that happen."""
+"""Seconds between two users."""
 
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
     read = RaffleSettings.read(host.environment)
     settings = replace(read, database=host.database, hardened=host.hardened)
-    web = api(settings, host.broker)
-    async with running(host, consumer(settings)) as service, opened(web):
+    web = create_api(settings, host.broker)
+    async with running(host, create_consumer(settings)) as service, opened(web):
         yield Running((service,), web)
 
 
 async def _traffic(host: Host) -> None:
-    """Users join raffles; now and then an e-mail is taken already, or a message is no JSON."""
+    """Create users and raffles. Some e-mails are used already, some messages are invalid JSON."""
     async with (
         httpx.AsyncClient(base_url=host.url, trust_env=False) as client,
         Publisher(host.broker, name="raffle traffic") as publisher,
@@ -50,7 +50,7 @@ async def _traffic(host: Host) -> None:
             if number % 7 == 3:
                 await publisher.send(Message("raffle_exchange", "raffle_queue", b'{"name": Ana'))
             if number % 5 == 4:
-                # A raffle among three new users, drawn when all of them are inserted.
+                # Draw a raffle among three new users after they are inserted.
                 created = await client.post("/api/v1/raffles", json={"name": "A bicycle"})
                 raffle = f"/api/v1/raffles/{created.json()['id']}"
                 tag = random.getrandbits(32)

@@ -1,4 +1,4 @@
-"""The raffle's database: users, what was dropped, and raffles, each created, joined, drawn once, read."""
+"""The raffle's database: users, dropped messages, and raffles that users join and that are drawn once."""
 
 from __future__ import annotations
 
@@ -17,40 +17,42 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    Uuid,
     func,
     insert,
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from hopback.systems.database import find_row, find_rows
 from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hopback.store import Transaction
-    from hopback.systems.database import Database
+    from hopback.store import Database, Transaction
 
 METADATA = MetaData()
+_ID = Uuid(as_uuid=False)
+"""`uuid` on PostgreSQL, as Ecto's binary ids. SQLite stores text."""
 
 users: Table = Table(
     "users",
     METADATA,
-    Column("id", Text, primary_key=True),
+    Column("id", _ID, primary_key=True),
     Column("name", Text, nullable=False),
     Column("email", Text, nullable=False, unique=True),
     Column("inserted_at", DateTime(timezone=True)),
     Column("updated_at", DateTime(timezone=True)),
 )
-"""As Ecto names the times of a row. They may be empty: tables of earlier versions did not have them."""
+"""The table may exist already. `inserted_at` and `updated_at` are Ecto's names."""
 
 raffles: Table = Table(
     "raffles",
     METADATA,
-    Column("id", Text, primary_key=True),
+    Column("id", _ID, primary_key=True),
     Column("name", Text, nullable=False),
     Column("drawn_at", DateTime(timezone=True)),
 )
@@ -58,8 +60,8 @@ raffles: Table = Table(
 entries: Table = Table(
     "raffle_entries",
     METADATA,
-    Column("raffle_id", Text, ForeignKey("raffles.id"), primary_key=True),
-    Column("user_id", Text, ForeignKey("users.id"), primary_key=True),
+    Column("raffle_id", _ID, ForeignKey("raffles.id"), primary_key=True),
+    Column("user_id", _ID, ForeignKey("users.id"), primary_key=True),
     Column("won_at", DateTime(timezone=True)),
 )
 
@@ -71,19 +73,19 @@ dropped: Table = Table(
     Column("reason", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
-"""The audit of the dead-letter consumer: messages that are no users, with their content."""
+"""The audit of the dead-letter consumer: invalid messages with their content."""
 
 
 _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,189}\Z")
 
 
 class InvalidUser(ValueError):
-    """It is no user, and never will be."""
+    """A message that is not a user. A retry cannot help."""
 
 
-# Lower case, because the name is what the document writes into `x-retry-reason`.
+# Lower case, because the document writes these names into `x-retry-reason`.
 class db_error(Exception):  # noqa: N801
-    """The database failed: nobody's row is to blame."""
+    """The database failed. The rows are not the cause."""
 
 
 class data_error(Exception):  # noqa: N801
@@ -92,19 +94,16 @@ class data_error(Exception):  # noqa: N801
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user as the message carries it."""
+    """The user in a message."""
 
     id: str
     name: str
     email: str
 
-    def validated(self) -> User:
-        """Itself; InvalidUser says what is wrong."""
-        try:
-            is_ours = uuid.UUID(self.id).version == 4 and str(uuid.UUID(self.id)) == self.id
-        except ValueError:
-            is_ours = False
-        if not is_ours:
+    def validate(self) -> None:
+        """Raise InvalidUser with the wrong field, if any."""
+        found = read_id(self.id)
+        if found != self.id or uuid.UUID(found).version != 4:
             raise InvalidUser(
                 in_language("id: expected a UUID of version 4", "id: esperado um UUID da versão 4")
             )
@@ -121,49 +120,56 @@ class User:
                     "email: esperado um endereço como joao@email.com",
                 )
             )
-        return self
+
+
+def read_id(text: str) -> str | None:
+    """Return the id in its usual form, or None for other text."""
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        return None
 
 
 async def insert_users(database: Database, batch: Sequence[User]) -> None:
-    """Insert all of them by one statement, once each: who is there already stays as it is.
+    """Insert users by one statement. Existing users are not changed.
 
-    Raises `data_error` if a row is to blame (its e-mail is another user's), else `db_error`.
+    Raises `data_error` if a row is refused (its e-mail belongs to another user), otherwise `db_error`.
     """
-    dialect = postgresql if database.engine.dialect.name == "postgresql" else sqlite
-    # One row for each id: a redelivery may share a batch with the message it repeats.
+    # One row for each id, because a batch may contain a message twice.
     now = datetime.now(UTC)
     times = {"inserted_at": now, "updated_at": now}
     rows = {
         user.id: {"id": user.id, "name": user.name, "email": user.email, **times} for user in batch
     }
-    statement = dialect.insert(users).values(list(rows.values()))
     try:
         async with database.transaction() as tx:
-            await tx.execute(statement.on_conflict_do_nothing(index_elements=["id"]))
+            new = tx.insert(users).values(list(rows.values()))
+            await tx.execute(new.on_conflict_do_nothing(index_elements=["id"]))
     except (IntegrityError, DataError) as error:
         raise data_error(_first_line(error)) from None
     except (SQLAlchemyError, OSError, TimeoutError) as error:
         raise db_error(_first_line(error)) from None
 
 
-async def find_user(database: Database, user_id: str) -> Mapping[str, Any] | None:
-    """The user, or None if the consumer has not inserted it (yet)."""
-    row = await database.row(select(users).where(users.c.id == user_id))
-    if row is None:
-        return None
+async def find_user(database: Database, user_id: str) -> dict[str, Any]:
+    """Return a user. Raises RequestRefused if the consumer has not inserted it yet."""
+    known = read_id(user_id)
+    row = known and await find_row(database, select(users).where(users.c.id == known))
+    if not row:
+        raise _no_such_user()
     shown = {name: row[name] for name in ("id", "name", "email")}
-    return {**shown, "insertedAt": moment(row["inserted_at"])}
+    return {**shown, "insertedAt": format_time(row["inserted_at"])}
 
 
-def moment(stored: datetime | None) -> str | None:
-    """A time as clients get it, always with its zone; SQLite keeps none, and what we store is UTC."""
+def format_time(stored: datetime | None) -> str | None:
+    """Return a time with its zone. SQLite stores none, and all stored times are UTC."""
     if stored is None:
         return None
     return (stored if stored.tzinfo else stored.replace(tzinfo=UTC)).isoformat()
 
 
 def _first_line(error: Exception) -> str:
-    """What the driver said: without the statement, and without the values of rows."""
+    """Return the text of the driver, without the statement and the values of rows."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).strip().partition("\n")[0] or type(error).__name__
 
@@ -172,7 +178,7 @@ _FAIR = SystemRandom()
 
 
 class Raffles:
-    """The raffles of a database; `choose` draws so many of the users who joined."""
+    """The raffles of a database. `choose` selects the winners."""
 
     def __init__(
         self,
@@ -183,7 +189,7 @@ class Raffles:
         self._choose = choose
 
     async def create(self, name: str) -> str:
-        """A new raffle; its id."""
+        """Create a raffle and return its id."""
         raffle_id = str(uuid.uuid4())
         async with self._database.transaction() as tx:
             await tx.execute(insert(raffles).values(id=raffle_id, name=name))
@@ -191,12 +197,15 @@ class Raffles:
 
     async def join(self, raffle_id: str, user_id: str) -> None:
         """Enter a user once. Raises RequestRefused with the reason if that is impossible."""
-        dialect = postgresql if self._database.engine.dialect.name == "postgresql" else sqlite
         async with self._database.transaction() as tx:
             await _lock_open_raffle(tx, raffle_id)
-            if (await tx.execute(select(users.c.id).where(users.c.id == user_id))).first() is None:
-                raise no_such_user()
-            entry = dialect.insert(entries).values(raffle_id=raffle_id, user_id=user_id)
+            known = read_id(user_id)
+            if (
+                known is None
+                or (await tx.execute(select(users.c.id).where(users.c.id == known))).first() is None
+            ):
+                raise _no_such_user()
+            entry = tx.insert(entries).values(raffle_id=raffle_id, user_id=known)
             await tx.execute(entry.on_conflict_do_nothing())
 
     async def draw(self, raffle_id: str, winners: int) -> None:
@@ -224,10 +233,13 @@ class Raffles:
     async def result(self, raffle_id: str) -> Mapping[str, Any]:
         """Return the raffle with its number of entries, the time of the draw and the winners."""
         mine = entries.c.raffle_id == raffle_id
-        raffle = await self._database.row(select(raffles).where(raffles.c.id == raffle_id))
-        if raffle is None:
+        known = read_id(raffle_id)
+        raffle = known and await find_row(
+            self._database, select(raffles).where(raffles.c.id == known)
+        )
+        if not raffle:
             raise _no_such_raffle()
-        count = await self._database.row(select(func.count().label("all")).where(mine))
+        count = await find_row(self._database, select(func.count().label("all")).where(mine))
         won = (
             select(users.c.id, users.c.name)
             .join(entries)
@@ -237,13 +249,15 @@ class Raffles:
             "id": raffle_id,
             "name": raffle["name"],
             "entries": count["all"] if count else 0,
-            "drawnAt": moment(raffle["drawn_at"]),
-            "winners": [dict(row) for row in await self._database.rows(won.order_by(users.c.id))],
+            "drawnAt": format_time(raffle["drawn_at"]),
+            "winners": await find_rows(self._database, won.order_by(users.c.id)),
         }
 
 
 async def _lock_open_raffle(tx: Transaction, raffle_id: str) -> None:
     """Lock the row of a raffle that is not drawn yet. SQLite has a single writer at a time."""
+    if read_id(raffle_id) is None:
+        raise _no_such_raffle()
     query = select(raffles.c.drawn_at).where(raffles.c.id == raffle_id).with_for_update()
     row = (await tx.execute(query)).first()
     if row is None:
@@ -258,8 +272,7 @@ def _no_such_raffle() -> RequestRefused:
     return RequestRefused(in_language("no such raffle", "sorteio inexistente"), 404)
 
 
-def no_such_user() -> RequestRefused:
-    """Return the error for a user that is unknown or not inserted yet."""
+def _no_such_user() -> RequestRefused:
     return RequestRefused(
         in_language(
             "no such user yet: users are inserted within a second or two",

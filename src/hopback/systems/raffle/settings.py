@@ -1,4 +1,4 @@
-"""The raffle's settings: every variable of its document, with the document's defaults."""
+"""The settings of the raffle: the variables of its document, with its defaults."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from hopback.topology import Topology
 
 _MOST_ROWS = 10_000
-"""Rows of one statement; a database takes so many parameters and no more."""
+"""Rows of one statement. PostgreSQL accepts 65,535 parameters, five to each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a consumer gathers messages: processors parse, batchers insert."""
+    """Batches of a consumer. Processors parse, batchers insert."""
 
     size: int = 1000
     timeout_ms: int = 1000
@@ -29,7 +29,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class RaffleSettings:
-    """Everything that the raffle is told by its environment."""
+    """The environment variables of the raffle."""
 
     database: str = "sqlite:///raffle.db"
     hardened: bool = False
@@ -41,7 +41,7 @@ class RaffleSettings:
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> RaffleSettings:
-        """From environment variables; SettingsError names all that are wrong."""
+        """Read environment variables. SettingsError names all wrong ones."""
         found, plain = Variables(variables), cls()
         settings = cls(
             found.text("DATABASE_URL", plain.database),
@@ -56,7 +56,7 @@ class RaffleSettings:
         return settings
 
     def topology(self) -> Topology:
-        """The documented design with these parameters."""
+        """Return the documented design with these parameters."""
         from hopback.designs import raffle
 
         return raffle(

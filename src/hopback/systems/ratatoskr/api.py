@@ -1,16 +1,18 @@
-"""The HTTP side: publish events, look at orders, close the warehouse."""
+"""The HTTP side: publish events, show orders, close the warehouse."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from sqlalchemy import select
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hopback import compose
-from hopback.systems.database import Database
-from hopback.systems.ratatoskr.orders import METADATA, TYPES, find_order, open_warehouse
+from hopback.store import Database
+from hopback.systems.database import find_row
+from hopback.systems.ratatoskr.orders import METADATA, TYPES, open_warehouse, orders
 from hopback.systems.web import (
     RequestRefused,
     TopologyPublisher,
@@ -30,42 +32,20 @@ if TYPE_CHECKING:
     from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 
-def api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
-    """The web application of Ratatoskr's sample service."""
-    database = Database(settings.database, METADATA)
+def create_api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
+    """Return the web application of Ratatoskr's sample service."""
+    database = Database(settings.database, tables=METADATA, relays=False)
     publisher = TopologyPublisher(broker, settings.topology(), name="ratatoskr api")
-    api = _RatatoskrApi(settings, database, publisher)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with database.lifespan(), publisher:
+        async with publisher, database.lifespan(publisher):
             yield
 
-    return web_application(
-        [
-            Route("/events", api.publish, methods=["POST"]),
-            Route("/orders/{order}", api.show),
-            Route("/warehouse", api.warehouse, methods=["PUT"]),
-        ],
-        lifespan,
-        checks={"broker": publisher.check, "database": database.check},
-    )
+    async def publish_event(request: Request) -> JSONResponse:
+        """Publish an event. The consumer validates it.
 
-
-class _RatatoskrApi:
-    """Answers requests."""
-
-    def __init__(
-        self, settings: RatatoskrSettings, database: Database, publisher: TopologyPublisher
-    ) -> None:
-        self._settings = settings
-        self._publisher = publisher
-        self._database = database
-
-    async def publish(self, request: Request) -> JSONResponse:
-        """Publish an event; whether it makes sense is the consumer's to say.
-
-        A client that sends an `Idempotency-Key` may send the event again: it has one effect.
+        Requests with the same `Idempotency-Key` have one effect.
         """
         body = await json_body(request)
         if body.get("type") not in TYPES:
@@ -73,24 +53,35 @@ class _RatatoskrApi:
         message = compose(
             body["type"],
             dict(body),
-            exchange=self._settings.exchange,
+            exchange=settings.exchange,
             message_id=idempotency_key(request),
             message_type=body["type"],
         )
-        await publish(self._publisher, message)
+        await publish(publisher, message)
         return JSONResponse({"id": message.properties.message_id}, 202)
 
-    async def show(self, request: Request) -> JSONResponse:
-        """An order and its state."""
-        found = await find_order(self._database, request.path_params["order"])
+    async def show_order(request: Request) -> JSONResponse:
+        mine = orders.c.id == request.path_params["order"]
+        found = await find_row(database, select(orders).where(mine))
         if found is None:
-            raise RequestRefused("no such order (yet)", 404)
+            raise RequestRefused("no such order yet", 404)
         return JSONResponse(found)
 
-    async def warehouse(self, request: Request) -> JSONResponse:
-        """Close the warehouse, and orders fail until it is open again."""
+    async def set_warehouse(request: Request) -> JSONResponse:
+        """Open or close the warehouse. While it is closed, new orders fail."""
         is_open = (await json_body(request)).get("open")
         if not isinstance(is_open, bool):
             raise RequestRefused("open: expected true or false")
-        await open_warehouse(self._database, is_open=is_open)
+        async with database.transaction() as tx:
+            await open_warehouse(tx, is_open=is_open)
         return JSONResponse({"open": is_open})
+
+    return web_application(
+        [
+            Route("/events", publish_event, methods=["POST"]),
+            Route("/orders/{order}", show_order),
+            Route("/warehouse", set_warehouse, methods=["PUT"]),
+        ],
+        lifespan,
+        checks={"broker": publisher.check, "database": database.check},
+    )

@@ -1,32 +1,28 @@
-"""The consumer: every event once, though it may be delivered twice."""
+"""The consumer: applies each event once, even if it is delivered twice."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from hopback import App, Context, Rule, Verdict
-from hopback.systems.database import Database
-from hopback.systems.ratatoskr.orders import (
-    METADATA,
-    Event,
-    OrderRefused,
-    apply_event,
-)
+from hopback.store import Database
+from hopback.systems.ratatoskr.orders import METADATA, Event, OrderRefused, apply_event
 
 if TYPE_CHECKING:
     from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 
-def consumer(settings: RatatoskrSettings) -> App:
-    """The application that handles the queue's events."""
-    database = Database(settings.database, METADATA)
+def create_consumer(settings: RatatoskrSettings) -> App:
+    """Return the application that handles the events of the queue."""
+    # The consumer publishes no events, so it needs no relay of an outbox.
+    database = Database(settings.database, tables=METADATA, relays=False)
     app = App("ratatoskr", topology=settings.topology(), lifespan=database.lifespan)
 
     @app.handler(settings.queue, rules=[Rule(OrderRefused, Verdict.PARK)])
     async def handle(event: Event, context: Context) -> None:
         async with database.transaction() as tx:
-            # The mark commits with the work: a redelivery finds it and changes nothing.
-            if await tx.first_time(settings.queue, context.message_id):
+            # The mark commits with the changes. A redelivered event finds it and changes nothing.
+            if await tx.first_time(settings.queue, context.delivery):
                 await apply_event(tx, event)
 
     return app

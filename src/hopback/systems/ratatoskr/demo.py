@@ -1,4 +1,4 @@
-"""Ratatoskr in one process: how it is started, and a little traffic with deliberate failures."""
+"""Ratatoskr in one process, with traffic that contains deliberate failures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import httpx
 
 from hopback import ServiceOptions
 from hopback.systems.host import Part, Running, System, Try, running
-from hopback.systems.ratatoskr.api import api
-from hopback.systems.ratatoskr.consumer import consumer
+from hopback.systems.ratatoskr.api import create_api
+from hopback.systems.ratatoskr.consumer import create_consumer
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.web import opened
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 _EVERY = 5.0
 """Seconds between two orders."""
 _KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")
-"""From RabbitMQ 4.0 on the documented form can lose messages, and `check` refuses it by these names."""
+"""Errors of `topology check`: from RabbitMQ 4.0 on the documented form can lose messages."""
 
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
     read = RatatoskrSettings.read(host.environment)
     settings = replace(read, database=host.database, hardened=host.hardened)
-    web, options = api(settings, host.broker), ServiceOptions(accept=_KNOWN)
-    async with running(host, consumer(settings), options) as service, opened(web):
+    web, options = create_api(settings, host.broker), ServiceOptions(accept=_KNOWN)
+    async with running(host, create_consumer(settings), options) as service, opened(web):
         yield Running((service,), web)
 
 
 async def _traffic(host: Host) -> None:
-    """Orders; some are paid before they are known, some are for nothing the warehouse has."""
+    """Place orders. Some are paid before they are placed, some are for unknown goods."""
     async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         run = random.getrandbits(32)
         for number in itertools.count():
@@ -66,9 +66,9 @@ SYSTEM = System(
     _traffic,
     (
         Try("place an order", f"curl {{url}}/events -d '{_ORDER}'"),
-        Try("look at it", "curl {url}/orders/mine"),
+        Try("show it", "curl {url}/orders/mine"),
         Try(
-            "close the warehouse: orders wait 5 s and come back, three times",
+            "close the warehouse: orders wait 5 s and return, three times",
             "curl -X PUT {url}/warehouse -d '{\"open\": false}'",
         ),
     ),

@@ -1,4 +1,4 @@
-"""What the events do: orders, their payment, and the stock of a warehouse that may be closed."""
+"""The events and their effects: orders, payments, and a warehouse that may be closed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from sqlalchemy import Boolean, Column, Integer, MetaData, Table, Text, insert, 
 
 if TYPE_CHECKING:
     from hopback.store import Transaction
-    from hopback.systems.database import Database
 
 
 @dataclass(frozen=True, slots=True)
 class OrderPlaced:
-    """Somebody wants something."""
+    """A customer placed an order."""
 
     type: Literal["order.placed"]
     order: str
@@ -24,7 +23,7 @@ class OrderPlaced:
 
 @dataclass(frozen=True, slots=True)
 class PaymentReceived:
-    """Somebody paid."""
+    """A customer paid for an order."""
 
     type: Literal["payment.received"]
     order: str
@@ -33,27 +32,25 @@ class PaymentReceived:
 
 @dataclass(frozen=True, slots=True)
 class OrderShipped:
-    """A parcel left the house."""
+    """The warehouse shipped an order."""
 
     type: Literal["order.shipped"]
     order: str
 
 
 Event: TypeAlias = OrderPlaced | PaymentReceived | OrderShipped
-"""Whatever the queue may hold; `type` tells which, and is the routing key too."""
+"""The events of the queue. `type` selects the class and is also the routing key."""
 
 TYPES = ("order.placed", "payment.received", "order.shipped")
-"""The types there are."""
-
 
 METADATA = MetaData()
+
 _PRICES = {"acorn": 5, "walnut": 20, "hazelnut": 8}
-"""What the warehouse has, and what a piece costs in cents."""
-
+"""The prices of the goods, in cents a piece."""
 _STATES = ("placed", "paid", "shipped")
-"""The states of an order, in the order in which it has them."""
+"""The states of an order, in their order."""
 
-_orders = Table(
+orders: Table = Table(
     "ratatoskr_orders",
     METADATA,
     Column("id", Text, primary_key=True),
@@ -70,35 +67,18 @@ _warehouse = Table(
 
 
 class OrderRefused(ValueError):
-    """A permanent error: trying again cannot help."""
+    """A permanent error. A retry cannot help, so the event is parked."""
 
 
 class NotYet(Exception):
-    """A transient error: what is missing may be there in a while."""
+    """A transient error. A retry may succeed."""
 
 
 async def apply_event(tx: Transaction, event: Event) -> None:
-    """Carry an event out; Refused or NotYet if that cannot be done."""
+    """Apply an event. Raises OrderRefused or NotYet if that is impossible."""
     match event:
         case OrderPlaced():
-            if event.sku not in _PRICES:
-                raise OrderRefused(f"sku: expected one of {', '.join(_PRICES)}")
-            if not 1 <= event.quantity <= 1000:
-                raise OrderRefused("quantity: expected 1 to 1000")
-            if bool((await tx.execute(select(_warehouse.c.closed))).scalar()):
-                raise NotYet("the warehouse is closed")
-            known = (
-                await tx.execute(select(_orders.c.id).where(_orders.c.id == event.order))
-            ).first()
-            if known is not None:
-                raise OrderRefused(f"order {event.order} is placed already, by another event")
-            row = {
-                "id": event.order,
-                "sku": event.sku,
-                "quantity": event.quantity,
-                "state": "placed",
-            }
-            await tx.execute(insert(_orders).values(row))
+            await _place(tx, event)
         case PaymentReceived():
             order = await _advance(tx, event.order, "placed", "paid")
             price = _PRICES[order["sku"]] * order["quantity"]
@@ -108,29 +88,35 @@ async def apply_event(tx: Transaction, event: Event) -> None:
             await _advance(tx, event.order, "paid", "shipped")
 
 
+async def _place(tx: Transaction, event: OrderPlaced) -> None:
+    if event.sku not in _PRICES:
+        raise OrderRefused(f"sku: expected one of {', '.join(_PRICES)}")
+    if not 1 <= event.quantity <= 1000:
+        raise OrderRefused("quantity: expected 1 to 1000")
+    if (await tx.execute(select(_warehouse.c.closed))).scalar():
+        raise NotYet("the warehouse is closed")
+    row = {"id": event.order, "sku": event.sku, "quantity": event.quantity, "state": "placed"}
+    placed = tx.insert(orders).values(row).on_conflict_do_nothing().returning(orders.c.id)
+    if (await tx.execute(placed)).first() is None:
+        raise OrderRefused(f"order {event.order} is already placed, by another event")
+
+
 async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> dict[str, Any]:
-    """From one state to the next; events may overtake each other, so what comes first waits."""
-    mine = _orders.c.id == order_id
-    row = (await tx.execute(select(_orders).where(mine).with_for_update())).mappings().first()
+    """Change the state of an order. An event that arrives before its predecessor is retried."""
+    mine = orders.c.id == order_id
+    row = (await tx.execute(select(orders).where(mine).with_for_update())).mappings().first()
     if row is None:
         raise NotYet(f"order {order_id} is not {before} yet")
     if _STATES.index(row["state"]) > _STATES.index(before):
-        raise OrderRefused(f"order {order_id} is {row['state']} already")
+        raise OrderRefused(f"order {order_id} is already {row['state']}")
     if row["state"] != before:
         raise NotYet(f"order {order_id} is {row['state']}, not {before} yet")
-    await tx.execute(update(_orders).where(mine).values(state=after))
+    await tx.execute(update(orders).where(mine).values(state=after))
     return dict(row)
 
 
-async def open_warehouse(database: Database, *, is_open: bool) -> None:
+async def open_warehouse(tx: Transaction, *, is_open: bool) -> None:
     """Open or close the warehouse, for every process."""
-    async with database.transaction() as tx:
-        changed = await tx.execute(update(_warehouse).values(closed=not is_open))
-        if not changed.rowcount:
-            await tx.execute(insert(_warehouse).values(id=1, closed=not is_open))
-
-
-async def find_order(database: Database, order_id: str) -> dict[str, Any] | None:
-    """An order and its state, or None."""
-    row = await database.row(select(_orders).where(_orders.c.id == order_id))
-    return None if row is None else dict(row)
+    changed = await tx.execute(update(_warehouse).values(closed=not is_open))
+    if not changed.rowcount:
+        await tx.execute(insert(_warehouse).values(id=1, closed=not is_open))

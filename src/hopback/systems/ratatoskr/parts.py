@@ -1,6 +1,6 @@
-"""The parts of Ratatoskr as processes of their own; everything comes from the environment.
+"""The parts of Ratatoskr as processes. Their settings are environment variables.
 
-`hopback run hopback.systems.ratatoskr.parts:events`;
+`hopback run hopback.systems.ratatoskr.parts:events` and
 `uvicorn --factory hopback.systems.ratatoskr.parts:create_web`.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hopback.systems.ratatoskr.api import api
-from hopback.systems.ratatoskr.consumer import consumer
+from hopback.systems.ratatoskr.api import create_api
+from hopback.systems.ratatoskr.consumer import create_consumer
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import broker_named
 from hopback.systems.web_health import log_as_json
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _SETTINGS = RatatoskrSettings.read(os.environ)
 
-events = consumer(_SETTINGS)
+events = create_consumer(_SETTINGS)
 
 
 def create_web() -> Starlette:
     """Return the web application of a process. Its log is JSON, as that of `hopback run`."""
     log_as_json()
-    return api(_SETTINGS, broker_named(os.environ))
+    return create_api(_SETTINGS, broker_named(os.environ))

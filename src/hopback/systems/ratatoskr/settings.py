@@ -1,4 +1,4 @@
-"""Ratatoskr's settings: the parameters that its document names; the defaults are ours, it gives none."""
+"""The settings of Ratatoskr: the parameters of its document. The document has no defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RatatoskrSettings:
-    """Everything that Ratatoskr is told by its environment."""
+    """The environment variables of Ratatoskr."""
 
     database: str = "sqlite:///ratatoskr.db"
     hardened: bool = False
@@ -29,7 +29,7 @@ class RatatoskrSettings:
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> RatatoskrSettings:
-        """From environment variables; SettingsError names all that are wrong."""
+        """Read environment variables. SettingsError names all wrong ones."""
         found, plain = Variables(variables), cls()
         kind = found.text("RATATOSKR_QUEUE_TYPE", plain.queue_type)
         if kind not in (QueueType.QUORUM, QueueType.CLASSIC):
@@ -48,7 +48,7 @@ class RatatoskrSettings:
         return settings
 
     def topology(self) -> Topology:
-        """The documented design with these parameters."""
+        """Return the documented design with these parameters."""
         from hopback.designs import ratatoskr
 
         return ratatoskr(

@@ -1,0 +1,162 @@
+"""The database of an application: its tables, inbox, outbox, and the relay of the outbox.
+
+    database = Database("postgresql://…", tables=Base.metadata)
+    app = App("shop", lifespan=database.lifespan)
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(order: Order, context: Context) -> None:
+        async with database.transaction() as tx:
+            if await tx.first_time("orders", context.delivery):
+                await tx.execute(…)
+                await tx.send(compose("invoices", …))
+
+The tables are created at the first use, so that an application starts before its database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from hopback.clock import Clock, SystemClock
+from hopback.errors import HopbackError
+from hopback.runtime.relay import Relay
+from hopback.store.database import migrate, open_database
+from hopback.store.transaction import Outbox, forget_processed, transaction
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    from sqlalchemy import MetaData
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from hopback.message import Message
+    from hopback.store.transaction import Transaction
+
+_LOG = logging.getLogger("hopback.store")
+_RETRY_S = 1.0
+"""Seconds between two attempts to reach the database. A starting database needs seconds."""
+_FORGET_EVERY_S = 6 * 3600.0
+"""Seconds between two deletions of old inbox marks. Each deletion stays short."""
+_REMEMBER_DAYS = 30.0
+"""Days. A dead letter is usually re-driven or discarded within this time."""
+
+
+class OutboxSender(Protocol):
+    """Publishes messages: an `App`, a `Publisher` or a `Service`."""
+
+    def send(self, message: Message, /) -> Awaitable[None]:
+        """Publish a message and wait for the broker's confirm."""
+
+
+class Database:
+    """Tables, inbox, outbox and relay of one application in one process.
+
+    `tables` are the tables of the application. Missing ones are created with those of Hopback. Inbox marks
+    are deleted after `remember_days`. Without `relays`, another process publishes the outbox, or the
+    application does not use it.
+    """
+
+    def __init__(
+        self,
+        url: str | AsyncEngine,
+        *,
+        tables: MetaData | None = None,
+        clock: Clock | None = None,
+        remember_days: float = _REMEMBER_DAYS,
+        relays: bool = True,
+    ) -> None:
+        self.engine: AsyncEngine = open_database(url) if isinstance(url, str) else url
+        self.clock: Clock = clock or SystemClock()
+        self._tables = tables
+        self._remember_s = remember_days * 86_400
+        self._relays = relays
+        self._relay: Relay | None = None
+        self._preparing = asyncio.Lock()
+        self._is_prepared = False
+
+    async def prepare(self) -> None:
+        """Create the missing tables, once."""
+        async with self._preparing:
+            if not self._is_prepared:
+                await migrate(self.engine, self.clock, also=self._tables)
+                self._is_prepared = True
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Open a transaction that commits at the end of the block and rolls back if the block raises.
+
+        The relay of this process publishes the messages of the transaction after the commit.
+        """
+        if not self._is_prepared:
+            await self.prepare()
+        async with transaction(self.engine, self.clock) as tx:
+            yield tx
+        if tx.has_sent and self._relay is not None:
+            self._relay.nudge()
+
+    async def check(self) -> str | None:
+        """Return the reason why the database cannot be used now, or None."""
+        try:
+            async with self.engine.connect() as connection:
+                await connection.execute(text("SELECT 1"))
+        except (SQLAlchemyError, HopbackError, OSError) as error:
+            return f"the database does not answer: {type(error).__name__}"
+        return None
+
+    @asynccontextmanager
+    async def lifespan(self, sender: OutboxSender) -> AsyncIterator[None]:
+        """Publish the outbox and delete old marks until the block ends. Then close the connections.
+
+        It is the lifespan of an `App`. A program without one passes a `Publisher`.
+        """
+        works: list[Coroutine[Any, Any, None]] = [_repeat(self._forget)]
+        if self._relays:
+            owner = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
+            self._relay = Relay(Outbox(self.engine, owner, self.clock), sender.send)
+            works.append(_repeat(self._run_relay))
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            relay, self._relay = self._relay, None
+            # Publish the messages of the last transactions. The others are published after the next start.
+            with suppress(SQLAlchemyError, HopbackError, OSError):
+                if relay is not None and self._is_prepared:
+                    await relay.sweep()
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.engine.dispose()
+
+    async def _run_relay(self) -> None:
+        await self.prepare()
+        if self._relay is not None:
+            await self._relay.run()
+
+    async def _forget(self) -> None:
+        await self.prepare()
+        while True:
+            await forget_processed(self.engine, self.clock.now() - self._remember_s)
+            await asyncio.sleep(_FORGET_EVERY_S)
+
+
+async def _repeat(work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work again after an error of the database."""
+    while True:
+        try:
+            return await work()
+        except (SQLAlchemyError, HopbackError, OSError) as error:
+            _LOG.warning("the database does not answer, next attempt in 1 s: %s", error)
+            await asyncio.sleep(_RETRY_S)
