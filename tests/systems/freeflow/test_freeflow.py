@@ -345,5 +345,5 @@ async def test_further_event_of_failed_transaction_is_not_published(tmp_path: Pa
         await test.drain()
         await test.advance(1)
         await test.drain()
-        done = [one for one in test.happened("delivery.done") if "notif" in one.fields["queue"]]
+        done = [one for one in test.find_events("delivery.done") if "notif" in one.fields["queue"]]
         assert (len(runs), len(done)) == (3, 1)
