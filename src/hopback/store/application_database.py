@@ -20,12 +20,14 @@ import logging
 import os
 import socket
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from hopback.clock import Clock, SystemClock
+from hopback.durations import Duration, duration_seconds
 from hopback.errors import HopbackError
 from hopback.runtime.relay import Relay
 from hopback.store.database import migrate, open_database
@@ -45,8 +47,8 @@ _RETRY_S = 1.0
 """Seconds between two attempts to reach the database. A starting database needs seconds."""
 _FORGET_EVERY_S = 6 * 3600.0
 """Seconds between two deletions of old inbox marks. Each deletion stays short."""
-_REMEMBER_DAYS = 30.0
-"""Days. A dead letter is usually re-driven or discarded within this time."""
+_REMEMBER = timedelta(days=30)
+"""A dead letter is usually re-driven or discarded within this time."""
 
 
 class OutboxSender(Protocol):
@@ -60,7 +62,7 @@ class Database:
     """Tables, inbox, outbox and relay of one application in one process.
 
     `tables` are the tables of the application. Missing ones are created with those of Hopback. Inbox marks
-    are deleted after `remember_days`. Without `relays`, another process publishes the outbox, or the
+    are deleted after `remember`. Without `relays`, another process publishes the outbox, or the
     application does not use it.
     """
 
@@ -70,13 +72,13 @@ class Database:
         *,
         tables: MetaData | None = None,
         clock: Clock | None = None,
-        remember_days: float = _REMEMBER_DAYS,
+        remember: Duration = _REMEMBER,
         relays: bool = True,
     ) -> None:
         self.engine: AsyncEngine = open_database(url) if isinstance(url, str) else url
         self.clock: Clock = clock or SystemClock()
         self._tables = tables
-        self._remember_s = remember_days * 86_400
+        self._remember_s = duration_seconds(remember)
         self._relays = relays
         self._relay: Relay | None = None
         self._preparing = asyncio.Lock()
