@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -30,7 +31,7 @@ from hopback.topology import read_toml
 from hopback.topology.check import check
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 
 @dataclass
@@ -49,12 +50,21 @@ class Warehouse:
         return number > 0
 
 
-async def open_warehouse() -> AsyncIterator[Warehouse]:
+async def open_warehouse() -> AsyncGenerator[Warehouse]:
     """A dependency."""
     yield Warehouse()
 
 
-app = App("shop")
+@asynccontextmanager
+async def lifespan(
+    app: App, warehouse: Annotated[Warehouse, Depends(open_warehouse, scope="application")]
+) -> AsyncGenerator[None]:
+    """Around everything, with what lives as long."""
+    await warehouse.take(1)
+    yield
+
+
+app = App("shop", lifespan=lifespan)
 router = Router("eu.")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -40,6 +40,7 @@ from hopback.runtime.context import (
     watch_publish,
 )
 from hopback.runtime.delays import Cancellations, DueMessages
+from hopback.runtime.dependencies import Need, Scope, needs_of
 from hopback.runtime.handler import (
     BatchHandler,
     BatchOptions,
@@ -503,7 +504,8 @@ class App(Router):
     `topology` takes an existing design: one of the documented patterns, or a TOML file. `queue` and
     `handler` add queues of Hopback's recommended design. `lifespan` makes an async context that is
     entered before the first delivery and left after the last, for example for a database, a client
-    or an outbox relay. `reply_queues` names the queues that `context.reply` may publish to, in
+    or an outbox relay. It takes the application, and dependencies of scope `application` as a
+    handler does. `reply_queues` names the queues that `context.reply` may publish to, in
     addition to direct reply addresses. In these names `*` matches any characters.
     """
 
@@ -513,7 +515,7 @@ class App(Router):
         *,
         topology: Topology | None = None,
         codes: Mapping[str, str] | None = None,
-        lifespan: Callable[[App], AbstractAsyncContextManager[object]] | None = None,
+        lifespan: Callable[..., AbstractAsyncContextManager[object]] | None = None,
         codecs: Codecs | None = None,
         reply_queues: Sequence[str] = (),
     ) -> None:
@@ -532,6 +534,14 @@ class App(Router):
         self.codecs = codecs
         """Decode and encode payloads by content type. None: JSON, or by the payload's type."""
         self._lifespan = lifespan
+        self.lifespan_needs: tuple[Need, ...] = ()
+        """The application-scoped dependencies of the lifespan."""
+        if lifespan is not None and len(signature(lifespan).parameters) > 1:
+            self.lifespan_needs = needs_of(lifespan, "lifespan")
+            for need in self.lifespan_needs:
+                if need.depends is not None and need.depends.scope != Scope.APPLICATION:
+                    found = Problem(need.name, 'scope="application"', str(need.depends.scope))
+                    raise InvalidDeclaration((found,), where="lifespan")
         self._given = topology
         self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
         self._delays: Topology | None = None
@@ -654,9 +664,9 @@ class App(Router):
         """Whether it has a lifespan, and so has work to do even without handlers."""
         return self._lifespan is not None
 
-    def lifespan(self) -> AbstractAsyncContextManager[object]:
+    def lifespan(self, **values: Any) -> AbstractAsyncContextManager[object]:
         """Return the context that is open while the application runs. It can already publish."""
-        return nullcontext() if self._lifespan is None else self._lifespan(self)
+        return nullcontext() if self._lifespan is None else self._lifespan(self, **values)
 
     @explain_arguments
     def publish(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -68,10 +68,18 @@ class Assembly:
         return self._single_consumer(handler, plan)
 
     @asynccontextmanager
-    async def open_dependencies(self) -> AsyncIterator[None]:
-        """Open the dependencies of the handlers until the application ends."""
+    async def open_dependencies(
+        self,
+        lifespan: Callable[..., AbstractAsyncContextManager[object]],
+        needs: Sequence[Need] = (),
+    ) -> AsyncIterator[None]:
+        """Open the dependencies of the lifespan, the lifespan, and those of the handlers."""
         made: dict[Provider, Any] = {}
+        own = Injector(needs, where="lifespan", overrides=self.overrides, has_context=False)
         async with AsyncExitStack() as stack:
+            await own.start(made, stack)
+            values = (await own.open(None)).values
+            await stack.enter_async_context(lifespan(**values))
             for injector in self._injectors:
                 await injector.start(made, stack)
             yield

@@ -159,7 +159,7 @@ class Injector:
         made = dict(self._application)
         try:
             for step in self._steps.values():
-                if step.provider not in made:
+                if step.scope is not Scope.APPLICATION or step.provider not in made:
                     stack = opened.run if step.scope is Scope.RUN else opened.delivery
                     made[step.provider] = await _call(step, made, context, stack)
         except BaseException as error:

@@ -153,7 +153,8 @@ class _Member:
         """Open the lifespan and the dependencies of the application."""
         self.app.connected(self._service.outlet.send, self._service)
         try:
-            async with self.app.lifespan(), self.assembly.open_dependencies():
+            opened = self.assembly.open_dependencies(self.app.lifespan, self.app.lifespan_needs)
+            async with opened:
                 yield
         finally:
             self.app.connected(None)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator  # noqa: TC003 - read at run time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import pytest
 
-from hopback import App, Service, compose
+from hopback import App, Depends, Service, compose
 from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import Fault
+from hopback.errors import InvalidDeclaration
 from hopback.testing import AppTest, in_virtual_time
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 def _app(diary: list[str], *, fails: bool = False) -> App:
@@ -86,3 +85,78 @@ async def test_a_service_that_was_stopped_before_it_was_ready_says_so() -> None:
     await running
     with pytest.raises(RuntimeError, match="shop was stopped before it was ready"):
         await waiting
+
+
+_DIARY: list[str] = []
+
+
+async def _open_pool() -> AsyncIterator[str]:
+    _DIARY.append("pool opened")
+    yield "the pool"
+    _DIARY.append("pool closed")
+
+
+async def _open_cache() -> AsyncIterator[str]:
+    _DIARY.append("cache opened")
+    yield "the cache"
+    _DIARY.append("cache closed")
+
+
+Pool = Annotated[str, Depends(_open_pool, scope="application")]
+Cache = Annotated[str, Depends(_open_cache, scope="application")]
+
+
+@in_virtual_time
+async def test_lifespan_gets_application_dependencies_and_shares_them_with_handlers() -> None:
+    """The pool of the lifespan is opened before it, the other dependencies after it."""
+    _DIARY.clear()
+
+    @asynccontextmanager
+    async def lifespan(app: App, pool: Pool) -> AsyncGenerator[None]:
+        _DIARY.append(f"{app.name} began with {pool}")
+        yield
+        _DIARY.append("ended")
+
+    app = App("shop", lifespan=lifespan)
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(order: str, pool: Pool, cache: Cache) -> None:
+        _DIARY.append(f"{order} with {pool} and {cache}")
+
+    @app.handler("refunds", retry=["1s"])
+    async def refund(order: str, pool: Annotated[str, Depends(_open_pool)]) -> None:
+        """The same provider for each delivery is another value."""
+
+    async with AppTest(app) as test:
+        await test.publish("orders", "tea")
+        await test.drain()
+        await test.publish("refunds", "tea")
+        await test.drain()
+    assert _DIARY == [
+        "pool opened",
+        "shop began with the pool",
+        "cache opened",
+        "tea with the pool and the cache",
+        "pool opened",
+        "pool closed",
+        "cache closed",
+        "ended",
+        "pool closed",
+    ]
+
+    _DIARY.clear()
+    with app.override(_open_pool, lambda: "a fake"):
+        async with AppTest(app):
+            pass
+    assert _DIARY[:2] == ["shop began with a fake", "cache opened"]
+
+
+def test_lifespan_with_a_dependency_of_a_run_is_refused() -> None:
+    @asynccontextmanager
+    async def lifespan(app: App, pool: Annotated[str, Depends(_open_pool)]) -> AsyncGenerator[None]:
+        yield
+
+    with pytest.raises(
+        InvalidDeclaration, match='lifespan: pool: expected scope="application", got delivery'
+    ):
+        App("shop", lifespan=lifespan)
