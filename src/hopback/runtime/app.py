@@ -60,6 +60,7 @@ from hopback.runtime.middleware import Middleware, check_middleware
 from hopback.runtime.periodic import Periodic, read_schedule
 from hopback.runtime.publish_arguments import explain_arguments
 from hopback.runtime.push import PushHandler, PushTarget
+from hopback.runtime.rate_limit import read_rate
 from hopback.runtime.requests import REQUEST_TIMEOUT
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology, schedule_queue
 from hopback.topology.expand import harden_queues, recommend_plan, unique_queues
@@ -128,6 +129,7 @@ class _HowHandled(TypedDict, total=False):
     key: Callable[[Delivery], str | None] | None
     breaker: BreakerPolicy | None
     message_type: str | None
+    rate: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +249,16 @@ class Router:
         key: Callable[[Delivery], str | None] | None = None,
         breaker: BreakerPolicy | None = None,
         message_type: str | None = None,
+        rate: str | None = None,
         replies: bool = False,
     ) -> Callable[[F], F]:
         """Make a function the handler of a queue, or of its messages of one type.
 
         `retry`, `attempts` and `bind` declare the queue as `queue` does. The other options
         configure the handler (see `HandlerOptions`). `rules` specify which exceptions park and
-        which retry. With `replies` the return value is the reply to a message that asks for one,
-        unless it is an outcome. Without `replies` a return annotation other than an outcome is
-        refused.
+        which retry. `rate` (`"100/s"`) limits the messages that this process starts. With `replies`
+        the return value is the reply to a message that asks for one, unless it is an outcome.
+        Without `replies` a return annotation other than an outcome is refused.
         """
         require_queue_name("handler", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
@@ -271,6 +274,7 @@ class Router:
                 key=key,
                 breaker=breaker,
                 rules=check_rules(rules, where=where),
+                rate=read_rate(rate, where=where),
             )
 
         def register(call: F) -> F:
@@ -322,6 +326,7 @@ class Router:
         rules: Iterable[Rule] = (),
         deadline: Duration | None = None,
         breaker: BreakerPolicy | None = None,
+        rate: str | None = None,
         retry: Waits | Literal[_Unsaid.UNSAID] = _UNSAID,
         attempts: int | None = None,
         bind: Bind | None = None,
@@ -349,6 +354,7 @@ class Router:
                 checked,
                 deadline=deadline_seconds(deadline, where=where),
                 breaker=breaker,
+                rate=read_rate(rate, where=where),
             )
         each = HandlerOptions(concurrency=processors, rules=checked)
         preparing = (

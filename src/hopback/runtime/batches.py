@@ -28,6 +28,7 @@ from hopback.runtime.context import (
 from hopback.runtime.middleware import Middleware, run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool, ended
+from hopback.runtime.rate_limit import RateLimit
 from hopback.runtime.slow_runs import CurrentRun
 from hopback.runtime.worker import (
     NOT_PUBLISHED,
@@ -259,6 +260,8 @@ class Batches:
         self._answers: dict[asyncio.Task[Any], Answer] = {}
         """The answers of batches that are being ended early."""
         self._limit = handler.options.batchers
+        rate = handler.options.rate
+        self._rate = None if rate is None else RateLimit(rate, self._start_full)
         self._concluding = 0
         self._held = False
         self.concluded: int = 0
@@ -337,6 +340,8 @@ class Batches:
         """Wait for everything in hand, also for the open batch."""
         await self._pool.drain()
         self._close_open()
+        while self._rate is not None and self._full and self._limit and not self._held:
+            await self._end_of_one()
         await self.still()
 
     async def settled(self, taken: HeldDelivery) -> None:
@@ -346,9 +351,16 @@ class Batches:
         while tasks := [task for task, batch in self._running.items() if taken in batch]:
             await asyncio.wait(tasks)
         while any(one.taken is taken for batch in self._full for one in batch):
-            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+            await self._end_of_one()
         while tasks := [task for task, batch in self._running.items() if taken in batch]:
             await asyncio.wait(tasks)
+
+    async def _end_of_one(self) -> None:
+        """Return when a batch has ended, or when the rate allows another one."""
+        if self._running:
+            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        elif self._rate is not None:
+            await asyncio.sleep(self._rate.remaining)
 
     def runs(self) -> list[CurrentRun]:
         """The batches that run, and the messages that are being prepared."""
@@ -483,6 +495,10 @@ class Batches:
 
     def _start_full(self) -> None:
         while self._full and len(self._running) < self._limit and not self._held:
+            if self._rate is not None:
+                if not self._rate.is_due():
+                    return
+                self._rate.take(len(self._full[0]))
             batch = self._full.pop(0)
             self._start(self._handle(batch), [one.taken for one in batch])
 

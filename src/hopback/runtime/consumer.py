@@ -549,7 +549,10 @@ class Consumer:
         seen, self._seen = self._seen, received
         if not self.consuming or (intake is not None and intake.isolating):
             return False
-        idle = seen == received and not self._work.in_flight and not self._work.kept
+        session = self._session
+        in_hand = session is not None and self._work.holds(session)
+        busy = self._work.in_flight or self._work.kept or in_hand
+        idle = seen == received and not busy
         return queue.consumers == 0 or (queue.messages > 0 and idle and self._brake.released)
 
     def _tell(self, name: str, reason: str, **more: Any) -> None:

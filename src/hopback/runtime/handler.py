@@ -45,6 +45,13 @@ def blames_rows(error: Exception) -> bool:
     return not isinstance(error, OSError | TimeoutError)
 
 
+_AHEAD_S = 10
+"""Seconds of work that a handler with a rate prefetches. More would be missing in other processes."""
+
+_LONGEST_TURN_S = 300
+"""Seconds between two batches at a rate, far below the consumer timeout of their deliveries."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
     """How batches are gathered and run.
@@ -62,17 +69,24 @@ class BatchOptions:
     rules: tuple[Rule, ...] = ()
     deadline: float | None = None
     breaker: BreakerPolicy | None = None
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         require("size", _is_number(self.size, 1), "a whole number from 1", self.size)
         require("wait", 0 <= self.wait < math.inf, "0 or more seconds", self.wait)
         require("batchers", _is_number(self.batchers, 1), "a whole number from 1", self.batchers)
+        if self.rate is not None:
+            slow = self.size / self.rate > _LONGEST_TURN_S
+            expected = f"at most {int(_LONGEST_TURN_S * self.rate)} messages, those of 5 minutes"
+            require("size", not slow, f"{expected} at this rate", self.size)
         require("isolates", callable(self.isolates), "a function of an exception", self.isolates)
         _require_common(self)
 
     @property
     def window(self) -> int:
         """The prefetch: one batch is filled while the others are handled."""
+        if self.rate is not None:
+            return min(2 * self.size, 65_535)
         return min(self.size * (self.batchers + 1), 65_535)
 
 
@@ -203,7 +217,7 @@ class HandlerOptions:
     `deadline` (seconds) ends a handler that takes too long: a coroutine is cancelled and its
     message retried. A thread cannot be stopped and is reported. `key` returns the lane of a
     message. Messages of one lane are handled one after another. `breaker` pauses the queue when
-    everything fails.
+    everything fails. `rate` is the maximum number of starts per second.
     """
 
     concurrency: int = 10
@@ -212,6 +226,7 @@ class HandlerOptions:
     key: Callable[[Delivery], str | None] | None = None
     breaker: BreakerPolicy | None = None
     rules: tuple[Rule, ...] = ()
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         fits = _is_number(self.concurrency, 1)
@@ -227,7 +242,8 @@ class HandlerOptions:
         """The prefetch: enough to keep every slot busy while acks are on their way."""
         if self.prefetch is not None:
             return self.prefetch
-        return min(max(2 * self.concurrency, 20), 65_535)
+        usual = min(max(2 * self.concurrency, 20), 65_535)
+        return usual if self.rate is None else min(usual, math.ceil(self.rate * _AHEAD_S))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,10 @@ class Pool(Generic[T]):
         """How many items have not been started."""
         return len(self._items)
 
+    def hold_items_in(self, make: Callable[[Callable[[], object]], KeyedItems[T]]) -> None:
+        """Keep waiting items in another collection, which calls the given function for a ready one."""
+        self._items = make(self._wake)
+
     def limit(self, size: int) -> None:
         """Set the maximum number of concurrent items, up to the initial size. 0 pauses."""
         self._wished = min(size, self._size)

@@ -37,6 +37,7 @@ from hopback.runtime.context import (
 from hopback.runtime.middleware import Middleware, run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
+from hopback.runtime.rate_limit import RatedItems
 from hopback.runtime.slow_runs import CurrentRun, in_thread
 from hopback.waiting import loop_time
 
@@ -453,6 +454,8 @@ class OneByOne:
             self._process if settled is None else self._process_and_close,
             name=f"hopback {queue}",
         )
+        if options.rate is not None:
+            self._pool.hold_items_in(partial(RatedItems, options.rate))
         self._time = loop_time
         self._answers: dict[asyncio.Task[Any], Answer] = {}
         """The answers of runs that are being ended early."""
