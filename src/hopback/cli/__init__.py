@@ -1,4 +1,4 @@
-"""The `hopback` command. Thin: it parses, calls the library and prints."""
+"""The `hopback` command: it parses arguments, calls the library and prints."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ __all__ = ["main", "tune_memory"]
 
 
 def main() -> None:
-    """The console script: run the command with the process's arguments and leave with its code."""
+    """Run the command with the arguments of the process and exit with its code."""
     import gc
     import sys
 
-    tune_memory()  # first: hundreds of modules are not garbage, either
+    tune_memory()  # first, because importing hundreds of modules creates no garbage either
 
     from hopback.cli.app import run
 
     code = run(sys.argv[1:])
-    # Everything is closed and goes with the process; looking through all of it once more for what refers to
-    # itself would take a tenth of a short command's time.
+    # All resources are closed. A last garbage collection would take a tenth of a short command's time.
     gc.freeze()
     sys.exit(code)
 
 
 def tune_memory() -> None:
-    """Set the process up for many short-lived messages and many small reads from sockets."""
+    """Configure the process for many short-lived messages and many small reads from sockets."""
     import gc
 
-    # Messages in flight are many young objects without cycles: looked through every 700 allocations,
-    # as is the default, they cost a re-drive job a fifth of its time.
+    # Messages in flight are many young objects without cycles. With the default of 700 allocations
+    # between two collections, a re-drive job spends a fifth of its time in the garbage collector.
     gc.set_threshold(50_000)
-    # asyncio reads from a socket into 256 KiB at a time. The C library asks the kernel for a block of
-    # that size and gives it back at every read, three calls, until a larger one was freed once: from
-    # then on it takes such blocks from the heap. A megabyte that nobody touches is enough.
+    # asyncio reads from a socket into a block of 256 KiB. The C library maps and unmaps a block of that
+    # size at every read until a larger block was freed once. Then it takes such blocks from the heap.
     bytes(1 << 20)

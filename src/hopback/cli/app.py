@@ -66,8 +66,8 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         from hopback.cli.options import did_you_mean
 
-        told = f"No such command {name!r}. {did_you_mean(name, self.table)}"
-        raise click.UsageError(told.rstrip(), ctx)
+        message = f"No such command {name!r}. {did_you_mean(name, self.table)}"
+        raise click.UsageError(message.rstrip(), ctx)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that is called."""

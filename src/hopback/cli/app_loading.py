@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
-"""The folder of our own modules. An error message never names a line in it."""
+"""The folder of Hopback's modules. An error message never names a line in it."""
 
 
 _DECLARES = re.compile(r"\.(?:handler|batch|push|middleware)\b|\bRouter\(")
@@ -48,13 +48,13 @@ def load_app(target: str) -> App:
         known = f"It has: {', '.join(apps)}." if apps else "It contains no application."
         raise CommandFailed(
             f"expected an App as {attribute!r} in {module.__name__}, got {got}",
-            do=f"{known} Say `hopback run {module.__name__}:NAME`.",
+            do=f"{known} Run `hopback run {module.__name__}:NAME`.",
             code=Exit.NOT_FOUND,
         )
     try:
         found = discover(module)
     except Exception as error:
-        raise _broken(module.__name__, error) from error
+        raise _import_failure(module.__name__, error) from error
     for router in left_out((module, *found)):
         click.echo(
             safe(f"{router} is included in no application: its handlers do not run."), err=True
@@ -87,12 +87,12 @@ def load_module(target: str) -> tuple[ModuleType, str]:
                 do="Run it in the folder of the module, or install the package.",
                 code=Exit.NOT_FOUND,
             ) from error
-        raise _broken(name, error) from error
+        raise _import_failure(name, error) from error
     except Exception as error:
-        raise _broken(name, error) from error
+        raise _import_failure(name, error) from error
 
 
-def _broken(name: str, error: Exception) -> CommandFailed:
+def _import_failure(name: str, error: Exception) -> CommandFailed:
     """Return the error of a module that cannot be imported, with the line that its author has to correct."""
     frames = traceback.extract_tb(error.__traceback__)
     found = [one for one in frames if "importlib" not in one.filename]
@@ -107,13 +107,13 @@ def _broken(name: str, error: Exception) -> CommandFailed:
         return CommandFailed(text, do=error.remedy, code=exit_of(error))
     return CommandFailed(
         f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
-        do="Correct the module; `python -m` it to see the whole traceback.",
+        do="Correct the module. `python -m` shows the whole traceback.",
     )
 
 
 def discover(package: ModuleType) -> tuple[ModuleType, ...]:
     """Import the modules of a package that declare handlers."""
-    return tuple(import_module(name) for name in _declaring(package))
+    return tuple(import_module(name) for name in _declaring_modules(package))
 
 
 def left_out(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def left_out(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
     )
 
 
-def _declaring(package: ModuleType) -> Iterator[str]:
+def _declaring_modules(package: ModuleType) -> Iterator[str]:
     folders = getattr(package, "__path__", ())
     for found in pkgutil.iter_modules(folders, f"{package.__name__}."):
         last = found.name.rpartition(".")[2]
@@ -140,4 +140,4 @@ def _declaring(package: ModuleType) -> Iterator[str]:
         if _DECLARES.search(Path(spec.origin).read_text(encoding="utf-8", errors="replace")):
             yield found.name
         if found.ispkg and spec.submodule_search_locations is not None:
-            yield from _declaring(import_module(found.name))
+            yield from _declaring_modules(import_module(found.name))

@@ -161,7 +161,7 @@ class _VersionType(click.ParamType[BrokerVersion]):
 def broker(**options: Any) -> int:
     """Run an AMQP 0-9-1 broker in memory, with RabbitMQ's retry and dead-letter behaviour.
 
-    For development, tests and demos on one machine. It is not a cluster and stores nothing on disk.
+    For development, tests and demos on one machine. It is not a cluster and does not write to disk.
     """
     # `hopback run` uses another log, which would import the whole runtime.
     level = options["log_level"].upper()
@@ -231,14 +231,14 @@ async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> in
         server.load(definitions)
     except ValueError as error:
         raise CommandFailed(
-            f"--definitions: {error}", do="Correct the file; nothing was started."
+            f"--definitions: {error}", do="Correct the file. The broker was not started."
         ) from error
     try:
         await server.start()
     except OSError as error:
         raise CommandFailed(
             f"cannot listen on {settings.host}: {error}",
-            do="Choose other ports with --port and --http; 0 takes a free one.",
+            do="Choose other ports with --port and --http. 0 chooses a free one.",
             code=Exit.UNREACHABLE,
         ) from error
     try:

@@ -41,7 +41,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A connected broker. `management` is None if only AMQP is used."""
+    """A connected broker. `management` is None without the management API."""
 
     address: str
     vhost: str
@@ -85,7 +85,7 @@ def broker_options(command: _Command) -> _Command:
     """Give a command --broker, --management, --amqp-only and --config, passed as `access`."""
 
     @wraps(command)
-    def called(
+    def call(
         *, broker: str, management: str | None, amqp_only: bool, config: Path | None, **options: Any
     ) -> object:
         access = Access(broker, management, amqp_only)
@@ -95,7 +95,7 @@ def broker_options(command: _Command) -> _Command:
             access = Access(named.url, management, amqp_only or named.amqp_only)
         return command(access=access, **options)
 
-    found = cast("_Command", called)
+    found = cast("_Command", call)
     for option in (
         config_option,
         amqp_only_option,
@@ -180,6 +180,6 @@ async def reach_management(
     except ConnectionFailed as error:
         if access.management is not None:
             raise
-        click.echo(f"Warning: {error} Going on with AMQP alone.", err=True)
+        click.echo(f"Warning: {error} Continuing with AMQP only.", err=True)
         return None
     return client

@@ -46,8 +46,8 @@ def check(application: str, form: str, detailed_exit_code: bool) -> int:
 
     found = check_settings(_application(Celery, *load_module(application)))
     if form == "json":
-        told = [{**asdict(one), "severity": str(one.severity)} for one in found]
-        document(json_text({"application": application, "findings": told}))
+        findings = [{**asdict(one), "severity": str(one.severity)} for one in found]
+        document(json_text({"application": application, "findings": findings}))
     else:
         print_findings(found)
     if detailed_exit_code:

@@ -1,6 +1,6 @@
-"""Exit codes: one number per kind of ending, the same for every command.
+"""Exit codes: one number per kind of result, the same for every command.
 
-They are a contract with scripts: additive, never renumbered.
+Scripts depend on them. New codes are added, existing codes never change.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from hopback import errors
 
 
 class Exit(IntEnum):
-    """How the command ended."""
+    """The result of a command."""
 
     OK = 0
-    """Everything that was asked for is done."""
+    """Success."""
     FAILED = 1
-    """Anything that has no number of its own."""
+    """An error without a specific code."""
     USAGE = 2
-    """The command line is wrong; the number that click and getopt give it."""
-    # Scripts depend on the numbers from here on; a new ending gets the next free one.
+    """The command line is invalid. click and getopt use the same number."""
+    # Scripts depend on the following numbers. A new result gets the next free one.
     PARTIAL = 3
     NOT_ALLOWED = 4
     NOT_FOUND = 5
@@ -29,11 +29,11 @@ class Exit(IntEnum):
     FOUND = 10
     """`--detailed-exit-code`: a plan or check found something."""
     INTERRUPTED = 130
-    """By Ctrl-C: 128 and the number of SIGINT, as shells have it."""
+    """Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 
 class CommandFailed(errors.HopbackError):
-    """The command cannot go on; it says why, what to do and which code it leaves with."""
+    """The command failed. Contains the reason, the remedy (`do`) and the exit code."""
 
     def __init__(self, message: str, *, do: str, code: Exit = Exit.FAILED) -> None:
         self.do = do
@@ -67,7 +67,7 @@ _CODES: dict[type[BaseException], Exit] = {
 
 
 def exit_of(error: errors.HopbackError) -> Exit:
-    """The code for an error: its own, that of its class, or of the nearest class above it."""
+    """Return the code of an error: its own, or that of the nearest class in its hierarchy."""
     if isinstance(error, CommandFailed):
         return error.code
     for kind in type(error).__mro__:

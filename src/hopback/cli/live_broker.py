@@ -12,7 +12,7 @@ import click
 from hopback.cli.broker_options import Access, Reached, broker_options, reach
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import format_option
-from hopback.cli.terminal import ask, document, json_text, on_terminal, table, wrapped
+from hopback.cli.terminal import ask, document, json_text, on_terminal, table, wrap_text
 from hopback.cli.topology_options import TopologySource, topology_source
 from hopback.text import one_line as safe
 from hopback.text import safe_lines
@@ -167,7 +167,7 @@ def revert(
 
     async def restore() -> tuple[LiftedLimit, ...]:
         async with reach(access) as live:
-            api = _needed(live, "policies can only be changed")
+            api = _require_management(live, "policies can only be changed")
             return await restore_limits(live.connection, api, live.vhost, queues or None)
 
     taken = asyncio.run(restore())
@@ -180,7 +180,7 @@ def revert(
     return Exit.OK
 
 
-def _needed(broker: Reached, why: str) -> Management:
+def _require_management(broker: Reached, why: str) -> Management:
     """Return the management API, or fail if it is not configured."""
     if broker.management is None:
         raise CommandFailed(
@@ -207,13 +207,13 @@ def _print_plan(planned: ApplyPlan) -> None:
     others = Counter(str(entry.kind) for entry in planned.diff.extra)
     left = ", ".join(f"{count} {kind}" for kind, count in others.items())
     if planned.settled:
-        told = f"Nothing to do: {len(planned.diff.same)} objects are as desired."
+        summary = f"Nothing to do: {len(planned.diff.same)} objects are as desired."
     else:
-        told = (
+        summary = (
             f"{len(planned.steps)} to create, {len(planned.diff.same)} as desired, "
             f"{len(planned.diff.conflict)} in conflict."
         )
-    click.echo(told + (f" Left alone: {left}." if left else ""))
+    click.echo(summary + (f" Left alone: {left}." if left else ""))
 
 
 def _plan_data(planned: ApplyPlan) -> dict[str, object]:
@@ -291,7 +291,7 @@ async def _migrate(
     from hopback.broker.migrate import migration
 
     async with reach(access) as broker:
-        management = _needed(broker, "bindings can only be seen")
+        management = _require_management(broker, "bindings can only be seen")
         planned = migration(desired, await management.live_topology(broker.vhost))
         if form == "table":
             _print_migration(planned)
@@ -317,8 +317,8 @@ async def _migrate(
             }
             for one in planned.replacements
         ]
-        told = {"replacements": replacements, "obstacles": list(planned.obstacles)}
-        document(json_text({"plan": told, "moved": moved}))
+        summary = {"replacements": replacements, "obstacles": list(planned.obstacles)}
+        document(json_text({"plan": summary, "moved": moved}))
     elif moved or not dry_run:
         click.echo(f"Done: {moved} messages moved.")
     return Exit.OK
@@ -328,7 +328,7 @@ def _print_migration(planned: Migration) -> None:
     if not planned.replacements:
         click.echo("Nothing to migrate: every queue has its declared form, or does not exist.")
     for one in planned.replacements:
-        how = "goes on with an interrupted migration" if one.resumed else "is replaced"
+        how = "continues an interrupted migration" if one.resumed else "is replaced"
         text = (
             f"{one.queue.name} {how}: {one.old_type} -> {one.queue.type}, through {one.shadow.name}"
         )
@@ -342,7 +342,7 @@ def _print_migration(planned: Migration) -> None:
 @format_option("table", "json")
 @click.option("--detailed-exit-code", is_flag=True, help="Exit with status 10 on any finding.")
 def doctor(access: Access, form: str, detailed_exit_code: bool) -> int:
-    """Check version, alarms, feature flags and topology of a live broker. Changes nothing.
+    """Check version, alarms, feature flags and topology of a live broker, without changes.
 
     Exits with status 1 if a finding requires action, otherwise 0.
     """
@@ -403,10 +403,10 @@ def _print_examination(found: Examination) -> None:
         words = f"{finding.explanation} Fix: {finding.fix} [{finding.rule}]"
         rows.append((str(finding.severity), finding.place, words))
     if rows and on_terminal():
-        table(("severity", "place", "what it is and what to do"), rows)
+        table(("severity", "place", "problem and remedy"), rows)
     else:  # sentences in columns would make lines too wide to read
         for severity, place, words in rows:
-            click.echo(f"{wrapped(f'{severity}: {place}')}\n{wrapped(words, '  ')}\n")
+            click.echo(f"{wrap_text(f'{severity}: {place}')}\n{wrap_text(words, '  ')}\n")
     for notice in found.notices:
         click.echo(safe(f"{'!' if notice.urgent else '-'} {notice.text}"))
     for limit in found.lifted:

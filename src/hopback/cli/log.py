@@ -22,6 +22,6 @@ def open_log(level: str, form: str, **more: Any) -> EventLog:
         if as_text
         else JsonLog(clock, level=level, **more)
     )
-    # This does nothing if the application has configured logging.
+    # This has no effect if the application has configured logging.
     logging.basicConfig(level=SEVERITY[level], handlers=[LogBridge(log)])
     return log

@@ -11,10 +11,10 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import HttpAddress, url_host
 from hopback.text import one_line as safe
 
-_TIMEOUT_S = 10.0  # seconds; the service answers from memory, so a slower one does not work
+_TIMEOUT_S = 10.0  # seconds. The service answers from memory, so a slower one does not work.
 
 
-_MOST_ANSWER_BYTES = 65_536  # answers have some 100 bytes; the rest of a longer one is not read
+_MOST_ANSWER_BYTES = 65_536  # Answers have about 100 bytes. The rest of a longer one is not read.
 
 
 _http = click.option(

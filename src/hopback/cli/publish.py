@@ -132,7 +132,7 @@ def _document(text: str, number: int) -> object:
     except (ValueError, RecursionError) as error:
         raise CommandFailed(
             f"expected JSON as message {number}, got {text[:80]!r}: {error}",
-            do="Put it into single quotes, as in '{\"id\": 7}'; --raw sends a text as it is.",
+            do="Put it into single quotes, as in '{\"id\": 7}'. --raw sends the text unchanged.",
             code=Exit.USAGE,
         ) from error
 

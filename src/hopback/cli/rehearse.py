@@ -92,14 +92,14 @@ class RehearseOptions:
 
     def given(self) -> list[str]:
         """The options that a scenario file takes the place of."""
-        said = {
+        given = {
             "--queue": self.queue, "--rate": self.rate, "--outage": self.outages or None,
             "--fail": self.fail, "--poison": self.poison, "--handler": self.handler,
             "--consumers": self.consumers, "--breaker": self.breaker or None,
             "--arrivals": self.arrivals, "--burst-every": self.burst_every,
             "--profile": self.profile, "--size": self.size, "--for": self.length,
         }  # fmt: skip
-        return [name for name, value in said.items() if value is not None]
+        return [name for name, value in given.items() if value is not None]
 
 
 def _parse_with(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -205,7 +205,7 @@ def rehearse(
     goals: tuple[str, ...],
     form: str,
     detailed_exit_code: bool,
-    **said: Any,
+    **chosen: Any,
 ) -> int:
     """Predict queue depths, dead letters and recovery time of an outage.
 
@@ -214,7 +214,7 @@ def rehearse(
     """
     app = source.app()
     topology = source.topology() if app is None else app.topology
-    options = RehearseOptions(**said)
+    options = RehearseOptions(**chosen)
     if options.file is not None:
         scenario = _from_file(options.file, options)
     else:
@@ -232,7 +232,7 @@ def rehearse(
 def _from_file(name: str, options: RehearseOptions) -> Scenario:
     given = options.given()
     if given:
-        raise click.UsageError(f"{', '.join(given)}: the scenario file says that.")
+        raise click.UsageError(f"{', '.join(given)}: the scenario file defines it.")
     path = Path(name)
     scenario = read_scenario(
         _text(path),
@@ -350,7 +350,7 @@ def _live_reading(queue: str, options: RehearseOptions) -> tuple[float, int]:
     found = asyncio.run(read())
     if found.publish_rate is None:
         raise CommandFailed(
-            f"the statistics of queue {queue!r} hold no rate: nothing was published since it was made",
+            f"the statistics of queue {queue!r} contain no rate: it has received no message",
             do="Give --rate as a number.",
             code=Exit.NOT_FOUND,
         )
@@ -388,7 +388,7 @@ _MOST_CHARTS = 6
 def print_forecast(forecast: Forecast, findings: Sequence[TimedFinding], form: str) -> None:
     """Print a forecast in one of the forms of `-o`."""
     if form == "json":
-        told = [
+        rows = [
             {
                 "rule": one.rule,
                 "severity": str(one.severity),
@@ -399,7 +399,7 @@ def print_forecast(forecast: Forecast, findings: Sequence[TimedFinding], form: s
             }
             for one in findings
         ]
-        document(json_text({**forecast_document(forecast), "findings": told}))
+        document(json_text({**forecast_document(forecast), "findings": rows}))
     elif form == "csv":
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(csv_rows(forecast))
@@ -428,14 +428,14 @@ def _print_text(forecast: Forecast, findings: Sequence[TimedFinding]) -> None:
     for course in forecast.stations:
         first = course.first_dead_letter_s
         since = "" if first is None else f", the first after {show_seconds(first)}"
-        said = (
+        text = (
             f"{course.queue}: {show_count(course.published)} published, {show_count(course.run_count)}"
             f" runs, {show_count(course.retried)} retries, {show_count(course.done)} done,"
             f" {show_count(course.dead_letters)} dead letters{since}, {show_count(course.left)} left;"
             f" up to {show_count(course.most_retrying)} in retry at once, the oldest"
             f" {show_seconds(max(course.oldest_s))} old."
         )
-        click.echo(safe(said))
+        click.echo(safe(text))
     click.echo(
         f"Waiting messages take up to {show_bytes(max(forecast.memory))} of the broker's memory and"
         f" {show_bytes(max(forecast.disk))} of its disk."
@@ -489,17 +489,17 @@ def print_advice(topology: Topology, scenario: Scenario, goals: Sequence[str], f
     rows = list(advice.table_rows(found))
     jitter = advice.jitter_note(scenario, wanted, found[0])
     if form == "json":
-        told = [dict(zip(columns, row, strict=True)) for row in rows[: len(found)]]
+        proposals = [dict(zip(columns, row, strict=True)) for row in rows[: len(found)]]
         best = advice.decorator_line(met[0]) if met else None
-        said = {"goals": list(goals), "proposals": told, "best": best}
-        document(json_text({**said, "notOffered": {"jitter": jitter}}))
+        data = {"goals": list(goals), "proposals": proposals, "best": best}
+        document(json_text({**data, "notOffered": {"jitter": jitter}}))
         return Exit.OK if met else Exit.FAILED
     table(columns, rows, right=columns[2:])
     gap()
     click.echo(safe(jitter))
     gap()
     if not met:
-        click.echo("Nothing that was tried meets all goals: ask for less, or for fewer at once.")
+        click.echo("No tested plan meets all goals: relax a goal, or give fewer.")
     elif not met[0].changes:
         click.echo("The plan of today meets them all.")
     else:

@@ -119,7 +119,7 @@ def _run_one(settings: RunSettings) -> int:
         raise CommandFailed(
             f"app {app.name!r} of {settings.target} has no handlers",
             do="Declare one: @app.handler(QUEUE, retry=[WAIT, …]) above a function. If handlers are in"
-            f" other modules, import these in {module}: a module that nobody imports declares nothing.",
+            f" other modules, import these modules in {module}.",
             code=Exit.USAGE,
         )
     # uvloop speeds up sockets only.
@@ -130,7 +130,7 @@ def _run_one(settings: RunSettings) -> int:
     except UnsafeOperation as error:
         raise CommandFailed(
             str(error),
-            do="`hopback topology check` gives the fix of each; --accept RULE starts despite it.",
+            do="`hopback topology check` shows the fix of each. --accept RULE starts despite it.",
         ) from error
     except TopologyConflict as error:
         raise CommandFailed(
@@ -155,7 +155,7 @@ def _leave_threads(code: int) -> None:
 
     if threads_in_use():
         click.echo(
-            f"{threads_in_use()} handlers in threads did not return; they end here.", err=True
+            f"{threads_in_use()} handlers in threads did not return and are ended.", err=True
         )
         atexit._run_exitfuncs()  # noqa: SLF001 - for example the last export of spans
         sys.stdout.flush()

@@ -94,7 +94,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
         listen_to_signals(stopper)
         await _attend(service, settings, metrics, stack)
         if connection is not None:
-            await stack.enter_async_context(_beside(_follow(connection, service, stopper)))
+            await stack.enter_async_context(_background_task(_follow(connection, service, stopper)))
         report = await service.run()
         if connection is not None:
             connection.say(report=asdict(report))
@@ -170,9 +170,9 @@ async def _attend(
     """Start the health checks and the HTTP endpoint of the service."""
     watchdog = stack.enter_context(Watchdog())
     health = Health(service, time=asyncio.get_running_loop().time)
-    await stack.enter_async_context(_beside(health.run()))
+    await stack.enter_async_context(_background_task(health.run()))
     if settings.http is not None:
-        render = None if metrics is None else _rendering(service, metrics)
+        render = None if metrics is None else _renderer(service, metrics)
         control = ControlEndpoint(service, health, render)
         endpoint = ThreadEndpoint(control, watchdog)
         try:
@@ -199,7 +199,7 @@ async def _listen_to_commands(control: ControlEndpoint, port: int, stack: AsyncE
 
 async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:
     """Report to the parent that the service is ready. Stop when the parent has ended."""
-    async with _beside(parent.broken()) as broken:
+    async with _background_task(parent.broken()) as broken:
         ready, _ = await first_of(service.ready.wait(), broken)
         if ready is not None and not ready.exception():
             parent.say(ready=True)
@@ -207,7 +207,7 @@ async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) 
     stopper()
 
 
-def _rendering(service: Service, metrics: Metrics) -> Callable[[], tuple[str, bytes]]:
+def _renderer(service: Service, metrics: Metrics) -> Callable[[], tuple[str, bytes]]:
     def render() -> tuple[str, bytes]:
         for consumer in service.consumers:
             metrics.set_in_flight(consumer.queue, consumer.in_flight)
@@ -217,7 +217,7 @@ def _rendering(service: Service, metrics: Metrics) -> Callable[[], tuple[str, by
 
 
 @asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
+async def _background_task(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
     """Run a task until the block ends."""
     task = asyncio.create_task(work)
     try:

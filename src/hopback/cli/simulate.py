@@ -67,7 +67,7 @@ def simulate(
             f"expected a queue of {topology.name} that has a plan, got {queue!r}",
             do=f"Queues with a plan: {known}."
             if known
-            else "Nothing here has a plan: definitions hold none; write a .toml file.",
+            else "Definitions contain no plans: write a .toml file.",
             code=Exit.NOT_FOUND,
         )
     timeline = play(
@@ -96,8 +96,8 @@ def _print(timeline: Timeline, form: str) -> None:
             at = format_duration(entry.at_ms).rjust(times)
             click.echo(f"{at}  {safe(entry.queue).ljust(queues)}  {safe(entry.told)}")
             if entry.headers:
-                told = ", ".join(f"{name}: {value}" for name, value in entry.headers.items())
-                click.echo(f"{' ' * times}    {safe(told)}")
+                headers = ", ".join(f"{name}: {value}" for name, value in entry.headers.items())
+                click.echo(f"{' ' * times}    {safe(headers)}")
         last = timeline.last_event
         runs = "1 run" if timeline.runs == 1 else f"{timeline.runs} runs"
         ending = _ENDINGS.get(last.step, "stays in")
@@ -111,7 +111,7 @@ def _print(timeline: Timeline, form: str) -> None:
 
 _ENDINGS = {
     TimelineStep.DONE: "is done in",
-    TimelineStep.PARKED: "rests in",
+    TimelineStep.PARKED: "is parked in",
     TimelineStep.LOST: "is lost on its way from",
 }
 

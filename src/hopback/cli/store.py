@@ -87,11 +87,11 @@ def database_errors(*connecting: type[Exception]) -> Iterator[None]:
 
 def unreachable(error: Exception) -> CommandFailed:
     """Return the CommandFailed for an error of the database, without statement and password."""
-    said = (str(error).splitlines() or [type(error).__name__])[0]
+    text = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, StoreDamaged | StoreTooNew):
-        return CommandFailed(said, do=error.remedy, code=exit_of(error))
+        return CommandFailed(text, do=error.remedy, code=exit_of(error))
     return CommandFailed(
-        said if isinstance(error, StoreUnavailable) else f"the database cannot be used: {said}",
+        text if isinstance(error, StoreUnavailable) else f"the database cannot be used: {text}",
         do="Check address, credentials and that the database exists.",
         code=Exit.UNREACHABLE,
     )
@@ -113,12 +113,12 @@ def migrate(url: str) -> None:
     from hopback.store import LATEST
     from hopback.store import migrate as apply_migrations
 
-    async def migrating() -> list[int]:
+    async def migrate_database() -> list[int]:
         async with database(url) as engine:
             with database_errors(OSError):
                 return await apply_migrations(engine, SystemClock())
 
-    applied = asyncio.run(migrating())
+    applied = asyncio.run(migrate_database())
     if applied:
         click.echo(f"Applied {', '.join(map(str, applied))}: the database is at version {LATEST}.")
     else:
@@ -135,10 +135,10 @@ def status(url: str, detailed_exit_code: bool) -> int:
     from hopback.store import LATEST
 
     found = asyncio.run(_version(url))
-    told = "up to date" if found == LATEST else "made by a newer Hopback"
+    message = "up to date" if found == LATEST else "made by a newer Hopback"
     if found < LATEST:
-        told = "run `hopback store migrate`"
-    click.echo(f"version {found} of {LATEST}: {told}")
+        message = "run `hopback store migrate`"
+    click.echo(f"version {found} of {LATEST}: {message}")
     return Exit.FOUND if detailed_exit_code and found < LATEST else Exit.OK
 
 

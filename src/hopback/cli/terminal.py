@@ -167,7 +167,7 @@ def _list(columns: Sequence[str], rows: list[list[str]], err: bool) -> None:
         for name, cell in zip(columns[1:], row[1:], strict=True):
             if cell:
                 first, rest = f"  {name.ljust(width)}  ", " " * (width + 4)
-                told = fill(
+                message = fill(
                     cell,
                     room,
                     initial_indent=first,
@@ -175,11 +175,11 @@ def _list(columns: Sequence[str], rows: list[list[str]], err: bool) -> None:
                     break_long_words=False,
                     break_on_hyphens=False,
                 )
-                click.echo(told, err=err)
+                click.echo(message, err=err)
     click.echo(err=err)
 
 
-def wrapped(text: str, margin: str = "") -> str:
+def wrap_text(text: str, margin: str = "") -> str:
     """Wrap text to a readable width. Names are not broken, so that they can be searched."""
     return fill(
         safe(text),
@@ -193,16 +193,16 @@ def wrapped(text: str, margin: str = "") -> str:
 
 def ask(question: str, *, changes: str = "this changes the broker") -> None:
     """Ask for confirmation on a terminal. Fail without one."""
-    _somebody_there(changes)
+    _require_terminal(changes)
     if not click.confirm(safe(question), err=True):
-        raise _cancelled()
+        raise _cancellation()
 
 
 def ask_for_name(question: str, name: str) -> None:
     """Require the user to type a name, to prevent confirmation by habit."""
-    _somebody_there("this removes messages")
+    _require_terminal("this removes messages")
     if click.prompt(safe(question), err=True, default="", show_default=False).strip() != name:
-        raise _cancelled()
+        raise _cancellation()
 
 
 def ask_for_reason(given: str) -> str:
@@ -211,21 +211,21 @@ def ask_for_reason(given: str) -> str:
         return given
     if not sys.stdin.isatty():
         raise CommandFailed(
-            "expected a reason", do="Say --reason 'why'; it is kept in the audit.", code=Exit.USAGE
+            "expected a reason", do="Add --reason 'why'. The audit records it.", code=Exit.USAGE
         )
     return str(click.prompt("Reason", err=True))
 
 
-def _somebody_there(changes: str) -> None:
+def _require_terminal(changes: str) -> None:
     if not sys.stdin.isatty():
         raise CommandFailed(
-            f"{changes}, and there is no terminal to ask on",
-            do="Say --yes if it is meant, or --dry-run to see the plan.",
+            f"{changes}, and there is no terminal for the confirmation",
+            do="Add --yes to confirm, or --dry-run to see the plan.",
             code=Exit.USAGE,
         )
 
 
-def _cancelled() -> CommandFailed:
+def _cancellation() -> CommandFailed:
     return CommandFailed(
-        "cancelled; nothing was changed", do="Run it again to apply.", code=Exit.CANCELLED
+        "cancelled without changes", do="Run it again to apply.", code=Exit.CANCELLED
     )

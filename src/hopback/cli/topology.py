@@ -15,7 +15,7 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import did_you_mean, format_option
-from hopback.cli.terminal import document, json_text, on_terminal, table, wrapped
+from hopback.cli.terminal import document, json_text, on_terminal, table, wrap_text
 from hopback.cli.topology_options import (
     TopologySource,
     broker_version_option,
@@ -251,12 +251,12 @@ def print_findings(found: Sequence[Finding]) -> None:
             )
             for one in found
         )
-        table(("severity", "place", "what it is and how to fix it"), rows)
+        table(("severity", "place", "problem and fix"), rows)
     else:
         for one in found:
-            click.echo(wrapped(f"{one.severity}: {one.place} [{one.rule}]"))
-            click.echo(wrapped(one.explanation, "  "))
-            click.echo(wrapped(f"Fix: {one.fix}", "  ") + "\n")
+            click.echo(wrap_text(f"{one.severity}: {one.place} [{one.rule}]"))
+            click.echo(wrap_text(one.explanation, "  "))
+            click.echo(wrap_text(f"Fix: {one.fix}", "  ") + "\n")
     counts = Counter(one.severity for one in found)  # in order of severity
     parts = [
         f"{number} {severity}" + ("s" if number > 1 and severity != "info" else "")

@@ -26,7 +26,7 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 _MOST_BYTES = (
     64 * 1024 * 1024
-)  # the largest known definitions have 20 MiB; a larger file is refused
+)  # The largest known definitions have 20 MiB. A larger file is refused.
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,13 @@ def topology_source(command: _Command) -> _Command:
     """Give a command SYSTEM | FILE | MODULE:APP, --hardened and --param, passed as `source`."""
 
     @wraps(command)
-    def called(
+    def call(
         *, name: str, hardened: bool, params: tuple[tuple[str, str], ...], **options: Any
     ) -> object:
         source = TopologySource(name, hardened, params, options.get("vhost"))
         return command(source=source, **options)
 
-    found = cast("_Command", called)
+    found = cast("_Command", call)
     for option in (
         click.option(
             "--param",

@@ -100,7 +100,7 @@ def test_a_missing_attribute_names_those_there_are(folder: Path) -> None:
     (folder / "loaded_shop.py").write_text(_APP)
     with pytest.raises(CommandFailed) as caught:
         load_app("loaded_shop:nothing")
-    assert caught.value.do == "It has: app, other. Say `hopback run loaded_shop:NAME`."
+    assert caught.value.do == "It has: app, other. Run `hopback run loaded_shop:NAME`."
 
 
 @pytest.mark.parametrize(
@@ -261,4 +261,4 @@ def test_an_application_without_handlers_is_not_run(
     assert run(["run", "loaded_empty:app", "--broker", "embedded"]) == 2
     told = capsys.readouterr().err
     assert "app 'shop' of loaded_empty:app has no handlers" in told
-    assert "import these in loaded_empty" in told
+    assert "import these modules in loaded_empty" in told

@@ -23,7 +23,7 @@ def test_the_timeline_shows_every_wait_and_the_extra_copies(capsys: _Output) -> 
     assert waits == ["30s", "5m", "30m"]
     assert said.count("extra copy") == 3
     assert said.splitlines()[-1] == (
-        "The message rests in freeflow.events.dlq after 4 runs and 35m30s."
+        "The message is parked in freeflow.events.dlq after 4 runs and 35m30s."
         " Extra copies through retries: freeflow.audit.queue 3."
     )
 
@@ -33,7 +33,7 @@ def test_the_hardened_form_makes_no_extra_copies(capsys: _Output) -> None:
     assert run([*_FREEFLOW, "--hardened"]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == (
-        "The message rests in freeflow.events.dlq after 4 runs and 35m30s."
+        "The message is parked in freeflow.events.dlq after 4 runs and 35m30s."
         " Extra copies through retries: none."
     )
 
@@ -73,7 +73,11 @@ def test_the_broker_version_is_taken(capsys: _Output) -> None:
     [
         (("--queue", "raffle_dlq", "--fail", "1"), 5, "Queues with a plan: raffle_queue."),
         (("--queue", "raffle_queue", "--fail", "maybe"), 2, "one character per run"),
-        (("--queue", "raffle_queue", "--fail", "1", "--routing-key", "x"), 1, "its bindings"),
+        (
+            ("--queue", "raffle_queue", "--fail", "1", "--routing-key", "x"),
+            1,
+            "Bindings of the queue",
+        ),
         (("--queue", "raffle_queue"), 2, "--fail"),
     ],
 )

@@ -43,7 +43,7 @@ def test_json_is_safe_on_a_terminal() -> None:
 
 
 def test_off_a_terminal_a_table_is_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns are aligned, nothing is drawn, coloured, wrapped or cut."""
+    """Columns are aligned, nothing is drawn, coloured, wrap_text or cut."""
     terminal.table(("name", "what"), [("a", "x" * 300), ("long", "y\x1b[1m")])
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["NAME  WHAT", "a     " + "x" * 300, "long  y\N{REPLACEMENT CHARACTER}[1m"]
@@ -116,7 +116,7 @@ def test_a_narrow_terminal_gets_lists_with_whole_names(
 
 def test_sentences_have_a_readable_width(capsys: pytest.CaptureFixture[str]) -> None:
     """Names are not broken, so that they can be searched for."""
-    shown = terminal.wrapped("a-name-that-is-" + "long" * 40 + " and words " * 20, "  ")
+    shown = terminal.wrap_text("a-name-that-is-" + "long" * 40 + " and words " * 20, "  ")
     first, *rest = shown.split("\n")
     assert first == "  a-name-that-is-" + "long" * 40
     assert all(len(line) <= 96 for line in rest)

@@ -195,7 +195,7 @@ def code_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         (["topology", "check"], "Found 1 info."),
         (["topology", "export"], '"orders.dlq"'),
         (["topology", "diagram"], "flowchart LR"),
-        (["simulate", "--queue", "orders", "--fail", "always"], "rests in orders.dlq"),
+        (["simulate", "--queue", "orders", "--fail", "always"], "is parked in orders.dlq"),
     ],
 )
 def test_what_an_application_declares_is_a_topology(

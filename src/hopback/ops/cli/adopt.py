@@ -13,7 +13,7 @@ import click
 from hopback.cli.broker_options import Access, broker_options
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import format_option
-from hopback.cli.terminal import ask, details, document, json_text, on_terminal, wrapped
+from hopback.cli.terminal import ask, details, document, json_text, on_terminal, wrap_text
 from hopback.clock import SystemClock
 from hopback.text import one_line as safe
 
@@ -225,7 +225,7 @@ def _print(
         click.echo()
         click.echo(safe(f"In {name}, of the first {_LOOKED_AT}:"))
         if isinstance(looked, str):
-            click.echo(wrapped(f"not looked at: {looked}", "  "))
+            click.echo(wrap_text(f"not looked at: {looked}", "  "))
         else:
             print_groups(looked, time.time())
     for number, choice in enumerate(found.choices, start=1):
@@ -246,13 +246,13 @@ def _print_choice(number: int, choice: AdoptionChoice, queue: str) -> None:
     way, file = str(choice.way), quote(f"{queue}.toml")
     click.echo(f"{number}. {_TITLES[way]}")
     for why in choice.refused:
-        click.echo(wrapped(f"refused: {why}", "   "))
+        click.echo(wrap_text(f"refused: {why}", "   "))
     if choice.refused:
         return
     for one in choice.findings:
-        click.echo(wrapped(f"{one.severity}: {one.place}: {one.explanation}", "   "))
+        click.echo(wrap_text(f"{one.severity}: {one.place}: {one.explanation}", "   "))
     for note in choice.notes:
-        click.echo(wrapped(note, "   "))
+        click.echo(wrap_text(note, "   "))
     steps = [f"hopback adopt {quote(queue)} {way} > {file}"]
     match way:
         case "as-it-is" if choice.decorator:
@@ -282,7 +282,7 @@ def _write(choice: AdoptionChoice, form: str) -> int:
     comments = [f"{_TITLES[str(choice.way)]}."]
     comments += [f"{one.severity}: {one.place}: {one.explanation}" for one in choice.findings]
     comments += [f"{note}." for note in choice.notes]
-    head = "\n".join(wrapped(comment, "# ") for comment in comments)
+    head = "\n".join(wrap_text(comment, "# ") for comment in comments)
     document(f"{head}\n\n{write_toml(choice.topology)}")
     if on_terminal():
         click.echo(safe(f"# Write it to a file: … > {choice.topology.name}.toml"), err=True)

@@ -15,6 +15,7 @@ from hopback.ops.cli.dlq import (
     list_groups,
     list_messages,
     list_queues,
+    ls,
     show_message,
     show_queue,
     watch_queues,
@@ -231,3 +232,13 @@ async def test_watching_tells_changes_only(capsys: _Output) -> None:
         assert len(capsys.readouterr().out.splitlines()) == 1
         await watch_queues(found.dead_letters, (DLQ,), 1.0, 1, "table")
         assert DLQ in capsys.readouterr().out
+
+
+def test_the_environment_selects_tables_for_output_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`kubectl exec` and CI jobs have no terminal."""
+    assert ls.make_context("ls", []).params["form"] == "ndjson"
+    monkeypatch.setenv("HOPBACK_FORMAT", "table")
+    assert ls.make_context("ls", []).params["form"] == "table"
+    assert ls.make_context("ls", ["-o", "ndjson"]).params["form"] == "ndjson"

@@ -499,7 +499,7 @@ def test_a_ramp_is_numbers() -> None:
 
 def test_where_nobody_can_answer_an_option_has_to() -> None:
     """Both the question and the reason."""
-    with pytest.raises(CommandFailed, match="no terminal to ask on") as asked:
+    with pytest.raises(CommandFailed, match="no terminal for the confirmation") as asked:
         ask("Sure?")
     assert asked.value.code is Exit.USAGE
     with pytest.raises(CommandFailed, match="expected a reason"):
