@@ -1,4 +1,4 @@
-"""A delivery in hand, and what its handler answered."""
+"""A delivery that is being handled, and the answer of its handler."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ DONE = Answer(Done())
 """The answer of every handler that simply worked."""
 
 Run: TypeAlias = "Callable[[Delivery], Awaitable[Answer]]"
-"""What runs a handler on one delivery."""
+"""Runs a handler on one delivery."""
 
 _Told: TypeAlias = "Callable[[Sequence[Answer]], None]"
 AroundBatch: TypeAlias = "Callable[[Sequence[Delivery], Plan], AbstractContextManager[_Told]]"
-"""Put around the handling of a batch; what it yields is told the answers."""
+"""Surrounds the handling of a batch. The yielded function is called with the answers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class HeldDelivery:
         self._reading: Reading | None = None
 
     def reading(self, plan: Plan) -> Reading:
-        """The delivery as its headers tell of it, for its queue's plan; read once, and not before."""
+        """The headers of the delivery, read for its queue's plan on first use."""
         if self._reading is None:
             self._reading = Reading(self.delivery, plan)
         return self._reading

@@ -100,8 +100,8 @@ class Isolating:
             got = type(returned).__name__
             if isinstance(returned, list | tuple):
                 got = f"a {got} of {len(returned)}"
-            expected = f"nothing, or a list of {size} of: {MENU}"
-            reason = f"the batch handler returned {got}; expected {expected}"
+            expected = f"None, or a list of {size} of: {MENU}"
+            reason = f"the batch handler returned {got}, expected {expected}"
             return [Answer(Park(reason))] * size
         return [self._answer(one) for one in returned]
 

@@ -138,7 +138,7 @@ class Intake:
     def _on_delivery(self, delivery: Delivery) -> None:
         self.received += 1
         taken = HeldDelivery(delivery, self._session)
-        # Publishes of the run check this event: a run whose channel has ended publishes nothing.
+        # Publishes of the run check this event: a run whose channel has ended does not publish.
         delivery.session_ended = self._session.ended  # type: ignore[attr-defined]
         if self._slow_runs.expects_returns:
             answer = self._slow_runs.answer_to_return(taken)
@@ -389,7 +389,7 @@ class Consumer:
         """
         full = self._work.stuck >= self._limits.concurrency
         if full or 0 < self._limits.prefetch <= self.held:
-            return self._work.trouble or "nothing safe can be done about them"
+            return self._work.trouble or "they cannot be settled safely"
         return ""
 
     @property

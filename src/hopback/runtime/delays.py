@@ -126,7 +126,7 @@ class DelayQueues:
         except BrokerError:
             return  # no connection for the check: an error shows when it is due
         if not there:
-            raise Returned(exchange, routing_key, 404, "not there, so nothing was delayed")
+            raise Returned(exchange, routing_key, 404, "missing, so the message was not delayed")
         if len(self._seen) >= _MOST_TRUSTED:
             self._seen.clear()
         self._seen[destination] = now

@@ -55,7 +55,7 @@ class Depends:
     def __post_init__(self) -> None:
         given: object = self.provider
         if not callable(given):
-            problem = Problem("provider", "a function, not what it returns", repr(given))
+            problem = Problem("provider", "a function, not its result", repr(given))
             raise InvalidDeclaration((problem,), where="Depends")
         if self.scope not in [*Scope]:
             problem = Problem("scope", ", ".join(Scope), repr(self.scope))
@@ -187,19 +187,21 @@ class Injector:
             if need.depends is None:
                 if scope is Scope.APPLICATION:
                     found = "it asks for the Context of a delivery"
-                    self._refuse(_name(provider), "what there is before any delivery", found)
+                    self._refuse(_name(provider), "values that exist before any delivery", found)
                 if not self._has_context:
                     found = "it asks for the Context of one delivery"
-                    self._refuse(_name(provider), "what a batch of many deliveries can have", found)
+                    self._refuse(
+                        _name(provider), "values that a batch of deliveries can have", found
+                    )
                 needs.append((need.name, None))
                 continue
             inner = Scope(need.depends.scope)
             if scope is Scope.APPLICATION and inner is not Scope.APPLICATION:
                 found = f"{_name(need.depends.provider)}, of scope {inner}"
-                self._refuse(_name(provider), "what lives as long as the application", found)
+                self._refuse(_name(provider), "values that live as long as the application", found)
             if scope is Scope.DELIVERY and inner is Scope.RUN:
                 found = f"{_name(need.depends.provider)}, which is closed before the settlement"
-                self._refuse(_name(provider), "what lives as long as the delivery", found)
+                self._refuse(_name(provider), "values that live as long as the delivery", found)
             needs.append((need.name, self._plan(need.depends, (*above, provider))))
         self._steps[provider] = _step(provider, scope, tuple(needs))
         return provider

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.runtime")
 
 OnError: TypeAlias = "Callable[[BaseException, Context], object]"
-"""Called with the exception of each failed run and its context, on the loop; it must be quick."""
+"""Called on the loop with the exception of each failed run and its context. It must be quick."""
 
 _MOST_KINDS = 1000
-"""Far more ways to fail than a program has; a fingerprint that varies must not fill the memory."""
+"""Maximum number of counted kinds of failure. Above it the counts restart, so that fingerprints that
+vary do not fill the memory."""
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class FailedRuns:
-    """Counts failed runs by queue and fingerprint, and says of which there is news."""
+    """Counts failed runs by queue and fingerprint, and reports them."""
 
     def __init__(self, bus: Bus, on_error: Sequence[OnError] = ()) -> None:
         self._bus = bus
@@ -43,14 +44,14 @@ class FailedRuns:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def tell(self, error: BaseException, failure: Failure | None, context: Context) -> None:
-        """A run has raised `error`; nothing that is told here changes what becomes of its message."""
+        """Report that a run has raised `error`. This does not change the outcome of its message."""
         for report in self._on_error:
             try:
                 report(error, context)
             except FAILURES:
                 _LOG.exception("%r of app.on_error raised", report)
         if isinstance(error, Undecodable) or not self._bus.hears("handler.failed"):
-            return  # of a payload that fits nothing the reason says it all
+            return  # the reason of the outcome already describes an invalid payload
         kind = context.plan.queue, failure.fingerprint if failure else type(error).__name__
         if kind not in self._counts and len(self._counts) >= _MOST_KINDS:
             self._counts.clear()

@@ -1,8 +1,8 @@
-"""Whether a service is alive and whether it is ready, and why not; what it answers over HTTP.
+"""Liveness and readiness of a service, with reasons, and its HTTP endpoint.
 
-Alive: every consumer is known to the broker, or is being restored. A consumer that stays lost on a
-connection that works is what a restart may repair, so it ends liveness; a broker that is away does not,
-because a restart repairs nothing there. Ready: connected, and every consumer takes deliveries.
+Alive: every consumer is known to the broker, or is being restored. A restart may help if a consumer stays
+lost on a working connection, so this ends liveness. A missing broker does not, because a restart would not
+help. Ready: connected, and every consumer takes deliveries.
 
     GET  /healthz                  alive? 200 or 503, with the reasons
     GET  /readyz                   ready? 200 or 503, with the reasons
@@ -40,7 +40,7 @@ _LOOK_EVERY = 1.0  # a client that asks each second hears of a change at once
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An answer to a probe; `reasons` says why it is no."""
+    """The answer to a probe. `reasons` is empty if it is positive."""
 
     connections: dict[str, str]
     consumers: dict[str, str]
@@ -48,7 +48,7 @@ class Condition:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether the answer is positive."""
         return not self.reasons
 
 
@@ -81,7 +81,7 @@ class Health:
         self._lost_since = dict.fromkeys(lost, now) | kept
 
     def alive(self) -> Condition:
-        """Whether a restart would repair nothing."""
+        """Whether a restart would not help."""
         self.look()
         now = self._time()
         return self._condition(
@@ -103,7 +103,7 @@ class Health:
                 reasons.append(f"{one.queue} is {one.state}{trouble}")
             elif one.standstill:
                 reasons.append(
-                    f"{one.queue} stands still: everything in hand ({one.held}) is held: "
+                    f"{one.queue} does not progress: all deliveries ({one.held}) are held: "
                     f"{one.standstill}"
                 )
             elif one.stuck:
@@ -129,7 +129,7 @@ class Health:
 
 
 class ControlEndpoint:
-    """Answers requests about one service; `metrics` renders a scrape where the extra is there."""
+    """Answers requests about one service. `metrics` renders a scrape if the extra is installed."""
 
     def __init__(
         self,

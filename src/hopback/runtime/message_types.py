@@ -1,7 +1,7 @@
-"""The types of the messages on a queue: what says the type, who handles which, and their schemas.
+"""Message types of a queue: the source of the type, the handler of each type, and their schemas.
 
-A queue's handlers share its consumer: how many run at once, the prefetch, the key and the breaker are
-the queue's. Rules and deadlines are each handler's own.
+The handlers of a queue share its consumer: concurrency, prefetch, key and breaker belong to the queue.
+Each handler has its own rules and deadlines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hopback.runtime.app import AnyHandler, App
 
 TypeOf: TypeAlias = "Callable[[Delivery], str | None]"
-"""Tells the type of a message; None if it has none."""
+"""Returns the type of a message, None if it has none."""
 
 
 def by_property(delivery: Delivery) -> str | None:
@@ -62,7 +62,7 @@ def by_cloudevents(delivery: Delivery) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TypedHandlers:
-    """The handlers of one queue by message type, and what becomes of what none of them handles."""
+    """The handlers of one queue by message type, and the outcome of other types."""
 
     queue: str
     options: HandlerOptions
@@ -72,7 +72,7 @@ class TypedHandlers:
     """None parks, with a reason that names the type."""
 
     def joined(self, name: str, handler: Handler) -> TypedHandlers:
-        """With one handler more; InvalidDeclaration if it does not fit to the others."""
+        """Return a copy with one handler more. InvalidDeclaration if it conflicts with the others."""
         where = f"handler of queue {self.queue!r}"
         if name in self.handlers:
             problem = Problem(f"message_type {name!r}", "one handler", "another one")
@@ -111,7 +111,7 @@ class TypedRunner:
             return Answer(outcome_of(self._typed.unhandled))
         found = "it has no type" if name is None else f"its type is {name[:200]!r}"
         known = ", ".join(map(repr, self._runners))
-        return Answer(Park(f"nobody handles it here: {found}; handled are {known}"))
+        return Answer(Park(f"no handler for this message: {found}. Handled types: {known}"))
 
     @property
     def waits_for_settlement(self) -> bool:
@@ -119,7 +119,7 @@ class TypedRunner:
         return any(one.waits_for_settlement for one in self._runners.values())
 
     async def settled(self, delivery: Delivery) -> None:
-        """Close what was to live until the delivery was settled."""
+        """Close the values that live until the delivery is settled."""
         for runner in self._runners.values():
             await runner.settled(delivery)
 
@@ -128,7 +128,7 @@ _PLACE = "#/components/schemas/{}"
 
 
 def payload_schemas(app: App) -> PayloadSchemas:
-    """The schema of each queue's payload, and those that they refer to; of bytes there is none."""
+    """The schema of each queue's payload, and the schemas they refer to. Bytes have no schema."""
     queues: dict[str, dict[str, Any]] = {}
     shared: dict[str, Any] = {}
     for queue, handler in app.handlers.items():
@@ -141,7 +141,7 @@ def payload_schemas(app: App) -> PayloadSchemas:
 
 
 def _payload_type(handler: AnyHandler) -> Any:
-    """What the function's annotation says of its payload."""
+    """The annotated payload type of the function."""
     function = handler.prepare or handler if isinstance(handler, BatchHandler) else handler
     if isinstance(function, BatchHandler):
         name = next(iter(inspect.signature(function.call).parameters))
@@ -153,7 +153,7 @@ def _payload_type(handler: AnyHandler) -> Any:
 
 
 def _schema(wanted: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The schema and what it refers to; None where nobody can describe the type."""
+    """The schema and the schemas it refers to. None if the type cannot be described."""
     if hasattr(wanted, "model_json_schema"):  # a pydantic model describes itself
         whole = wanted.model_json_schema(ref_template=_PLACE.format("{model}"))
         shared = whole.pop("$defs", {})

@@ -1,8 +1,8 @@
-"""Middleware: what an application puts around every run of its handlers.
+"""Middleware: functions of an application that surround every run of its handlers.
 
-A middleware is an async function of the context and of `run`, which it awaits once. Returning nothing
-changes nothing: the handler's outcome stands, and so does its exception if the middleware has caught
-it without saying what else is to happen. No message is done because a `return` was forgotten.
+A middleware is an async function of the context and of `run`, which it awaits once. If it returns None, the
+handler's outcome is kept, and so is the handler's exception if the middleware caught it without returning
+another outcome. A forgotten `return` therefore never completes a message.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from hopback.policy.outcome import raised_outcome
 from hopback.runtime.context import Context
 
 NextRun: TypeAlias = Callable[[], Awaitable[object]]
-"""Runs what is inside, and gives back what the handler returned."""
+"""Runs the inner middleware and the handler. Returns the handler's result."""
 
 Middleware: TypeAlias = Callable[[Context, NextRun], Awaitable[object]]
-"""Around every run; an outcome that it returns takes the place of the handler's."""
+"""Surrounds every run. A returned outcome replaces the handler's."""
 
 
 def check_middleware(middleware: Middleware) -> None:
-    """InvalidDeclaration unless it is an async function of the context and of what runs inside."""
+    """InvalidDeclaration unless it is an async function of the context and the inner run."""
     called = getattr(middleware, "__call__", None)  # noqa: B004 - the method itself is asked
     is_async = inspect.iscoroutinefunction(middleware) or inspect.iscoroutinefunction(called)
     if is_async and len(inspect.signature(middleware).parameters) == 2:
@@ -35,7 +35,7 @@ def check_middleware(middleware: Middleware) -> None:
 
 
 class _Inside:
-    """What runs inside a middleware, and what came of it."""
+    """The inner run of a middleware, with its result or error."""
 
     __slots__ = ("_run", "error", "returned", "was_run")
 
@@ -62,7 +62,7 @@ class _Inside:
 async def run_through(
     middleware: Sequence[Middleware], context: Context, run: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Run inside all of them; the first is the outermost."""
+    """Run inside all middleware. The first is the outermost."""
     for one in reversed(middleware):
         run = partial(_around, one, context, run)
     return await run()
@@ -81,6 +81,6 @@ async def _around(
         name = getattr(middleware, "__qualname__", repr(middleware))
         raise RuntimeError(
             f"middleware {name} neither awaited run() nor returned an outcome: return Done(), "
-            "Retry(…), Park(…) or Snooze(…) to say what becomes of the message"
+            "Retry(…), Park(…) or Snooze(…) to decide about the message"
         )
     return inside.returned

@@ -89,7 +89,7 @@ def _new_fitter(wanted: Any) -> _Fit:
         return _fit_dict(fitter(args[1] if args else Any))
     raise TypeError(
         f"cannot decode a payload into {wanted!r}: expected a plain type, a dataclass or a container "
-        "of these; install msgspec or pydantic for their models"
+        "of these. Install msgspec or pydantic for their models"
     )
 
 
@@ -160,8 +160,8 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
 def _tags(options: list[Any]) -> tuple[str, dict[Any, _Fit]]:
     """Return the field that distinguishes dataclasses, and the fitter for each of its values.
 
-    The field is a Literal in all of them, without duplicate values. Returns an empty name if there
-    is none.
+    The field is a Literal in all of them, without duplicate values. Without such a field, the name is
+    empty.
     """
     if len(options) < 2 or not all(dataclasses.is_dataclass(option) for option in options):
         return "", {}

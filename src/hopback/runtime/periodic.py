@@ -1,14 +1,14 @@
 """Periodic messages, sent by one of any number of processes.
 
-What was sent is written down in a queue with a single active consumer, as one message: "all that was due
-after `since` and up to `last` has been sent". The process that holds that message sends what is due, each
-confirmed, then publishes its successor, and then acknowledges it. So a crash at any moment sends
-something twice at worst, with the same message id, and never leaves anything out.
+The progress is one message in a queue with a single active consumer: "all messages due after `since` and up
+to `last` were sent". The process that holds this message sends the due messages with confirms, then
+publishes the next progress, and then acks the old one. A crash at any moment therefore duplicates messages
+at worst, with the same message id, and never omits one.
 
-Every process begins by publishing a message that begins with its own start. There may be several such
-messages for a moment: their ranges are merged. Where they leave a gap the earlier one counts, and the due
-times of the later one are not sent again. If the queue is deleted, the sender publishes its progress again. A
-process that waits does not know the progress and publishes one that begins at that moment: history is never
+Every process first publishes a progress that begins with its own start. Several of them may exist for a
+moment: their ranges are merged. If they leave a gap, the earlier one counts, and the due times of the later
+one are not sent again. If the queue is deleted, the sender publishes its progress again. A waiting process
+does not know the progress and publishes one that begins at that moment, so that old due times are not
 sent again.
 
 A clock that is set forward or back is noticed by comparing it with the event loop's clock. The sender then

@@ -55,7 +55,7 @@ _APART = 64
 """Requests that may be refused and are asked at the same time, on a channel each. Further ones wait."""
 
 _LOST = (
-    "nothing was asked: the channel of the delivery that is being handled has ended, and the broker"
+    "request not sent: the channel of the delivery that is being handled has ended, and the broker"
     " delivers it again"
 )
 
@@ -105,7 +105,7 @@ class RequestClient:
             error = self._line.trouble
             await self.close()
             await self._task
-            raise error or NoReply("nothing was asked: there is no connection")
+            raise error or NoReply("request not sent: there is no connection")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -178,7 +178,7 @@ class RequestClient:
                 await first_of(self._channel, self._task)
                 if not self._channel.done():
                     await self._task
-                    raise NoReply("nothing was asked: the client is closed")
+                    raise NoReply("request not sent: the client is closed")
             channel = await asyncio.shield(self._channel)
             if not may_share or not self._proven.cover(message):
                 async with AsyncExitStack() as turn:

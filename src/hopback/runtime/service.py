@@ -358,7 +358,7 @@ class Service:
             except PublishInterrupted as error:
                 await self._publish_again(message, ended, error)
         except DeliveryLost:
-            raise  # nothing was sent, and `delivery.abandoned` reports the run
+            raise  # the message was not sent, and `delivery.abandoned` reports the run
         except BrokerError as error:
             self.upkeep.report(message, error)
             self.world.bus.emit(
@@ -383,7 +383,7 @@ class Service:
         try:
             await self._publisher.send(message, ended=ended)
         except ConnectionFailed:
-            raise error from error.__cause__  # it may have been stored, so "nothing was sent" is wrong
+            raise error from error.__cause__  # it may be stored, so "message not sent" would be wrong
 
     def report(self, name: str, fields: Mapping[str, Any]) -> None:
         """Emit an event with the message that is being handled. Handlers in threads call this, too."""

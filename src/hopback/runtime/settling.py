@@ -148,7 +148,7 @@ class Settling:
                 last = again
             else:
                 return decided.Park(self.plan.parking.by, self.plan.attempts, reason)
-        return decided.Keep(1, f"{reason}; not parked: {type(last).__name__}: {last}")
+        return decided.Keep(1, f"{reason}, not parked: {type(last).__name__}: {last}")
 
     def abandon(self, taken: HeldDelivery, duration: float, reason: str) -> None:
         """Report a delivery that was not settled. The broker will redeliver it."""

@@ -1,12 +1,12 @@
 """The end of a service, in numbered steps.
 
-1. Stop intake: the broker is told to send no more.
-2. Finish: handlers and batches that run may end, up to the grace time.
-3. Flush: open batches are handled, in what is left of the grace time or a few seconds.
-4. Release: what is left unsettled goes back to its queue with its channel.
+1. Stop intake: cancel the consumers.
+2. Finish: running handlers and batches may end, up to the grace time.
+3. Flush: open batches are handled, in the remaining grace time or a few seconds.
+4. Release: the broker requeues unsettled deliveries when their channels close.
 5. Close: the connections end.
 
-Asking twice skips the waiting. The report says what was left; nothing unsettled goes unreported.
+A second request skips the waiting. The report lists all unsettled deliveries.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _FLUSH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a service ended: how many deliveries it settled, and what it left to the broker."""
+    """Result of a service: number of settled deliveries, and deliveries left to the broker."""
 
     handled: int
     left: tuple[Leftover, ...] = ()
 
     @property
     def clean(self) -> bool:
-        """Whether no handler was interrupted and nothing was kept."""
+        """Whether no handler was interrupted and no delivery was kept."""
         return not any(one.interrupted or one.kept for one in self.left)
 
 
@@ -48,7 +48,7 @@ class Stopping:
     forced: asyncio.Event = field(default_factory=asyncio.Event)
 
     def ask(self) -> None:
-        """Ask for an orderly end; a second time, for an end at once."""
+        """Ask for a graceful shutdown. A second request ends it at once."""
         (self.forced if self.asked.is_set() else self.asked).set()
 
     def force(self) -> None:
@@ -59,7 +59,7 @@ class Stopping:
 
 @dataclass(slots=True)
 class Shutdown:
-    """Ends the consumers of a service; closing its connections is the service's own last step."""
+    """Ends the consumers of a service. The service itself closes its connections afterwards."""
 
     consumers: Sequence[Consumer]
     stopping: Stopping
@@ -71,7 +71,7 @@ class Shutdown:
         """Steps 1 to 4, and the announcement of step 5."""
         self._step(1, "stop intake")
         await self._unless_forced(self._stop_intake(), self.grace)
-        self._step(2, "finish what runs")
+        self._step(2, "finish running handlers")
         began = asyncio.get_running_loop().time()
         await self._unless_forced(self._finish(), self.grace)
         self._step(3, "flush open batches")

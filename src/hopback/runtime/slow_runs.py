@@ -13,8 +13,8 @@ cancels the consumer instead). The timeout of a broker cannot be asked for. So:
    redelivered message counts as a failed attempt and is not run again while the old call still runs here.
 4. A queue whose consumer timeout is known, by its arguments or a policy, cancels a run shortly before.
 
-Runs are looked at every few seconds, all of a process by one timer. A message that is handled quickly costs
-nothing.
+Runs are checked every few seconds, all runs of a process by one timer. A message that is handled quickly has
+no extra cost.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ class SlowRuns:
         if _is_in_thread(run) or any(one.session.ended.is_set() for one in run.deliveries):
             return
         reason = (
-            f"the handler did not return within {seconds:.0f} s; "
-            f"the consumer timeout of its queue is {self._timeout:g} s"
+            f"the handler did not return within {seconds:.0f} s. "
+            f"The consumer timeout of its queue is {self._timeout:g} s"
         )
         self._emit("delivery.taken_back", taken, seconds, stopped=True, stack=_stack(run))
         self._work.end_early(run.task, _failed(reason))

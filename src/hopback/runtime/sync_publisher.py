@@ -1,7 +1,7 @@
 """Publishing from programs without an event loop: Django and Flask views, scripts, other threads.
 
-The connections live on a loop in a thread of their own. Every caller waits for the confirm of
-its own message alone; messages of several threads are in flight at once.
+The connections live on a loop in a separate thread. Every caller waits for the confirm of its own message
+only, so messages of several threads are in flight at once.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _IN_FLIGHT = 500
 
 
 class SyncPublisher:
-    """Publishes confirmed from any thread; a context manager, or closed when the program ends.
+    """Publishes with confirms from any thread. Context manager, or closed at exit.
 
-    It connects at the first publish, and anew in a process that was forked since. `connections` is
-    how many it spreads its messages over; `timeout` how long a publish waits for a usable
-    connection before ConnectionFailed says that nothing was sent.
+    It connects at the first publish, and again in a forked process. `connections` is the number of
+    connections that messages are spread over. `timeout` is the time a publish waits for a usable connection
+    before ConnectionFailed is raised. The message was not sent then.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SyncPublisher:
         asyncio.run_coroutine_threadsafe(running.send(message), running.loop).result()
 
     def send_all(self, messages: Iterable[Message]) -> int:
-        """Publish many, side by side, and tell how many; an ExceptionGroup has every failure."""
+        """Publish messages concurrently and return their number. An ExceptionGroup has all failures."""
         running, errors, number = self._loop(), list[Exception](), 0
         source = iter(messages)
         while some := list(itertools.islice(source, _IN_FLIGHT)):
@@ -102,7 +102,7 @@ class SyncPublisher:
         return number
 
     def close(self) -> None:
-        """Wait for what is in flight and end the connections. Safe to repeat; nothing goes after it."""
+        """Wait for publishes in flight and close the connections. Safe to repeat. Later publishes fail."""
         with self._starting:
             running, self._running, self._closed = self._running, None, True
         if running is not None and running.process == os.getpid():
@@ -125,7 +125,7 @@ class SyncPublisher:
             return running
         with self._starting:
             if self._closed:
-                raise ConnectionFailed("nothing was sent: the publisher is closed")
+                raise ConnectionFailed("message not sent: the publisher is closed")
             if self._running is None or self._running.process != os.getpid():
                 made = _PublisherThread(self._broker, self._name, self._connections, self._timeout)
                 self._running = made
@@ -134,11 +134,11 @@ class SyncPublisher:
 
 
 def _refuse_delay(message: Message) -> None:
-    """Nothing that was to wait may be sent at once."""
+    """Refuse a delayed message, which would be sent at once."""
     if message.delay is not None:
         raise ValueError(
             "expected a message that is sent at once: `delay` and `at` are for applications that "
-            "have declared `app.delays()`; publish to one of their queues"
+            "have declared `app.delays()`. Publish to one of their queues"
         )
 
 
@@ -155,7 +155,7 @@ class _PublisherThread:
         self._in_flight = 0
         self._started = threading.Event()
         self._error: BaseException | None = None
-        # A daemon: a program that ends without closing must not hang; `atexit` closes in order.
+        # A daemon, so that a program that ends without closing does not hang. `atexit` closes it.
         make = partial(MessageSender, broker, name=name, timeout=timeout)
         self._thread = threading.Thread(
             target=self._run, args=(make, connections), name=name, daemon=True
@@ -177,7 +177,7 @@ class _PublisherThread:
                 self._idle.set()
 
     async def send_all(self, messages: list[Message]) -> list[Exception]:
-        """Publish side by side; what was raised, in order."""
+        """Publish concurrently. Returns the errors in order."""
         fates = await asyncio.gather(*map(self.send, messages), return_exceptions=True)
         return [fate for fate in fates if isinstance(fate, Exception)]
 
@@ -191,7 +191,7 @@ class _PublisherThread:
             with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                 runner.run(self._serve(make, connections))
         except BaseException as error:
-            self._error = error  # told to the thread that waits for the start
+            self._error = error  # raised in the thread that waits for the start
         finally:
             self._started.set()
 

@@ -39,12 +39,12 @@ def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
     name, known = f"process {plan.queue}", _known_before(plan)
 
     async def run_traced(delivery: Delivery) -> Answer:
-        # What start_as_current_span does, without its context managers: they cost as much as the span.
+        # Equivalent to start_as_current_span, whose context managers cost as much as the span.
         carried = _carried(delivery)
         span = own.start_span(name, carried, kind=SpanKind.CONSUMER, attributes=known)
         recorded = span.is_recording()
         if recorded:
-            # What is the message's own; not read where the span is not recorded.
+            # Attributes of the message, which are not read unless the span is recorded.
             reading = Reading(delivery, plan)
             span.set_attributes(
                 {
@@ -74,7 +74,7 @@ def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
 def traced_batch(
     deliveries: Sequence[Delivery], plan: Plan, tracer: Tracer | None = None
 ) -> Iterator[Callable[[Sequence[Answer]], None]]:
-    """A span for the handling of a batch; it is told the answers at the end."""
+    """A span for the handling of a batch. The yielded function is called with the answers at the end."""
     own = tracer or trace.get_tracer("hopback")
     # The span that each message came with, where it came with one.
     carried = (trace.get_current_span(_carried(one)).get_span_context() for one in deliveries)
@@ -99,10 +99,10 @@ def _conclude_batch(span: Span, answers: Sequence[Answer]) -> None:
 
 
 def _carried(delivery: Delivery) -> context.Context:
-    """The trace that a message carries; a propagator can read what is text among its headers."""
+    """The trace context of a message. A propagator reads the text headers."""
     headers = delivery.properties.headers
     carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
-    # Without any text there is nothing that a propagator could find.
+    # Without text headers there is no trace context to extract.
     return propagate.extract(carrier) if carrier else context.get_current()
 
 
@@ -114,7 +114,7 @@ def current_trace() -> Headers:
 
 
 def _known_before(plan: Plan) -> dict[str, str | int]:
-    """What is the same for each run, in OpenTelemetry's names: all that a sampler has to see."""
+    """The attributes that are equal for all runs, in OpenTelemetry's names: all that a sampler needs."""
     return {
         "messaging.system": "rabbitmq",
         "messaging.operation.type": "process",

@@ -102,8 +102,8 @@ class Upkeep:
             migrating = await queues_in_migration(connection, self._own)
             if migrating:
                 raise BrokerError(
-                    f"nothing is consumed while {', '.join(migrating)} is being migrated; if the migration"
-                    " was interrupted, `hopback topology migrate` ends it"
+                    f"consumption is stopped while {', '.join(migrating)} is being migrated. If the migration"
+                    " was interrupted, finish it with `hopback topology migrate`"
                 )
         await prepare(connection, self._own, self._ownership)
         self._is_begun = True
@@ -206,7 +206,7 @@ class Upkeep:
             name = message.exchange or message.routing_key
             if name not in self._reported:
                 self._reported.add(name)
-                why = f"{error}; this application creates nothing (ownership `external`)"
+                why = f"{error}. This application does not create objects (ownership `external`)"
                 self._world.bus.emit("topology.unusable", {"object": name, "reason": why})
         else:
             self._unrouted.add(message.exchange)

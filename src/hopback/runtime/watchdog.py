@@ -101,8 +101,8 @@ class Watchdog:
             own = own.f_back
         line = own or frame
         _LOG.warning(
-            "the event loop has stood still for %.1f s in %s, at %s: nothing else runs meanwhile. "
-            "Await what takes long, or make the handler a plain function: it then has a thread",
+            "the event loop has been blocked for %.1f s in %s, at %s. No other task runs meanwhile. "
+            "Await long operations, or make the handler a plain function, which runs in a thread",
             seconds,
             "no task" if task is None else task.get_name(),
             f"{line.f_code.co_filename}, line {line.f_lineno}",
@@ -172,7 +172,7 @@ class ThreadEndpoint:
         except TimeoutError:
             still = self._watchdog.stood_still
             alive = request.path.strip("/") == "healthz" and still < _DEAD_S
-            reason = f"the event loop has stood still for {still:.0f} s"
+            reason = f"the event loop has been blocked for {still:.0f} s"
             said = {
                 "ok": alive,
                 "reasons": [] if alive else [reason],

@@ -334,7 +334,7 @@ def inside_middleware(
 
 NOT_PUBLISHED: Final = Answer(
     Park(
-        "a publish was not awaited, so nothing was published: write `await context.publish(…)`, "
+        "a publish was not awaited, so the message was not sent: write `await context.publish(…)`, "
         "and re-drive this message"
     )
 )
@@ -549,7 +549,7 @@ class OneByOne:
         await self._pool.join()
 
     async def flush(self) -> None:
-        """Does nothing: there are no batches here."""
+        """Do nothing: there are no batches."""
 
     async def stop(self) -> int:
         return len(await self._pool.stop())

@@ -203,7 +203,7 @@ async def test_a_wrong_return_parks_the_batch_with_the_menu(returned: object) ->
     async with AppTest(_app(insert, size=3)) as test:
         await _publish(test, range(3))
         assert await test.drain() == Tally(parked=3)
-        test.assert_parked("users", times=3, reason="expected nothing, or a list of 3 of")
+        test.assert_parked("users", times=3, reason="expected None, or a list of 3 of")
 
 
 @in_virtual_time

@@ -131,9 +131,9 @@ async def test_what_has_no_place_to_go_is_refused_at_once() -> None:
     """A queue or exchange that is not there, a delay that is too long, an app without the queues."""
     app = _app([], longest="1h")
     async with AppTest(app) as test:
-        with pytest.raises(Returned, match="404 not there"):
+        with pytest.raises(Returned, match="404 missing"):
             await app.publish("remindres", {}, delay="1m")
-        with pytest.raises(Returned, match="404 not there"):
+        with pytest.raises(Returned, match="404 missing"):
             await app.publish("a", {}, exchange="evnets", delay="1m")
         with pytest.raises(InvalidDeclaration, match=r"at most 1h8m15s: .*longest=…"):
             await app.publish("reminders", {}, delay="2h")

@@ -274,7 +274,7 @@ def test_what_can_never_be_provided_is_refused_where_it_is_declared(
 
 def test_mistakes_in_the_mark_itself_are_refused() -> None:
     """A value instead of a function, an unknown scope, a default instead of an annotation."""
-    with pytest.raises(InvalidDeclaration, match="a function, not what it returns"):
+    with pytest.raises(InvalidDeclaration, match="a function, not its result"):
         Depends(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidDeclaration, match="run, delivery, application"):
         Depends(open_session, scope="request")
@@ -283,7 +283,7 @@ def test_mistakes_in_the_mark_itself_are_refused() -> None:
         @App("shop").handler("orders", retry=None)
         async def handle(payload: bytes, text: Any = Depends(greeting)) -> None: ...  # noqa: B008
 
-    with pytest.raises(InvalidDeclaration, match="a batch of many deliveries"):
+    with pytest.raises(InvalidDeclaration, match="a batch of deliveries"):
 
         @App("shop").batch("orders", retry=None)
         async def insert(rows: list[int], one: Annotated[int, Depends(_of_a_delivery)]) -> None: ...

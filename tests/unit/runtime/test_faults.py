@@ -302,7 +302,7 @@ async def test_an_unexpected_error_before_settlement_leaves_the_message_where_it
     taken = HeldDelivery(found, ConsumeSession(channel, connection.version))
     assert not await settling.conclude(taken, Answer(Retry("no")), 0.0)
     mistake = "ZeroDivisionError: a mistake of ours"
-    assert said == [("delivery.held", f"not rewritten: {mistake}; not parked: {mistake}")]
+    assert said == [("delivery.held", f"not rewritten: {mistake}, not parked: {mistake}")]
     assert len(broker.snapshot().queue(plan.queue).unacked) == 1
     await connection.close()
 

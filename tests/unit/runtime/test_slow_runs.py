@@ -106,7 +106,7 @@ async def test_handler_is_cancelled_before_a_consumer_timeout_that_the_queue_dec
         await test.advance(520)
         (retried,) = test.find_events("delivery.retried")
         assert not test.find_events("delivery.abandoned")
-        assert "the consumer timeout of its queue is 600 s" in retried.fields["reason"]
+        assert "The consumer timeout of its queue is 600 s" in retried.fields["reason"]
         await test.advance(520)
         assert [one.body for one in test.broker.snapshot().queue("orders.dlq").messages] == [b"1"]
     assert runs == {1: 2}

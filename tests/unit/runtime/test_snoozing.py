@@ -110,7 +110,7 @@ async def test_a_wait_that_is_none_parks_with_the_menu(wait: Any) -> None:
     async with AppTest(app) as test:
         await test.publish("orders", {})
         await test.drain()
-        test.assert_parked("orders", times=1, reason=r"expected nothing, Done()")
+        test.assert_parked("orders", times=1, reason=r"expected None, Done()")
 
 
 @in_virtual_time

@@ -179,7 +179,7 @@ async def test_readiness_falls_while_everything_is_held_and_says_why() -> None:
             await test.publish("orders", {})
         await test.advance(600)
         (reason,) = _reasons(test)
-        assert "orders stands still: everything in hand (2) is held" in reason
+        assert "orders does not progress: all deliveries (2) are held" in reason
         assert "'orders.dlq' (312 NO_ROUTE)" in reason
         (said,) = test.find_events("topology.unusable", object="orders.dlq")
         assert "does not create objects (ownership `check`)" in said.fields["reason"]

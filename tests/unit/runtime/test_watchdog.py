@@ -58,7 +58,7 @@ async def test_a_loop_that_stands_still_is_told_with_its_line_and_stack() -> Non
         logger.removeHandler(heard)
     (record,) = heard.records
     message = record.getMessage()
-    assert "the event loop has stood still for " in message
+    assert "the event loop has been blocked for " in message
     assert "in hopback orders, at " in message
     assert f"{__file__}, line " in message
     stream = io.StringIO()
@@ -111,7 +111,7 @@ async def test_probes_are_answered_while_the_loop_stands_still(
         await endpoint.close()
     assert [status for status, _ in found] == [200, 503, 503]
     assert found[0][1]["ok"] is True
-    assert "the event loop has stood still for" in found[1][1]["reasons"][0]
+    assert "the event loop has been blocked for" in found[1][1]["reasons"][0]
     assert again == (200, {"from": "the loop"})
 
 
