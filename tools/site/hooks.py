@@ -39,6 +39,9 @@ DOORS = {
     "hopback.runtime": "The runtime of services.",
     "hopback.broker": "The port to a broker, and the embedded broker.",
     "hopback.topology": "Queues, exchanges, bindings and failure plans as data.",
+    "hopback.store": "Inbox, outbox and their database. It needs the extra `store`.",
+    "hopback.observe": "Events and their subscribers.",
+    "hopback.errors": "The exceptions that Hopback raises.",
     "hopback.ops": "Dead letters: looking, re-driving, discarding.",
     "hopback.testing": "The test kit.",
 }
@@ -67,7 +70,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                 pages.append({group: []})
             (pages[-1][group] if group else pages).append({title: path})
     tabs["Tutorial"].insert(0, {"All pages": ALL_PAGES})
-    systems = sorted((ROOT / "src" / "hopback" / "systems").glob("*/README.md"))
+    systems_folder = ROOT / "src" / "hopback" / "systems"
+    systems = [systems_folder / "README.md", *sorted(systems_folder.glob("*/README.md"))]
     tabs["Tutorial"].append(
         {"The five systems": [{_title(path): str(path.relative_to(ROOT))} for path in systems]}
     )
