@@ -1,4 +1,4 @@
-"""The application: `hopback run orders:app`. Its handlers are in the modules beside this one."""
+"""The application: `hopback run orders:app`."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from orders.database import Base, database
 
 @asynccontextmanager
 async def lifespan(app: App) -> AsyncGenerator[None]:
-    """Create the tables, and publish what transactions leave in the outbox while the app runs."""
+    """Create the tables, and publish the messages of the outbox while the application runs."""
     await migrate(database, also=Base.metadata)
     relay = asyncio.create_task(Relay(Outbox(database, str(uuid4())), app.send).run())
     yield
@@ -30,6 +30,6 @@ app.include(placing.router, charging.router, mailing.router)
 
 @app.middleware
 async def logged(context: Context, run: NextRun) -> None:
-    """Log every run that worked; failures are logged by Hopback itself."""
+    """Log every successful run. Hopback logs the failures."""
     await run()
     logging.info("%s %s is done", context.queue, context.message_id)

@@ -1,4 +1,4 @@
-"""The database, and the session that every run of a handler gets."""
+"""The database, and a session for each run of a handler."""
 
 import os
 from collections.abc import AsyncGenerator

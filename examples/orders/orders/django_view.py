@@ -1,4 +1,4 @@
-"""Orders from Django: a view for a project's `urls.py`, in threads and without an event loop."""
+"""Orders from Django: a view for a project's `urls.py`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Mails: two types of message on one queue."""
+"""Mails: two message types on one queue."""
 
 from logging import info
 
@@ -8,11 +8,11 @@ from orders.payloads import OrderPlaced
 router = Router("mails.")
 
 
-@router.handler("wanted", message_type="paid", retry=["1m"], bind={"shop": "mail.wanted"})
+@router.handler("wanted", message_type="paid", retry=["1m"])
 async def thank(order: OrderPlaced) -> None:
     info("mail: order %d is paid", order.id)
 
 
 @router.handler("wanted", message_type="refused")
-async def regret(order: OrderPlaced) -> None:
+async def remind(order: OrderPlaced) -> None:
     info("mail: order %d is not paid yet", order.id)

@@ -1,4 +1,4 @@
-"""What travels: the payload of all messages."""
+"""The payload of all messages."""
 
 from pydantic import BaseModel, PositiveInt
 

@@ -1,4 +1,4 @@
-"""Orders: stored once, however often the message comes, and the charge published surely."""
+"""Orders: stored once, with the message for the charge in the same transaction."""
 
 from hopback import Context, Router, compose
 from hopback.store import Transaction
@@ -14,7 +14,7 @@ async def place(order: OrderPlaced, context: Context, session: Session) -> None:
     if not await tx.first_time("orders.placed", context.delivery):
         return
     session.add(Order(id=order.id, customer=order.customer, cents=order.cents))
-    await tx.send(compose("charge.wanted", order, exchange="shop"), key=order.customer)
+    await tx.send(compose("charges.wanted", order), key=order.customer)
 
 
 @router.handler("asked", retry=None, replies=True)

@@ -4,17 +4,18 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from hopback import Publisher, RequestClient
 from orders.payloads import OrderPlaced
 
+url = os.environ["HOPBACK_BROKER"]
+publisher, client = Publisher(url), RequestClient(url)
+
 
 @asynccontextmanager
-async def lifespan(web: FastAPI) -> AsyncGenerator[None]:
-    url = os.environ["HOPBACK_BROKER"]
-    async with Publisher(url) as publisher, RequestClient(url) as client:
-        web.state.publisher, web.state.client = publisher, client
+async def lifespan(_web: FastAPI) -> AsyncGenerator[None]:
+    async with publisher, client:
         yield
 
 
@@ -22,12 +23,11 @@ web = FastAPI(lifespan=lifespan)
 
 
 @web.post("/orders", status_code=202)
-async def place(order: OrderPlaced, request: Request) -> OrderPlaced:
-    publisher = request.app.state.publisher
+async def place(order: OrderPlaced) -> OrderPlaced:
     await publisher.publish("order.placed", order, exchange="shop", message_id=f"order-{order.id}")
     return order
 
 
 @web.get("/orders/{order}")
-async def find(order: int, request: Request) -> OrderPlaced | None:
-    return await request.app.state.client.request("orders.asked", order, timeout="5s")
+async def find(order: int) -> OrderPlaced | None:
+    return await client.request("orders.asked", order, returns=OrderPlaced | None, timeout="5s")
