@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -130,6 +132,21 @@ def test_containers_drop_all_capabilities(path: Path) -> None:
         is_server = name in ("rabbitmq", "postgres")
         assert (name == "rabbitmq") or service["read_only"], name
         assert is_server or "cap_add" not in service, name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*_COMPOSE_FILES, ROOT / "src/hopback/cli/templates/compose.yaml.template"],
+    ids=lambda path: path.name,
+)
+def test_compose_files_fit_the_schema_of_the_compose_specification(path: Path) -> None:
+    schemas = files("check_jsonschema") / "builtin_schemas" / "vendor"
+    schema = json.loads((schemas / "compose-spec.json").read_text())
+    compose = yaml.safe_load(path.read_text())
+    jsonschema.validate(compose, schema)
+    next(iter(compose["services"].values()))["imagge"] = "misspelt"
+    with pytest.raises(jsonschema.ValidationError, match="imagge"):
+        jsonschema.validate(compose, schema)
 
 
 def test_compose_wires_what_it_starts() -> None:
