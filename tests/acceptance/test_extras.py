@@ -83,7 +83,7 @@ def test_the_library_names_the_extra(program: str, library: str, extra: str) -> 
         (["store", "status", "--database", "sqlite:///x.db"], "sqlalchemy", "store"),
         (["store", "status", "--database", _POSTGRES], "psycopg", "postgres"),
         (["dlq", "ls", "--server", "http://h"], "httpx", "ops"),
-        (["run", "hopback.systems.file_pipeline.thumbnail:app", *_EMBEDDED], "PIL", "systems"),
+        (["run", "hopback.systems.file_pipeline.parts:thumbnail", *_EMBEDDED], "PIL", "systems"),
         (["run", "traced:app", *_EMBEDDED, "--otel"], "opentelemetry", "tracing"),
         # The application's own module is not to blame.
         (["run", "shop:app", *_EMBEDDED], "psycopg", "postgres"),

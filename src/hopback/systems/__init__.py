@@ -1,6 +1,6 @@
 """The five documented systems as applications of Hopback's public API.
 
-Each has a package with a README and a description, `SYSTEM` (see `host.py`).
+Each has a package with a README. Its module `demo` contains its description, `SYSTEM` (see `host.py`).
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ HOMES: Mapping[str, str] = MappingProxyType(
 
 def load_system(name: str) -> System:
     """Import a system and return it. Raises KeyError for an unknown name."""
-    system: System = import_module(HOMES[name]).SYSTEM
+    system: System = import_module(f"{HOMES[name]}.demo").SYSTEM
     return system

@@ -118,6 +118,25 @@ async def test_a_bad_limit_is_told(tmp_path: Path, query: str) -> None:
         assert answer.json()["error"] == "limit: expected a whole number from 1 to 500"
 
 
+@in_virtual_time
+async def test_errors_are_in_the_language_of_the_client(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as door:
+        portuguese = {"Accept-Language": "pt-BR,pt;q=0.9,en;q=0.5"}
+        answer = await door.client.get("/files?limit=0", headers=portuguese)
+        assert answer.json()["error"] == "limit: esperado um número inteiro de 1 a 500"
+        assert answer.headers["content-language"] == "pt"
+        missing = await door.client.post("/files", content=b"", headers=portuguese)
+        assert missing.json()["error"] == "esperado multipart/form-data com um campo `file`"
+
+
+@in_virtual_time
+async def test_gateway_has_health_and_metrics(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as door:
+        assert (await door.client.get("/healthz")).status_code == 200
+        assert (await door.client.get("/readyz")).json() == {"status": "ok", "reasons": []}
+        assert 'path="/readyz"' in (await door.client.get("/metrics")).text
+
+
 _GOOD = part("file", "a.png", "image/png", png())
 
 

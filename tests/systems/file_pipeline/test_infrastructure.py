@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
+import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from hopback import RabbitMQ
+from hopback.broker.declare import declare
 from hopback.designs import file_pipeline
+from hopback.errors import TopologyConflict
 from hopback.systems.file_pipeline.infrastructure import HOME, infrastructure
 from hopback.topology import read_definitions
 
@@ -84,24 +89,64 @@ def test_the_script_says_what_to_look_at_when_it_cannot(rabbitmq: SharedNode, vh
     assert "wrong" not in ran.stderr + ran.stdout
 
 
+def _engine() -> list[str] | None:
+    """Return the compose command of a container engine that answers."""
+    for name in ("docker", "podman"):
+        if shutil.which(name):
+            asked = subprocess.run([name, "info"], capture_output=True, timeout=60, check=False)
+            if asked.returncode == 0:
+                return [name, "compose", "--project-name", "hopback-test", "--file"]
+    return None
+
+
+def _queues_by_engine(compose: list[str]) -> int:
+    """Start the compose file by the engine. Return the number of imported queues."""
+    command = [*compose, str(HOME / "docker-compose.yml")]
+    try:
+        subprocess.run([*command, "up", "--detach", "--wait", "rabbitmq"], check=True)
+        subprocess.run([*command, "run", "--rm", "rabbitmq-init"], check=True)
+        url = "http://guest:guest@127.0.0.1:15672/api/queues"
+        return len(httpx.get(url, trust_env=False).json())
+    finally:
+        subprocess.run([*command, "down", "--volumes"], check=True)
+
+
 @pytest.mark.broker
 def test_the_init_service_imports_as_the_compose_file_has_it(
     rabbitmq: SharedNode, vhost: str
 ) -> None:
-    """Its entrypoint and its environment as they stand; only the broker's address is this machine's."""
+    """By a container engine, or by the steps of the file: entrypoint, mounted folder, environment."""
+    if (compose := _engine()) is not None:
+        assert _queues_by_engine(compose) == 21
+        return
     filled = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", infrastructure()["docker-compose.yml"])
-    said = yaml.safe_load(filled)["services"]["rabbitmq-init"]
-    (mounted,) = said["volumes"]
+    service = yaml.safe_load(filled)["services"]["rabbitmq-init"]
+    (mounted,) = service["volumes"]
     folder, inside, _ = mounted.split(":")
-    words = [word.replace(inside, str(HOME / folder)) for word in said["entrypoint"]]
+    words = [word.replace(inside, str(HOME / folder)) for word in service["entrypoint"]]
     address = urlsplit(rabbitmq.management_url)
     here = f"http://{address.hostname}:{address.port}"
     settings = {
         key: value.replace("http://rabbitmq:15672", here)
-        for key, value in said["environment"].items()
+        for key, value in service["environment"].items()
     }
     environment = {**os.environ, **settings, "RABBITMQ_VHOST": quote(vhost, safe="")}
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     stored = rabbitmq.management.call("GET", f"/queues/{quote(vhost, safe='')}")
     assert len(stored) == 21
+
+
+@pytest.mark.broker
+async def test_hardened_form_is_refused_beside_the_imported_one(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """The refusal names the differences and changes no queue."""
+    assert _import(rabbitmq, vhost).returncode == 0
+    connection = await RabbitMQ(amqp_url).connect("test")
+    try:
+        with pytest.raises(TopologyConflict, match=r"q\.validator"):
+            await declare(connection, file_pipeline(hardened=True))
+        await declare(connection, file_pipeline())
+    finally:
+        await connection.close()

@@ -1,4 +1,4 @@
-"""Publishing events from Python: an event goes once to the fanout of its bus, and to every service."""
+"""Publish events from Python. The fanout of the bus distributes an event to every service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class EventBus:
-    """Publishes events; `prefix` names the bus, as in `wms.main-exchange`."""
+    """Publishes events. `prefix` is the name of the bus: `wms` for `wms.main-exchange`."""
 
     def __init__(self, publisher: Publisher, prefix: str, clock: Clock | None = None) -> None:
         self._publisher = publisher
@@ -24,9 +24,9 @@ class EventBus:
     async def publish(
         self, event_type: str, payload: object, *, process_after_delay_ms: int | None = None
     ) -> str:
-        """Publish an event and have it confirmed; its id.
+        """Publish an event, wait for the confirm and return its id.
 
-        A service gets it at once, and answers 425 as long as `process_after_delay_ms` is not over.
+        A service gets the event at once and answers 425 until `process_after_delay_ms` have passed.
         """
         event_id, message = event_message(
             self._prefix,
@@ -48,7 +48,7 @@ def event_message(
     event_id: str | None = None,
     process_after_delay_ms: int | None = None,
 ) -> tuple[str, Message]:
-    """The id of an event, and its message to the fanout of a bus."""
+    """Return the id of an event and its message."""
     event_id = event_id or str(uuid.uuid4())
     event = {
         "id": event_id,
@@ -61,6 +61,6 @@ def event_message(
     message = compose(
         "", event, exchange=f"{prefix}.main-exchange", message_id=event_id, message_type=event_type
     )
-    # The delay counts from here: the bus itself reads it off the message's own time.
+    # The delay is counted from the timestamp of the message.
     timed = replace(message.properties, timestamp=int(now))
     return event_id, replace(message, properties=timed)

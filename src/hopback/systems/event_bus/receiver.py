@@ -1,4 +1,4 @@
-"""A sample receiver: plays any service, remembers what it got, and misbehaves when it is told to."""
+"""A sample receiver: plays any service, lists its events, and fails on request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from hopback import Clock
 
 _TOO_EARLY = 425
-"""HTTP 425: the status by which a receiver says that an event is not due yet."""
+"""HTTP 425: the event is not due yet."""
 _MOST_REMEMBERED = 1000
-"""Per service, for those who look; the demo runs for hours."""
+"""Events that are listed for each service. Older ones are dropped, because the demo may run for hours."""
 
 
 @dataclass(slots=True)
 class _Behaviour:
-    """How a service answers: with a status, for so many times, to one type of event or to all."""
+    """The answer of a service: a status, for a number of events, for one type or all types."""
 
     status: int = 200
     times: int | None = None
@@ -38,7 +38,7 @@ class _Behaviour:
     delay_ms: int = 0
 
     def answers(self) -> bool:
-        """Whether it is this behaviour's turn; it is used up by that."""
+        """Whether this behaviour applies. It counts down the number of events."""
         if self.times == 0:
             return False
         if self.times is not None:
@@ -55,14 +55,14 @@ class _Receiver:
         )
 
     async def receive(self, request: Request) -> JSONResponse:
-        """An event is pushed."""
+        """Receive a pushed event."""
         service, event = request.path_params["service"], await json_body(request, with_nul=True)
         kind = event.get("type")
-        told = (self._behaviours[service].get(each) for each in (str(kind), None))
+        known = (self._behaviours[service].get(each) for each in (str(kind), None))
         status = 200
         if _due_at(event) > self._clock.now():
             status = _TOO_EARLY
-        elif behaviour := next((each for each in told if each and each.answers()), None):
+        elif behaviour := next((each for each in known if each and each.answers()), None):
             await asyncio.sleep(behaviour.delay_ms / 1000)
             status = behaviour.status
         self._seen[service].append(
@@ -76,13 +76,11 @@ class _Receiver:
         return JSONResponse({"answered": status}, status)
 
     async def show(self, request: Request) -> JSONResponse:
-        """What a service got, and what it answered."""
+        """List the events of a service and its answers."""
         return JSONResponse({"events": list(self._seen[request.path_params["service"]])})
 
     async def behave(self, request: Request) -> JSONResponse:
-        """Tell a service how to answer from now on: to one type of event, or to all that have none of
-        their own. `{}` makes it well-behaved again.
-        """
+        """Set the answers of a service to one type of event, or to all other types. `{}` resets it."""
         body = await json_body(request)
         behaviour = _Behaviour(
             status=_number(body, "status", 200, 200, 599) or 200,
@@ -90,15 +88,15 @@ class _Receiver:
             type=body.get("type"),
             delay_ms=_number(body, "delayMs", 0, 0, 600_000) or 0,
         )
-        told = self._behaviours[request.path_params["service"]]
+        behaviours = self._behaviours[request.path_params["service"]]
         if not body:
-            told.clear()
-        told[behaviour.type] = behaviour
+            behaviours.clear()
+        behaviours[behaviour.type] = behaviour
         return JSONResponse(dict(body))
 
 
 def receiver(clock: Clock | None = None) -> Starlette:
-    """The web application of the sample receiver."""
+    """Return the web application of the sample receiver."""
     plays = _Receiver(clock or SystemClock())
     return web_application(
         [
@@ -110,7 +108,7 @@ def receiver(clock: Clock | None = None) -> Starlette:
 
 
 def _due_at(event: Mapping[str, Any]) -> float:
-    """When an event is to be processed, in seconds since 1970; 0 if at once."""
+    """Return the time at which an event is due, in seconds since 1970, or 0."""
     delay_ms, occurred = event.get("processAfterDelayMs"), event.get("occurredAt")
     if not isinstance(delay_ms, int | float) or not isinstance(occurred, str):
         return 0.0

@@ -1,4 +1,4 @@
-"""The services that are registered: by `SERVICES` for good, or by a file that may change while all runs.
+"""The registered services: those of `SERVICES`, or those of a file that may change at run time.
 
 ```toml
 [wms-orders]
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.systems.event_bus")
 _KNOWN = {"url", "headers", "bearer_env", "secret_env"}
-"""What the file may say of a service. Tokens and secrets come from variables, and stand in no file."""
+"""The keys of a service. Tokens and secrets come from environment variables, not from the file."""
 
 
 class ServiceRegistry:
-    """Where each service takes events, now.
+    """The present services and their endpoints.
 
-    A file that cannot be read after a change is told once, and the services stay as they were.
+    If the changed file cannot be read, that is logged once, and the services stay as they were.
     """
 
     def __init__(self, settings: EventBusSettings, variables: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class ServiceRegistry:
             self._targets = self._read(settings.services_file)
 
     def targets(self) -> Mapping[str, PushTarget]:
-        """Every service and its endpoint; the file is read again if it has changed."""
+        """Return every service with its endpoint. Reads the file again if it has changed."""
         file = self._settings.services_file
         if file is not None and (now := _stamp(file)) != self._stamp:
             self._stamp = now
@@ -62,7 +62,7 @@ class ServiceRegistry:
         return self._targets
 
     def topology(self) -> Topology:
-        """The documented design for the services of this moment."""
+        """Return the documented design for the present services."""
         return event_bus(tuple(self.targets()), hardened=self._settings.hardened)
 
     def _read(self, file: Path) -> dict[str, PushTarget]:
@@ -100,7 +100,7 @@ class ServiceRegistry:
             raise SettingsError(f"{where}: {error.problems[0]}") from None
 
     def _secret(self, where: str, entry: Mapping[str, Any], name: str) -> str:
-        """The variable that an entry names; empty where it names none."""
+        """Return the value of the variable that an entry names, or an empty text."""
         variable = entry.get(name, "")
         found = self._variables.get(variable, "") if isinstance(variable, str) else ""
         if variable and not found:
@@ -111,7 +111,7 @@ class ServiceRegistry:
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
-    """When a file was changed and how long it is; None if it is not there."""
+    """Return modification time and size of a file, or None if it does not exist."""
     try:
         found = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a file really is: told by its bytes, and held against what was claimed. Pure."""
+"""Detect the type of a file by its bytes and compare it with the declared type. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HEAD_BYTES = 65_536
-"""How much of a file `sniff` looks at."""
+"""Bytes of a file that `sniff` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """A type of file that is taken: the endings its names have, and whether it is a picture."""
+    """An accepted file type: its name endings, and whether it is a picture."""
 
     endings: tuple[str, ...]
     image: bool = False
@@ -35,7 +35,7 @@ TYPES: Mapping[str, FileType] = MappingProxyType(
         "text/plain": FileType((".txt", ".log", ".md")),
     }
 )
-"""Every type that is taken."""
+"""Every accepted type."""
 
 _TEXTUAL = frozenset({"application/json", "text/csv", "text/plain"})
 _MAGIC = (
@@ -51,7 +51,7 @@ _CONTROLS = frozenset(range(32)) - {9, 10, 12, 13} | {127}
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a file is not taken: a code for programs, a sentence for people."""
+    """The reason of a rejection: a code and a sentence."""
 
     code: str
     reason: str
@@ -64,11 +64,11 @@ def is_image(content_type: str | None) -> bool:
 
 
 def sniff(head: bytes) -> str | None:
-    """The type that the first bytes of a file show; None where they show nothing we know."""
+    """Return the type that the first bytes indicate, or None if they are unknown."""
     for offset, magic, found in _MAGIC:
         if head[offset : offset + len(magic)] == magic:
             return found if found != "image/webp" or head[:4] == b"RIFF" else None
-    # Text is UTF-8 without control characters; the last character may be cut in half.
+    # Text is UTF-8 without control characters. The last character may be incomplete.
     if not head or _CONTROLS & set(head):
         return None
     try:
@@ -80,7 +80,7 @@ def sniff(head: bytes) -> str | None:
 
 
 def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection | str:
-    """The type of the file if it is what it claims to be, else why it is rejected."""
+    """Return the type of the file, or the rejection if it does not match the declared type."""
     ending = PurePath(name).suffix.lower()
     if not content:
         return Rejection("EMPTY_FILE", "The file is empty.")

@@ -1,4 +1,4 @@
-"""The file pipeline in one process: how it is started, and a little traffic with deliberate failures."""
+"""The file pipeline in one process, with sample traffic that contains deliberate failures."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _PARTS = (
 
 
 def pipeline_app(runtime: PartRuntime) -> App:
-    """The seven consumers together; the runtime opens and closes with the application."""
+    """Return an application with all seven consumers."""
     return assemble("file-pipeline", runtime, *_PARTS)
 
 
 _EVERY_S = 4.0
-"""Slow enough that one file can be followed through all parts before the next one comes."""
-_HOME = "hopback.systems.file_pipeline"
+"""Seconds between two files, so that a reader can follow one file through all parts."""
+_PARTS_MODULE = "hopback.systems.file_pipeline.parts"
 
 
 @asynccontextmanager
@@ -64,8 +64,8 @@ async def _start(host: Host) -> AsyncIterator[Running]:
 
 
 async def _traffic(host: Host) -> None:
-    """Pictures and texts; now and then one that lies, and one that breaks Pillow."""
-    # A gradient, line by line, as PNG wants it.
+    """Upload pictures and texts. One has a wrong type, one breaks Pillow."""
+    # A gradient. PNG starts each line with its filter type.
     lines = (
         b"\x00" + b"".join(bytes((255 * x // 120, 255 * y // 90, 128)) for x in range(120))
         for y in range(90)
@@ -101,28 +101,32 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 SYSTEM = System(
     "file-pipeline",
-    "files over HTTP, validated, drawn, described; each consumer retries for itself",
+    "uploaded files, validated, drawn and described; each consumer has its own retries",
     (
-        Part(f"{_HOME}.gateway:app", "takes files, tells what became of them", is_web=True),
-        Part(f"{_HOME}.upload:app", "takes received files in"),
-        Part(f"{_HOME}.validator:app", "holds content against the declared type"),
-        Part(f"{_HOME}.thumbnail:app", "draws small pictures"),
-        Part(f"{_HOME}.extractor:app", "finds metadata"),
-        Part(f"{_HOME}.projection:app", "keeps the read model, says completed and timed out"),
-        Part(f"{_HOME}.notification:app", "tells people"),
-        Part(f"{_HOME}.audit:app", "records every event"),
+        Part(
+            f"{_PARTS_MODULE}:create_gateway", "uploads, status of files, dead letters", is_web=True
+        ),
+        Part(f"{_PARTS_MODULE}:upload", "stores received files"),
+        Part(f"{_PARTS_MODULE}:validator", "compares content and declared type"),
+        Part(f"{_PARTS_MODULE}:thumbnail", "draws small pictures"),
+        Part(f"{_PARTS_MODULE}:extractor", "finds metadata"),
+        Part(
+            f"{_PARTS_MODULE}:projection", "keeps the read model, detects completion and timeouts"
+        ),
+        Part(f"{_PARTS_MODULE}:notification", "notifies users"),
+        Part(f"{_PARTS_MODULE}:audit", "records every event"),
     ),
     _start,
     _traffic,
     (
         Try("the files, newest first", "curl {url}/files"),
-        Try("what people are told", "curl {url}/notifications"),
+        Try("the notifications", "curl {url}/notifications"),
         Try(
-            "a text goes through in a moment",
+            "a text is processed within a second",
             "echo hello > hello.txt && curl -F 'file=@hello.txt;type=text/plain' {url}/files",
         ),
         Try(
-            "a picture without pixels rests in q.thumbnail.dlq and q.extractor.dlq after 30 s",
+            "a picture without pixels is in q.thumbnail.dlq and q.extractor.dlq after 30 s",
             "printf '\\211PNG\\r\\n\\032\\n' > bad.png"
             " && curl -F 'file=@bad.png;type=image/png' {url}/files",
         ),

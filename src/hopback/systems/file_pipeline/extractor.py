@@ -1,26 +1,22 @@
-"""Extractor: finds out what a file can tell about itself."""
+"""The extractor: finds the metadata of a file."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
 from hopback.systems.file_pipeline.contents import is_image
 from hopback.systems.file_pipeline.messages import FileValidated, MetadataExtracted, payload_of
 from hopback.systems.file_pipeline.pictures import describe_picture
-from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.stages import alone, stage
+from hopback.systems.file_pipeline.stages import stage
 
 if TYPE_CHECKING:
     from hopback import App
     from hopback.systems.file_pipeline.messages import PipelineMessage
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
-
-app: App
 
 
 def add_extractor(app: App, runtime: PartRuntime) -> None:
@@ -38,7 +34,7 @@ def add_extractor(app: App, runtime: PartRuntime) -> None:
 
 
 def metadata_of(content: bytes, content_type: str, max_pixels: int) -> dict[str, Any]:
-    """Checksums of every file; of pictures, texts, JSON and PDF what each has to tell."""
+    """Return checksums, and details of pictures, texts, JSON and PDF files."""
     found: dict[str, Any] = {
         "contentType": content_type,
         "size": len(content),
@@ -63,10 +59,3 @@ def metadata_of(content: bytes, content_type: str, max_pixels: int) -> dict[str,
         size = len(value) if isinstance(value, dict | list | str) else 1
         found["json"] = {"kind": type(value).__name__, "size": size}
     return found
-
-
-def __getattr__(name: str) -> App:
-    """`app`, made of the environment when it is first asked for."""
-    if name != "app":
-        raise AttributeError(name)
-    return alone("extractor", add_extractor, PipelineSettings.read(os.environ))

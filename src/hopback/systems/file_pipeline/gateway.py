@@ -1,9 +1,8 @@
-"""Gateway: files come in over HTTP, and everyone can ask what has become of them."""
+"""The gateway: upload files over HTTP and read their status. Errors are in English or Portuguese."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import uuid
 from contextlib import asynccontextmanager, suppress
@@ -18,8 +17,7 @@ from hopback.systems.file_pipeline.admin_endpoints import admin_routes
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import STATUSES, Register, is_file_id
-from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.settings import broker_named
+from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused, TopologyPublisher, web_application
 
 if TYPE_CHECKING:
@@ -30,25 +28,29 @@ if TYPE_CHECKING:
 
     from hopback import Clock
     from hopback.broker import Broker
-
-app: Starlette
+    from hopback.systems.file_pipeline.settings import PipelineSettings
 
 _MOST = 500
-"""Rows of one answer: a page, not an export."""
+"""Rows of one answer. A larger limit is refused."""
 _CORRELATION = re.compile(r"[!-~]{1,128}")
 
 
 def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = None) -> Starlette:
-    """The web application. It takes files while the broker is away: the outbox keeps the commands."""
+    """Return the web application.
+
+    While the broker is away it accepts files and keeps their commands in the outbox. Readiness therefore
+    depends on the database only.
+    """
     runtime = PartRuntime(settings, clock)
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
     managed = ManagedBroker(broker, topologies=[topology], clock=runtime.clock)
     operations = Operations(managed)
     api = _GatewayApi(runtime)
 
+    publisher = TopologyPublisher(broker, topology, name="file-pipeline gateway")
+
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        publisher = TopologyPublisher(broker, topology, name="file-pipeline gateway")
         async with publisher, runtime.open(publisher.send), operations:
             yield
 
@@ -64,24 +66,24 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
             *admin_routes(operations, settings, runtime.clock),
         ],
         lifespan,
+        checks={"database": runtime.check_database},
+        languages=("pt", "en") if settings.language == "pt" else ("en", "pt"),
     )
 
 
 class _GatewayApi:
-    """Answers requests."""
-
     def __init__(self, runtime: PartRuntime) -> None:
         self._runtime = runtime
         self._register = Register(runtime)
 
     async def upload(self, request: Request) -> JSONResponse:
-        """Take a file; it is safe on disk and in the database when the answer goes out."""
+        """Receive a file. Answer after it is stored on disk and in the database."""
         storage = self._runtime.storage
         received = await receive(request, storage, self._runtime.settings)
         try:
             await self._register.enter(received, _correlation(request))
         except BaseException:
-            with suppress(Exception):  # what went wrong first is what counts
+            with suppress(Exception):  # the first error is raised
                 await asyncio.to_thread(storage.forget, received.file_id)
             raise
         where = f"{request.scope.get('root_path', '')}/files/{received.file_id}"
@@ -89,34 +91,37 @@ class _GatewayApi:
         return JSONResponse(body, 202, {"Location": where})
 
     async def list_files(self, request: Request) -> JSONResponse:
-        """The newest files."""
+        """List the newest files."""
         status = request.query_params.get("status")
         if status is not None and status not in STATUSES:
-            raise RequestRefused(f"status: expected one of {', '.join(STATUSES)}")
+            known = ", ".join(STATUSES)
+            raise RequestRefused(
+                in_language(f"status: expected one of {known}", f"status: esperado um de {known}")
+            )
         found, total = await self._register.files(status, _number(request, "limit", 50))
         return JSONResponse({"items": found, "total": total})
 
     async def show_file(self, request: Request) -> JSONResponse:
-        """What has become of a file."""
+        """Show the status of a file."""
         found = await self._register.file(_file_id(request))
         if found is None:
             raise _no_such_file()
         return JSONResponse(found)
 
     async def show_events(self, request: Request) -> JSONResponse:
-        """What happened to a file, in order."""
+        """List the events of a file in order."""
         return JSONResponse({"items": await self._register.events(_file_id(request))})
 
     async def show_thumbnail(self, request: Request) -> Response:
-        """The small picture."""
+        """Show the thumbnail."""
         found = await asyncio.to_thread(self._runtime.storage.read_thumbnail, _file_id(request))
         if found is None:
-            raise RequestRefused("no thumbnail (yet)", 404)
+            raise RequestRefused(in_language("no thumbnail yet", "ainda sem miniatura"), 404)
         safe = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
         return Response(found, headers=safe, media_type="image/png")
 
     async def reprocess(self, request: Request) -> JSONResponse:
-        """Send a file through the pipeline again."""
+        """Process a file again."""
         file_id = _file_id(request)
         run = await self._register.reprocess(file_id, _correlation(request))
         if run is None:
@@ -124,7 +129,7 @@ class _GatewayApi:
         return JSONResponse({"fileId": file_id, "run": run, "status": "accepted"}, 202)
 
     async def list_notifications(self, request: Request) -> JSONResponse:
-        """What people are told."""
+        """List notifications."""
         after = _number(request, "after", 0, least=0, most=2**31)
         found = await self._register.notifications(after, _number(request, "limit", 50))
         return JSONResponse({"items": found, "next": found[-1]["number"] if found else after})
@@ -138,24 +143,22 @@ def _file_id(request: Request) -> str:
 
 
 def _no_such_file() -> RequestRefused:
-    return RequestRefused("no such file", 404)
+    return RequestRefused(in_language("no such file", "arquivo inexistente"), 404)
 
 
 def _number(request: Request, name: str, default: int, *, least: int = 1, most: int = _MOST) -> int:
     text = request.query_params.get(name, str(default))
     if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= most:
-        raise RequestRefused(f"{name}: expected a whole number from {least} to {most}")
+        raise RequestRefused(
+            in_language(
+                f"{name}: expected a whole number from {least} to {most}",
+                f"{name}: esperado um número inteiro de {least} a {most}",
+            )
+        )
     return int(text)
 
 
 def _correlation(request: Request) -> str:
-    """The caller's own id, if it is fit to be repeated; else a new one."""
+    """Return the correlation id of the request if it is valid, otherwise a new one."""
     given = request.headers.get("x-correlation-id", "")
     return given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())
-
-
-def __getattr__(name: str) -> Starlette:
-    """`app`, made of the environment when it is first asked for."""
-    if name != "app":
-        raise AttributeError(name)
-    return gateway(PipelineSettings.read(os.environ), broker_named(os.environ))

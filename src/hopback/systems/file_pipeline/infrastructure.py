@@ -1,4 +1,4 @@
-"""The files under `infra/`, made from the design: what the document calls its infrastructure.
+"""The files under `infra/`, generated from the design, with the names of the document.
 
 `python -m hopback.systems.file_pipeline.infrastructure` writes them.
 """
@@ -12,12 +12,12 @@ from hopback.designs import file_pipeline
 from hopback.topology import write_definitions
 
 HOME = Path(__file__).with_name("infra")
-"""Where the files are."""
+"""The folder of the files."""
 
 _IMPORT = """\
 #!/bin/sh
-# Imports definitions.json into RabbitMQ through its management API, as soon as that answers.
-# Importing again changes nothing: what is there already is left as it is.
+# Imports definitions.json into RabbitMQ through its management API, as soon as the API answers.
+# A repeated import does not change existing objects.
 set -eu
 
 here=$(dirname "$0")
@@ -29,7 +29,7 @@ quoted() {
     printf '%s' "$1" | sed 's/[\\\\"]/\\\\&/g'
 }
 
-# The password goes through standard input: a command line is for everyone to see.
+# curl reads the password from standard input, because other users can see command lines.
 ask() {
     user=$(quoted "${RABBITMQ_USER:-guest}")
     password=$(quoted "${RABBITMQ_PASSWORD:-guest}")
@@ -99,7 +99,7 @@ volumes:
 
 
 def infrastructure() -> dict[str, str]:
-    """Each file's text, by its path below `infra/`."""
+    """Return the text of each file by its path below `infra/`."""
     definitions, _ = write_definitions(file_pipeline())
     return {
         "docker-compose.yml": _COMPOSE,

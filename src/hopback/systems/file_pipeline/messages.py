@@ -1,4 +1,4 @@
-"""The messages of the file pipeline: the envelope that every one has, and what each of them carries.
+"""The messages of the file pipeline: the common envelope and the payloads.
 
 The names of the fields are those on the wire.
 """
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 COMMANDS = "domain.commands"
 EVENTS = "domain.events"
 _VERSION = 1
-"""Of the envelope; counted up when a field changes its meaning."""
+"""Version of the envelope. It changes when a field changes its meaning."""
 _IDS = uuid.UUID("5f0c2f0e-8f57-5a3b-9d0e-2f1a6c1d7b10")
-"""The namespace in which a message's id follows from what caused it."""
+"""The namespace of message ids, which are derived from the causes of the messages."""
 
 
 class Malformed(ValueError):
-    """A message is not what its type says: where, what was expected, what was found."""
+    """A message does not match its type. The text has the field, the expected and the actual value."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineMessage:
-    """What every message of the pipeline looks like."""
+    """The envelope of every message."""
 
     messageId: str
     kind: Literal["event", "command"]
@@ -44,7 +44,7 @@ class PipelineMessage:
 
 
 class PipelinePayload(Protocol):
-    """What a message carries; it knows its own type and routing key."""
+    """The payload of a message, with its type and routing key."""
 
     TYPE: ClassVar[str]
     KEY: ClassVar[str]
@@ -52,16 +52,16 @@ class PipelinePayload(Protocol):
 
     @property
     def fileId(self) -> str:  # noqa: N802
-        """The file that it is about."""
+        """The id of the file."""
 
     @property
     def run(self) -> int:
-        """Which run of the file through the pipeline."""
+        """The number of the run. Each reprocessing increments it."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadRequested:
-    """A file has been received and is to be taken in."""
+    """Store a received file."""
 
     TYPE: ClassVar[str] = "UploadRequested.v1"
     KEY: ClassVar[str] = "commands.upload.requested.v1"
@@ -73,7 +73,7 @@ class UploadRequested:
 
 @dataclass(frozen=True, slots=True)
 class ReprocessFileRequested:
-    """A file that is there already is to go through the pipeline once more."""
+    """Process a stored file again."""
 
     TYPE: ClassVar[str] = "ReprocessFileRequested.v1"
     KEY: ClassVar[str] = "commands.file.reprocess.v1"
@@ -85,7 +85,7 @@ class ReprocessFileRequested:
 
 @dataclass(frozen=True, slots=True)
 class FileUploaded:
-    """A file is in its place."""
+    """A file was stored."""
 
     TYPE: ClassVar[str] = "FileUploaded.v1"
     KEY: ClassVar[str] = "files.uploaded.v1"
@@ -99,7 +99,7 @@ class FileUploaded:
 
 @dataclass(frozen=True, slots=True)
 class FileValidated:
-    """A file is what it claims to be."""
+    """The content of a file matches its declared type."""
 
     TYPE: ClassVar[str] = "FileValidated.v1"
     KEY: ClassVar[str] = "files.validated.v1"
@@ -113,7 +113,7 @@ class FileValidated:
 
 @dataclass(frozen=True, slots=True)
 class FileRejected:
-    """A file is not what it claims to be, or not what is taken."""
+    """A file does not match its declared type or is not accepted."""
 
     TYPE: ClassVar[str] = "FileRejected.v1"
     KEY: ClassVar[str] = "files.rejected.v1"
@@ -126,7 +126,7 @@ class FileRejected:
 
 @dataclass(frozen=True, slots=True)
 class ThumbnailGenerated:
-    """A small picture of the file is there."""
+    """The thumbnail of a file was stored."""
 
     TYPE: ClassVar[str] = "ThumbnailGenerated.v1"
     KEY: ClassVar[str] = "thumbnails.generated.v1"
@@ -139,7 +139,7 @@ class ThumbnailGenerated:
 
 @dataclass(frozen=True, slots=True)
 class MetadataExtracted:
-    """What could be found out about the file."""
+    """The metadata of a file."""
 
     TYPE: ClassVar[str] = "MetadataExtracted.v1"
     KEY: ClassVar[str] = "metadata.extracted.v1"
@@ -150,7 +150,7 @@ class MetadataExtracted:
 
 @dataclass(frozen=True, slots=True)
 class ProcessingCompleted:
-    """Everything that a file needs has been done."""
+    """All results of a file are available."""
 
     TYPE: ClassVar[str] = "ProcessingCompleted.v1"
     KEY: ClassVar[str] = "processing.completed.v1"
@@ -161,7 +161,7 @@ class ProcessingCompleted:
 
 @dataclass(frozen=True, slots=True)
 class ProcessingFailed:
-    """A stage has given a file up; its message rests in the dead-letter queue."""
+    """A stage failed for the last time. Its message is in the dead-letter queue."""
 
     TYPE: ClassVar[str] = "ProcessingFailed.v1"
     KEY: ClassVar[str] = "processing.failed.v1"
@@ -173,7 +173,7 @@ class ProcessingFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProcessingTimedOut:
-    """A file was not done in time; it still may be."""
+    """A file was not processed in time. It may still be completed."""
 
     TYPE: ClassVar[str] = "ProcessingTimedOut.v1"
     KEY: ClassVar[str] = "processing.timed-out.v1"
@@ -184,7 +184,7 @@ class ProcessingTimedOut:
 
 
 def payload_of(envelope: PipelineMessage, *wanted: type[Any]) -> Any:
-    """The payload as the one of the wanted classes that the message's type names; else Malformed."""
+    """Return the payload as the class that the type names. Raises Malformed otherwise."""
     found = next((kind for kind in wanted if envelope.type == kind.TYPE), None)
     if found is None:
         expected = " or ".join(kind.TYPE for kind in wanted)
@@ -209,11 +209,10 @@ def message_of(
     cause: PipelineMessage | None = None,
     occasion: str = "",
 ) -> Message:
-    """The payload in its envelope, ready to be published.
+    """Return the message of a payload.
 
-    The id follows from cause, producer and content: a message that is made twice is recognised as
-    the same by everyone who remembers what was processed. `occasion` tells apart what happens again on
-    purpose, as by a re-drive.
+    Its id is derived from cause, producer and content, so that an inbox recognises a message that was
+    created twice. `occasion` distinguishes intended repetitions, for example by a re-drive.
     """
     content = asdict(payload)
     about = [cause.messageId if cause else "", producer, payload.TYPE]

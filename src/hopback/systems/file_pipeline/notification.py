@@ -1,9 +1,8 @@
-"""Notification: what people have to know, in a table that the gateway serves, and by e-mail if one wants."""
+"""Notifications: in a table that the gateway serves, and optionally by mail."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import smtplib
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -22,26 +21,25 @@ from hopback.systems.file_pipeline.messages import (
     ProcessingTimedOut,
     payload_of,
 )
-from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.stages import alone
 from hopback.systems.file_pipeline.tables import notifications
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
+    from hopback.systems.file_pipeline.settings import PipelineSettings
 
-    Told: TypeAlias = FileRejected | ProcessingCompleted | ProcessingFailed | ProcessingTimedOut
+    News: TypeAlias = FileRejected | ProcessingCompleted | ProcessingFailed | ProcessingTimedOut
 
 _LONGEST_WAIT_S = 20.0
-"""How long a mail server may take: what takes longer is retried by the queue, and others are not held up."""
+"""Seconds for the answer of a mail server. Then the message is retried."""
 _PORTS = {"smtp": 25, "smtps": 465}
-"""Where mail servers listen if nothing is said."""
+"""The default ports of mail servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mailer:
-    """Sends plain text to the addresses of the settings. STARTTLS is used wherever it is offered."""
+    """Sends plain text to the addresses of the settings. STARTTLS is used if the server offers it."""
 
     address: str
     sender: str
@@ -49,15 +47,15 @@ class Mailer:
 
     @classmethod
     def of(cls, settings: PipelineSettings) -> Mailer | None:
-        """The mailer that the settings name; None if nothing is mailed."""
+        """Return the mailer of the settings, or None without SMTP_URL."""
         if not settings.smtp:
             return None
         return cls(settings.smtp, settings.mail_from, settings.mail_to)
 
     def send(self, message_id: str, subject: str, text: str) -> None:
-        """Hand a mail over; OSError or SMTPException if the server does not take it. Blocks.
+        """Send a mail. Raises OSError or SMTPException if the server does not accept it. Blocks.
 
-        Its id follows from the event's: a mail that was sent twice is one for most mailboxes.
+        Its id is derived from the id of the event, so that most mailboxes show a repeated mail once.
         """
         mail = EmailMessage()
         mail["From"] = self.sender
@@ -77,14 +75,12 @@ class Mailer:
             server.send_message(mail)
 
 
-app: App
-
 _QUEUE = "q.notification"
-_TOLD = (FileRejected, ProcessingCompleted, ProcessingFailed, ProcessingTimedOut)
+_NEWS = (FileRejected, ProcessingCompleted, ProcessingFailed, ProcessingTimedOut)
 
 
-def told(news: Told) -> str:
-    """The news as a sentence for people."""
+def text_of(news: News) -> str:
+    """Return the text of a notification."""
     match news:
         case FileRejected(name=name, reason=reason):
             return f"{name} was rejected. {reason}"
@@ -99,20 +95,20 @@ def told(news: Told) -> str:
 def add_notification(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.notification`.
 
-    The mail goes out before the mark that the event was processed: if the process dies in between, it
-    goes out again, rather than never.
+    The mail is sent before the event is marked as processed. If the process dies in between, the mail is
+    sent twice.
     """
     mailer = Mailer.of(runtime.settings)
 
     @app.handler(_QUEUE, concurrency=4)
     async def notify(event: PipelineMessage) -> Park | None:
         try:
-            news: Told = payload_of(event, *_TOLD)
+            news: News = payload_of(event, *_NEWS)
         except Malformed as error:
             return Park(str(error))
-        text = told(news)
+        text = text_of(news)
         if mailer is not None:
-            # An event that has its row has had its mail.
+            # The row is written after the mail was sent.
             known = select(notifications.c.number).where(
                 notifications.c.message_id == event.messageId
             )
@@ -131,10 +127,3 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
                 }
                 await tx.execute(insert(notifications).values(**row))
         return None
-
-
-def __getattr__(name: str) -> App:
-    """`app`, made of the environment when it is first asked for."""
-    if name != "app":
-        raise AttributeError(name)
-    return alone("notification", add_notification, PipelineSettings.read(os.environ))

@@ -1,4 +1,4 @@
-"""What every part works with: the database, the outbox and its relay, the storage, the time."""
+"""The tools of every part: database, outbox with its relay, storage and clock."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ClassVar
 
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from hopback import HopbackError, Relay, SystemClock
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REST_S = 1.0
-"""Between two tries: a database that starts needs seconds, and the log stays readable."""
+"""Seconds between two attempts. A starting database needs seconds."""
 _LONGEST_WAIT_S = 20.0
-"""Longer than PostgreSQL takes to start beside us; then the supervisor should know."""
+"""Seconds to wait for the database at startup. PostgreSQL starts faster. Then the process ends."""
 _REMEMBERED_S = 30 * 24 * 3600.0
-"""Longer than any dead letter rests before it is re-driven or discarded."""
+"""Seconds that inbox marks are kept. Dead letters should be re-driven or discarded earlier."""
 _FORGET_EVERY_S = 6 * 3600.0
-"""Often enough that no run of it takes long."""
+"""Seconds between two removals of old marks."""
 
 
 class NotReady(HopbackError):
@@ -48,7 +49,7 @@ class NotReady(HopbackError):
 
 
 class PartRuntime:
-    """One process's tools. Opened for as long as the process works."""
+    """The tools of one process. `open` is entered while the process works."""
 
     def __init__(self, settings: PipelineSettings, clock: Clock | None = None) -> None:
         self.settings = settings
@@ -59,21 +60,30 @@ class PartRuntime:
         self._attendants: list[Callable[[], Awaitable[None]]] = []
 
     def attend(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Have something run for as long as the runtime is open."""
+        """Run a function while the runtime is open."""
         self._attendants.append(work)
 
     @property
     def engine(self) -> AsyncEngine:
-        """The database, while the runtime is open."""
+        """The database. Raises RuntimeError while the runtime is closed."""
         if self._engine is None:
             raise RuntimeError("the runtime is closed: work inside `open`")
         return self._engine
+
+    async def check_database(self) -> str | None:
+        """Return the reason why the database cannot be used now, or None."""
+        try:
+            async with self.engine.connect() as connection:
+                await connection.execute(select(1))
+        except (SQLAlchemyError, OSError, RuntimeError) as error:
+            return f"the database does not answer: {type(error).__name__}"
+        return None
 
     @asynccontextmanager
     async def open(
         self, publish: Callable[[Message], Awaitable[None]]
     ) -> AsyncIterator[PartRuntime]:
-        """Have the tables and the folder ready, and the outbox published, until the block ends."""
+        """Prepare tables and storage, and publish the outbox until the block ends."""
         try:
             await asyncio.to_thread(self.storage.prepare, self.clock.now())
         except OSError as error:
@@ -84,7 +94,7 @@ class PartRuntime:
             await self._prepare_database()
             owner = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
             self._relay = Relay(Outbox(self._engine, owner, self.clock), publish)
-            works = (_relaying(self._relay), self._forget(), *(one() for one in self._attendants))
+            works = (_run_relay(self._relay), self._forget(), *(one() for one in self._attendants))
             tasks = [asyncio.ensure_future(work) for work in works]
             try:
                 yield self
@@ -92,19 +102,19 @@ class PartRuntime:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            # Publish what the last handlers left; whatever cannot go now stays in the outbox.
+            # Publish the outputs of the last handlers. If that fails, they stay in the outbox.
             try:
                 await self._relay.sweep()
             except Exception:
                 _LOG.exception(
-                    "the outbox was not emptied at the end; its messages go at the next start"
+                    "the outbox was not emptied at the end. Its messages are published at the next start"
                 )
         finally:
             await self._engine.dispose()
             self._engine = None
 
     async def _prepare_database(self) -> None:
-        """Have the tables; a database that is still starting is waited for a while."""
+        """Create the tables. Wait for a database that is starting."""
         waited = 0.0
         while True:
             try:
@@ -112,15 +122,15 @@ class PartRuntime:
                 return await create_tables(self.engine)
             except (SQLAlchemyError, OSError) as error:
                 if waited >= _LONGEST_WAIT_S:
-                    what = f"the database does not answer: {type(error).__name__}"
-                    raise NotReady(what) from error
+                    reason = f"the database does not answer: {type(error).__name__}"
+                    raise NotReady(reason) from error
                 _LOG.warning("the database does not answer yet: %s", type(error).__name__)
             await asyncio.sleep(_REST_S)
             waited += _REST_S
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """One transaction; what it leaves in the outbox is published right after the commit."""
+        """Open a transaction. Its outbox messages are published right after the commit."""
         async with transaction(self.engine, self.clock) as tx:
             yield tx
         if self._relay is not None:
@@ -136,7 +146,7 @@ class PartRuntime:
         cause: PipelineMessage | None = None,
         occasion: str = "",
     ) -> None:
-        """Publish after the commit; the messages of one file keep their order."""
+        """Publish after the commit. Messages of one file keep their order."""
         message = message_of(
             payload,
             producer=producer,
@@ -150,27 +160,30 @@ class PartRuntime:
     async def conclude(
         self, consumer: str, cause: PipelineMessage, *results: PipelinePayload, producer: str
     ) -> None:
-        """Note that a message was processed, and announce what came of it: both, once, or neither."""
+        """Mark a message as processed and announce its results, both or neither."""
         async with self.transaction() as tx:
             if await tx.first_time(consumer, cause.messageId):
                 for result in results:
                     await self.announce(tx, result, producer=producer, cause=cause)
 
     async def _forget(self) -> None:
-        """Forget now and then what was processed so long ago that nobody sends it again."""
+        """Remove old inbox marks regularly."""
         while True:
             try:
                 await forget_processed(self.engine, self.clock.now() - _REMEMBERED_S)
             except Exception:
-                _LOG.exception("old marks were not removed; the next time they will be")
+                _LOG.exception(
+                    "old marks were not removed. The next attempt follows in %.0f s",
+                    _FORGET_EVERY_S,
+                )
             await asyncio.sleep(_FORGET_EVERY_S)
 
 
-async def _relaying(relay: Relay) -> None:
-    """Keep the relay at work; a database that is away for a while must not end it."""
+async def _run_relay(relay: Relay) -> None:
+    """Run the relay. Start it again if the database was away."""
     while True:
         try:
             await relay.run()
         except Exception:
-            _LOG.exception("the outbox relay failed and tries again")
+            _LOG.exception("the outbox relay failed and is started again")
             await asyncio.sleep(_REST_S)

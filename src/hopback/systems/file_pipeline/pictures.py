@@ -1,4 +1,4 @@
-"""Pictures, by Pillow: small ones of large ones, and what they tell about themselves."""
+"""Thumbnails and metadata of pictures, by Pillow."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _LARGEST = (256, 256)
-"""Pixels of a thumbnail: fit for a list of files, and some tens of kilobytes as PNG."""
+"""Maximum width and height of a thumbnail in pixels: some tens of kilobytes as PNG."""
 _LONGEST = 200
-"""Characters of one tag: more is no name and no number but data."""
+"""Maximum characters of one tag. Longer tags contain binary data."""
 _MOST_TAGS = 60
-"""A camera writes some forty; a hostile file thousands."""
+"""Maximum number of tags. A camera writes about forty, a hostile file thousands."""
 
 
 class BrokenPicture(Exception):
-    """A file with the head of a picture and nothing that could be one behind it."""
+    """A file with the header of a picture and invalid data."""
 
 
 @contextmanager
 def _opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture, not decoded yet. Hopeless if decoding it would take too much memory."""
+    """Return the picture, not decoded yet. Raises HopelessFile if decoding needs too much memory."""
     try:
         picture = Image.open(io.BytesIO(content), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as bomb:
@@ -36,7 +36,7 @@ def _opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
     except UnidentifiedImageError:
         raise BrokenPicture(
             "Pillow finds no picture in it"
-        ) from None  # its own words name an object of ours
+        ) from None  # its text contains an internal object
     with picture:
         width, height = picture.size
         if width * height > max_pixels:
@@ -45,7 +45,7 @@ def _opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
 
 
 def thumbnail_of(content: bytes, max_pixels: int) -> tuple[bytes, int, int]:
-    """A small picture as PNG, with its width and height; the right side up."""
+    """Return an upright thumbnail as PNG, with its width and height."""
     with _opened(content, max_pixels) as picture:
         picture.draft("RGB", (_LARGEST[0] * 2, _LARGEST[1] * 2))
         upright = ImageOps.exif_transpose(picture)
@@ -58,15 +58,15 @@ def thumbnail_of(content: bytes, max_pixels: int) -> tuple[bytes, int, int]:
 
 
 def describe_picture(content: bytes, max_pixels: int) -> dict[str, Any]:
-    """Format, dimensions, frames and EXIF. Only the head is read: broken pixels do not matter."""
+    """Return format, dimensions, frames and EXIF. Only the header is read, so broken pixels are ignored."""
     with _opened(content, max_pixels) as picture:
         try:
             frames = int(getattr(picture, "n_frames", 1))
-        except Exception:  # counting frames reads on, and the rest may be broken
+        except Exception:  # counting frames reads the rest, which may be broken
             frames = 1
         try:
             tags = dict(picture.getexif())
-        except Exception:  # what a hostile file makes of its tags is not our failure
+        except Exception:  # invalid tags are not an error of the file
             tags = {}
         # The named tags as short text.
         named = ((ExifTags.TAGS.get(tag), value) for tag, value in tags.items())

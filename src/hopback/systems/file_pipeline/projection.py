@@ -1,10 +1,9 @@
-"""Projection: the read model, and the process manager that says completed and timed out."""
+"""The projection: the read model, and the process manager that detects completion and timeouts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,8 +24,6 @@ from hopback.systems.file_pipeline.messages import (
     ThumbnailGenerated,
     payload_of,
 )
-from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.stages import alone
 from hopback.systems.file_pipeline.tables import files, insert_once
 
 if TYPE_CHECKING:
@@ -53,12 +50,12 @@ Fact: TypeAlias = (
     | ProcessingFailed
 )
 UNFINISHED = ("uploaded", "processing")
-"""The states in which something is still awaited."""
+"""The states of a file with missing results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One run of a file through the pipeline, and what is known of it so far."""
+    """One run of a file through the pipeline, with the facts known so far."""
 
     file_id: str
     run: int
@@ -77,7 +74,7 @@ class Process:
 
     @property
     def status(self) -> str:
-        """Rejected and completed are final; what failed or was late may still be completed."""
+        """The status. Rejected and completed are final. A failed or late file may still be completed."""
         if self.rejection is not None:
             return "rejected"
         if not self.waiting_for:
@@ -90,14 +87,14 @@ class Process:
 
     @property
     def waiting_for(self) -> list[str]:
-        """What is missing: a picture needs a thumbnail, everything its metadata."""
+        """The missing results: metadata for every file, a thumbnail for pictures."""
         if self.content_type is None:
             return ["validation"]
         thumbnail = is_image(self.content_type) and self.thumbnail is None
         return ["thumbnail"] * thumbnail + ["metadata"] * (self.metadata is None)
 
     def after(self, fact: Fact) -> Process:
-        """The process once it knows this, too; what was completed after all has not failed."""
+        """Return the process with another fact. Completion removes an earlier failure."""
         known = self._with(fact)
         return known if known.waiting_for else replace(known, failure=None)
 
@@ -113,37 +110,35 @@ class Process:
                 made = {"width": width, "height": height, "size": size}
                 return replace(self, thumbnail=made)
             case MetadataExtracted(metadata=metadata):
-                # Of the bytes that were looked at: somebody may have repaired the file since it came in.
+                # The hash of the validated bytes: the file may have been repaired after the upload.
                 seen = {name: metadata[name] for name in ("size", "sha256") if name in metadata}
                 return replace(self, metadata=metadata, **seen)
             case ProcessingFailed(stage=stage, reason=reason):
                 return replace(self, failure={"stage": stage, "reason": reason})
 
 
-app: App
-
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _QUEUE = "q.projection"
 _PRODUCER = "projection"
 _MOST_AT_ONCE = 100
-"""Files in one sweep: each is a transaction, and the rest comes with the next sweep, seconds later."""
+"""Maximum files of one sweep. Each is a transaction. The next sweep handles the rest."""
 _COLUMNS = [field.name for field in fields(Process)]
 _KNOWN = frozenset(fact.TYPE for fact in FACTS)
 
 
 class Projection:
-    """Keeps the read model, and announces what follows from it."""
+    """Keeps the read model and announces completion and timeouts."""
 
     def __init__(self, runtime: PartRuntime) -> None:
         self._runtime = runtime
 
     async def apply(self, event: PipelineMessage) -> None:
-        """Add a fact to its process; a fact of an earlier run comes too late and changes nothing."""
+        """Add a fact to its process. A fact of an earlier run is ignored."""
         fact: Fact = payload_of(event, *FACTS)
         async with self._runtime.transaction() as tx:
             if not await tx.first_time(_QUEUE, event.messageId):
                 return
-            # The process of this file, locked; a new one for a file or a run that is new.
+            # The locked process of this file, or a new one for a new file or run.
             now = self._runtime.clock.now()
             fresh = Process(fact.fileId, fact.run, event.correlationId, now)
             await insert_once(tx.connection, files, {**_row(fresh), "updated_at": now})
@@ -159,7 +154,7 @@ class Projection:
                 await self._runtime.announce(tx, done, producer=_PRODUCER, cause=event)
 
     async def time_out(self) -> int:
-        """Say of every process that is late that it timed out, and tell how many there were."""
+        """Mark late processes as timed out and return their number."""
         limit = self._runtime.clock.now() - self._runtime.settings.timeout_s
         late = (
             select(files.c.file_id)
@@ -173,9 +168,9 @@ class Projection:
             async with self._runtime.transaction() as tx:
                 process = await _locked(tx, file_id)
                 if process is None or process.started_at > limit:
-                    continue  # another timer was quicker
+                    continue  # another process was faster
                 if process.status not in UNFINISHED:
-                    continue  # it was done meanwhile
+                    continue  # completed in the meantime
                 now = self._runtime.clock.now()
                 changed = {"timed_out": 1, "status": "timed-out", "updated_at": now}
                 await tx.execute(update(files).where(files.c.file_id == file_id).values(**changed))
@@ -188,13 +183,13 @@ class Projection:
         return len(found)
 
     async def keep_time(self) -> None:
-        """Look for late processes now and then, until cancelled."""
+        """Check for late processes regularly until cancelled."""
         while True:
             await asyncio.sleep(self._runtime.settings.sweep_s)
             try:
                 await self.time_out()
             except Exception:
-                _LOG.exception("the timer failed and tries again")
+                _LOG.exception("the check for late files failed and is repeated")
 
 
 async def _locked(tx: Transaction, file_id: str) -> Process | None:
@@ -219,16 +214,9 @@ def add_projection(app: App, runtime: PartRuntime) -> None:
     @app.handler(_QUEUE, concurrency=4)
     async def project(event: PipelineMessage, context: Context) -> Park | None:
         if event.type not in _KNOWN:
-            return None  # every event comes by here; most of them say nothing new about files
+            return None  # the queue gets every event, and most do not change the status of a file
         try:
             await projection.apply(event)
         except Malformed as error:
             return Park(str(error))
         return None
-
-
-def __getattr__(name: str) -> App:
-    """`app`, made of the environment when it is first asked for."""
-    if name != "app":
-        raise AttributeError(name)
-    return alone("projection", add_projection, PipelineSettings.read(os.environ))

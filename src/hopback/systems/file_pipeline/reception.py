@@ -1,4 +1,4 @@
-"""Receives one uploaded file: streamed to the storage, bounded in size, time and type."""
+"""Receive one uploaded file: stream it to the storage, with limits of size, time and type."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hopback.systems.file_pipeline.contents import TYPES
 from hopback.systems.file_pipeline.storage import shown_name
+from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.storage import FileStorage
 
 _FORM_BYTES = 64 * 1024
-"""What a form may have beside its file: boundaries, headers, other fields."""
+"""Bytes of a form in addition to its file: boundaries, headers, other fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
-    """A file that lies where files come in."""
+    """A received file."""
 
     file_id: str
     name: str
@@ -36,12 +37,18 @@ class ReceivedFile:
 
 
 class FileForm:
-    """Reads `multipart/form-data` piece by piece and hands out the bytes of its field `file`."""
+    """Parses `multipart/form-data` in pieces and returns the bytes of its field `file`."""
 
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
-            raise RequestRefused("expected multipart/form-data with a field `file`", 415)
+            raise RequestRefused(
+                in_language(
+                    "expected multipart/form-data with a field `file`",
+                    "esperado multipart/form-data com um campo `file`",
+                ),
+                415,
+            )
         self.name: str = ""
         self.declared_type: str = ""
         self.found: bool = False
@@ -65,26 +72,42 @@ class FileForm:
             )
         except FormParserError:  # a boundary that is too long: RFC 2046 allows 70 characters
             raise RequestRefused(
-                "the boundary of the form is too long: expected 70 characters"
+                in_language(
+                    "the boundary of the form is too long: expected 70 characters",
+                    "o boundary do formulário é longo demais: esperados 70 caracteres",
+                )
             ) from None
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes of the file that this piece of the form holds."""
+        """Parse a piece of the form. Return the bytes of the file in it."""
         try:
             self._parser.write(chunk)
         except FormParserError:
             raise RequestRefused(
-                "the form is broken: expected well-formed multipart/form-data"
+                in_language(
+                    "the form is broken: expected well-formed multipart/form-data",
+                    "o formulário é inválido: esperado multipart/form-data bem formado",
+                )
             ) from None
         taken, self._file = b"".join(self._file), []
         return taken
 
     def finish(self) -> None:
-        """The form has come to its end; Refused if it has not, or had no file."""
+        """Raise RequestRefused if the form is incomplete or has no file."""
         if not self._ended:
-            raise RequestRefused("the form is cut off: expected its closing boundary")
+            raise RequestRefused(
+                in_language(
+                    "the form is cut off: expected its closing boundary",
+                    "o formulário está incompleto: esperado o boundary final",
+                )
+            )
         if not self.found:
-            raise RequestRefused("expected a file in the field `file`")
+            raise RequestRefused(
+                in_language(
+                    "expected a file in the field `file`",
+                    "esperado um arquivo no campo `file`",
+                )
+            )
 
     def _on_field(self, data: bytes, start: int, end: int) -> None:
         self._field += data[start:end]
@@ -102,19 +125,33 @@ class FileForm:
         if not self._inside:
             return
         if self.found:
-            raise RequestRefused("expected one file, got a second one")
+            raise RequestRefused(
+                in_language(
+                    "expected one file, got a second one",
+                    "esperado um arquivo, recebido um segundo",
+                )
+            )
         self.found = True
         self.name = shown_name(options[b"filename"].decode("utf-8", "replace"))
         declared = self._headers.get(b"content-type", b"").partition(b";")[0]
         self.declared_type = declared.strip().lower().decode("latin-1")
         if not self.name:
-            raise RequestRefused("expected a file with a name")
+            raise RequestRefused(
+                in_language(
+                    "expected a file with a name",
+                    "esperado um arquivo com nome",
+                )
+            )
         ending = PurePath(self.name).suffix.lower()
         known = {one for taken in TYPES.values() for one in taken.endings}
         if self.declared_type not in TYPES or ending not in known:
             raise RequestRefused(
-                f"expected a file of type {', '.join(TYPES)} with an ending that fits,"
-                f" got {self.declared_type[:80] or 'no type'!r} and {ending[:20]!r}",
+                in_language(
+                    f"expected a file of type {', '.join(TYPES)} with an ending that fits,"
+                    f" got {self.declared_type[:80] or 'no type'!r} and {ending[:20]!r}",
+                    f"esperado um arquivo do tipo {', '.join(TYPES)} com extensão adequada,"
+                    f" recebido {self.declared_type[:80] or 'sem tipo'!r} e {ending[:20]!r}",
+                ),
                 415,
             )
 
@@ -129,9 +166,9 @@ class FileForm:
 async def receive(
     request: Request, storage: FileStorage, settings: PipelineSettings
 ) -> ReceivedFile:
-    """Receive the file of a form; Refused says what is wrong, and leaves nothing behind."""
+    """Receive the file of a form. After RequestRefused no data is left."""
     announced = request.headers.get("content-length", "")
-    # More digits than any size has: int() of thousands is slow, and then an error.
+    # int() of thousands of digits is slow, and no size has so many.
     if announced.isdecimal() and (
         len(announced) > 18 or int(announced) > settings.max_bytes + _FORM_BYTES
     ):
@@ -151,14 +188,31 @@ async def receive(
                     await asyncio.to_thread(incoming.write, taken)
         form.finish()
         if not size:
-            raise RequestRefused("the file is empty")
+            raise RequestRefused(
+                in_language(
+                    "the file is empty",
+                    "o arquivo está vazio",
+                )
+            )
         await asyncio.to_thread(incoming.keep)
     except TimeoutError:
-        raise RequestRefused(f"the upload took longer than {settings.upload_s} s", 408) from None
+        raise RequestRefused(
+            in_language(
+                f"the upload took longer than {settings.upload_s} s",
+                f"o envio demorou mais de {settings.upload_s} s",
+            ),
+            408,
+        ) from None
     finally:
         await asyncio.to_thread(incoming.drop)
     return ReceivedFile(file_id, form.name, form.declared_type, size)
 
 
 def _too_large(max_bytes: int) -> RequestRefused:
-    return RequestRefused(f"expected a file of at most {max_bytes} bytes", 413)
+    return RequestRefused(
+        in_language(
+            f"expected a file of at most {max_bytes} bytes",
+            f"esperado um arquivo de no máximo {max_bytes} bytes",
+        ),
+        413,
+    )

@@ -1,4 +1,4 @@
-"""The register of files: what the gateway has received, beside what has become of it."""
+"""The register of files: the uploads of the gateway joined with the read model."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 _PRODUCER = "gateway"
 ACCEPTED = "accepted"
-"""The status of a file that the read model does not know yet."""
+"""The status of a file that is not in the read model yet."""
 STATUSES = (ACCEPTED, "uploaded", "processing", "completed", "rejected", "failed", "timed-out")
-"""What a file can be."""
+"""Every status of a file."""
 _SHOWN = ("content_type", "sha256", "thumbnail", "metadata", "rejection", "failure")
 
 
 class Register:
-    """What the gateway asks of the database."""
+    """The queries and changes of the gateway."""
 
     def __init__(self, runtime: PartRuntime) -> None:
         self._runtime = runtime
 
     async def enter(self, received: ReceivedFile, correlation_id: str) -> None:
-        """Enter a received file and ask for its upload: both, or neither."""
+        """Register a received file and request its upload in one transaction."""
         row = {
             "file_id": received.file_id,
             "name": received.name,
@@ -52,7 +52,7 @@ class Register:
             )
 
     async def reprocess(self, file_id: str, correlation_id: str) -> int | None:
-        """Ask for another run of a file; its number, None if there is no such file."""
+        """Request another run of a file. Return its number, or None if the file does not exist."""
         counted = (
             update(uploads)
             .where(uploads.c.file_id == file_id)
@@ -71,12 +71,12 @@ class Register:
         return run
 
     async def file(self, file_id: str) -> dict[str, Any] | None:
-        """What is known of a file."""
+        """Return a file with its status, or None."""
         rows = await self._rows(_files().where(uploads.c.file_id == file_id))
         return _shown(rows[0], whole=True) if rows else None
 
     async def files(self, status: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
-        """The newest files first, in short, and how many there are; of one status if one is given."""
+        """Return the newest files, optionally of one status, and the total number."""
         query = _files()
         if status is not None:
             query = query.where(func.coalesce(files.c.status, ACCEPTED) == status)
@@ -86,7 +86,7 @@ class Register:
         return found, (await self._rows(counted))[0]["total"]
 
     async def events(self, file_id: str) -> list[dict[str, Any]]:
-        """What the audit has of the file's present run, in the order in which it came.
+        """Return the audited events of the present run in order.
 
         Files may share a correlation id: the caller chooses it.
         """
@@ -103,7 +103,7 @@ class Register:
         ]
 
     async def notifications(self, after: int, limit: int) -> list[dict[str, Any]]:
-        """What people are told, from that number on."""
+        """Return notifications after a number."""
         table = notifications.c
         query = select(notifications).where(table.number > after).order_by(table.number)
         return [
@@ -123,7 +123,7 @@ class Register:
 
 
 def _about(body: str) -> tuple[object, object]:
-    """The file and the run that an event is about, as the audit has it."""
+    """Return the file id and the run of an audited event."""
     try:
         payload = json.loads(body)["payload"]
         return payload["fileId"], payload["run"]
@@ -132,7 +132,7 @@ def _about(body: str) -> tuple[object, object]:
 
 
 def _files() -> Select[Any]:
-    """Each file with what the read model has of its present run; nothing before that has begun."""
+    """Return the query of all files with the read model of their present run."""
     same = and_(files.c.file_id == uploads.c.file_id, files.c.run == uploads.c.run)
     known = [files.c[name] for name in ("status", "updated_at", "correlation_id", *_SHOWN)]
     size = files.c.size.label("known_size")
@@ -165,7 +165,7 @@ def _moment(seconds: float) -> str:
 
 
 def is_file_id(text: str) -> bool:
-    """Whether this could be the id of a file."""
+    """Whether the text has the form of a file id."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:

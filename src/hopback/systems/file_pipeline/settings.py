@@ -12,20 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hopback.ops.http import JwtSettings
+    from hopback.systems.language import Language
 
 _MEBIBYTE = 1024 * 1024
-"""Bytes; the limit of an upload is given in mebibytes."""
+"""Bytes."""
 _SECRET_BYTES = 32
 """RFC 7518, 3.2: a key of HS256 has at least the 256 bits of its hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """How the file pipeline runs; `read` takes it from the environment.
+    """The settings of the file pipeline.
 
-    `max_pixels` is the largest picture that is decoded. A file that is not done `timeout_s` seconds
-    after it came in has timed out; `sweep_s` is how often that is looked for. `secret` is what
-    administrators' tokens are signed with; without it nobody is an administrator.
+    `max_pixels` is the largest picture that is decoded. A file that is not processed `timeout_s` seconds
+    after its upload has timed out. This is checked every `sweep_s` seconds. `secret` signs the tokens of
+    administrators. Without it every request to the admin endpoints is refused.
     """
 
     folder: Path = Path("file-pipeline")
@@ -46,15 +47,17 @@ class PipelineSettings:
     audience: str = "file-pipeline"
     roles_claim: str = "roles"
     smtp: str = ""
-    """`smtp://user:password@host:port`; empty: nothing is mailed."""
+    """`smtp://user:password@host:port`. Empty: no mail is sent."""
     mail_from: str = "file-pipeline@localhost"
     mail_to: tuple[str, ...] = ()
     inspection: str = ""
-    """`module:function` of a check of one's own, see `validator.Inspect`."""
+    """`module:function` of an additional check, see `validator.Inspect`."""
+    language: Language = "en"
+    """The language of errors for clients without `Accept-Language`."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> PipelineSettings:
-        """The settings that the variables give; SettingsError names every one that is wrong."""
+        """Read the settings from environment variables. SettingsError names all wrong ones."""
         given = Variables(variables)
         found = cls(
             folder=Path(given.text("FILES_FOLDER", "file-pipeline")),
@@ -77,10 +80,11 @@ class PipelineSettings:
             mail_from=given.text("MAIL_FROM", "file-pipeline@localhost"),
             mail_to=tuple(filter(None, given.text("MAIL_TO", "").replace(" ", "").split(","))),
             inspection=given.text("FILE_INSPECTION", ""),
+            language=given.language("LANGUAGE_OF_ANSWERS"),
         )
         if found.storage and not found.storage.startswith("s3://"):
-            given.refuse("FILES_STORAGE", "s3://bucket/prefix, or nothing for the folder")
-        # What two variables say together; values that may be secret are not repeated.
+            given.refuse("FILES_STORAGE", "s3://bucket/prefix, or empty for the folder")
+        # Conflicts of two variables. The messages do not contain values, because these may be secret.
         if found.jwks_url and found.secret:
             raise SettingsError("ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well")
         if found.jwks_url and (problem := found.tokens().problem()):
@@ -91,12 +95,12 @@ class PipelineSettings:
             raise SettingsError("MAIL_TO: expected an address, as SMTP_URL is set")
         given.check()
         if found.secret and len(found.secret.encode()) < _SECRET_BYTES:
-            # Said without the value: it is a secret all the same.
+            # The message does not contain the value, because it is a secret.
             raise SettingsError(f"ADMIN_JWT_SECRET: expected at least {_SECRET_BYTES} bytes")
         return found
 
     def tokens(self) -> JwtSettings:
-        """How administrators' tokens are checked: by the issuer's keys, or by the shared secret."""
+        """Return the check of administrators' tokens: by the issuer's keys or by the shared secret."""
         from hopback.ops.http import JwtSettings
 
         return JwtSettings(
@@ -109,5 +113,5 @@ class PipelineSettings:
 
     @property
     def database_url(self) -> str:
-        """The database: a file in the folder where nothing else is said."""
+        """The address of the database. The default is a SQLite file in the folder."""
         return self.database or f"sqlite:///{(self.folder / 'file-pipeline.db').absolute()}"

@@ -1,8 +1,8 @@
-"""The four stages that a file goes through have the same form: work, then conclude, or give up.
+"""The common form of the four stages of a file: work, then announce the results, or fail.
 
-The work comes first and may be repeated: it writes files under the file's own id. What came of it is
-then announced together with the mark that the message was processed, so a redelivery changes
-nothing twice. A stage that gives up says so before its message is parked.
+The work may be repeated, because it writes files under the id of the file. The results are announced in the
+transaction that marks the message as processed, so a redelivery has no second effect. A stage announces its
+last failure before its message is parked.
 """
 
 from __future__ import annotations
@@ -13,36 +13,30 @@ from typing import TYPE_CHECKING
 from hopback import App, Context, Park
 from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.messages import Malformed, PipelineMessage, ProcessingFailed
-from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from hopback.systems.file_pipeline.messages import PipelinePayload
-    from hopback.systems.file_pipeline.settings import PipelineSettings
+    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REDRIVES = "hopback-redrives"
-"""The header that says how often a message was sent back by hand."""
+"""The header with the number of re-drives of a message."""
 
 
 class HopelessFile(Exception):
-    """The file can never be processed: trying again would only repeat the failure."""
+    """The file can never be processed. A retry would fail again."""
 
 
 def assemble(name: str, runtime: PartRuntime, *parts: Callable[[App, PartRuntime], None]) -> App:
-    """An application of these parts; the runtime opens and closes with it."""
+    """Return an application of these parts. Its lifespan opens the runtime."""
     settings = runtime.settings
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
     app = App(name, topology=topology, lifespan=lambda app: runtime.open(app.send))
     for add in parts:
         add(app, runtime)
     return app
-
-
-def alone(name: str, part: Callable[[App, PartRuntime], None], settings: PipelineSettings) -> App:
-    """An application with this part and nothing else, to be run as a process of its own."""
-    return assemble(f"file-pipeline {name}", PartRuntime(settings), part)
 
 
 def stage(
@@ -54,7 +48,7 @@ def stage(
     producer: str,
     concurrency: int = 4,
 ) -> None:
-    """Make `work` the handler of a queue; what it returns is announced."""
+    """Make `work` the handler of a queue. Its results are announced."""
 
     @app.handler(queue, concurrency=concurrency)
     async def handle(message: PipelineMessage, context: Context) -> Park | None:
@@ -67,7 +61,7 @@ def stage(
             return Park(str(error))
         except Exception as error:
             if context.is_last_attempt:
-                # What went wrong, for people outside: no paths of this machine.
+                # The reason is public, so it must not contain paths of this machine.
                 text = (
                     error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 )
@@ -82,9 +76,9 @@ def stage(
 async def _give_up(
     runtime: PartRuntime, message: PipelineMessage, context: Context, producer: str, reason: str
 ) -> None:
-    """Tell that the file failed here, once for each time that it was sent back.
+    """Announce the failure of the file, once for each re-drive.
 
-    The message itself is parked whatever happens to this.
+    The message is parked even if this fails.
     """
     file_id, run = message.payload.get("fileId"), message.payload.get("run")
     if not isinstance(file_id, str) or not isinstance(run, int):
@@ -95,4 +89,4 @@ async def _give_up(
             redrives = str(context.headers.get(_REDRIVES, ""))
             await runtime.announce(tx, failed, producer=producer, cause=message, occasion=redrives)
     except Exception:
-        _LOG.exception("nobody was told that file %s failed", file_id)
+        _LOG.exception("the failure of file %s was not announced", file_id)

@@ -34,13 +34,13 @@ class Fingerprint:
 
 
 class IncomingFile(Protocol):
-    """A file that is coming in, piece by piece. It is there once it was kept, whole or not at all."""
+    """A file that is being received in pieces. It exists after `keep`."""
 
     def write(self, content: bytes) -> None:
         """Add a piece."""
 
     def keep(self) -> None:
-        """The file is complete: it is durable when this returns."""
+        """Store the complete file durably."""
 
     def drop(self) -> None:
         """Remove an incomplete upload. Has no effect after `keep`."""
@@ -68,7 +68,7 @@ class FileStorage(Protocol):
         """Return the content of a file. Raises FileNotFoundError if it does not exist."""
 
     def size(self, file_id: str) -> int:
-        """How long a file is, without reading it."""
+        """Return the size of a file in bytes without reading it."""
 
     def keep_thumbnail(self, file_id: str, content: bytes) -> None:
         """Store a thumbnail. Concurrent readers see either the old or the new one."""
@@ -85,9 +85,9 @@ def open_storage(settings: PipelineSettings) -> FileStorage:
 
 
 _BLOCK = 1 << 20
-"""Bytes that are read at once: memory does not grow with the file."""
+"""Bytes that are read at once."""
 _LONGEST_NAME = 200
-"""Characters: below the 255 bytes of file systems for most scripts, and short enough to show."""
+"""Maximum characters of a file name. Most scripts then need less than 255 bytes."""
 _FORGOTTEN_S = 24 * 3600.0
 """Seconds. An older unfinished upload belongs to a killed process, as no upload takes a day."""
 _UNFIT = re.compile(
@@ -112,15 +112,15 @@ class Folder:
                     path.unlink()
 
     def incoming(self, file_id: str) -> Path:
-        """Where a file is received."""
+        """Return the path of a file while it is received."""
         return self.root / "incoming" / checked_id(file_id)
 
     def file(self, file_id: str) -> Path:
-        """Where a file is once it was taken in."""
+        """Return the path of a stored file."""
         return self.root / "files" / checked_id(file_id)
 
     def thumbnail(self, file_id: str) -> Path:
-        """Where the file's small picture is."""
+        """Return the path of the thumbnail."""
         return self.root / "thumbnails" / f"{checked_id(file_id)}.png"
 
     def take_in(self, file_id: str) -> Fingerprint:
@@ -142,15 +142,15 @@ class Folder:
         self.incoming(file_id).unlink(missing_ok=True)
 
     def read(self, file_id: str) -> bytes:
-        """A file that was taken in."""
+        """Return the content of a stored file."""
         return self.file(file_id).read_bytes()
 
     def size(self, file_id: str) -> int:
-        """How long a file is."""
+        """Return the size of a file in bytes."""
         return self.file(file_id).stat().st_size
 
     def keep_thumbnail(self, file_id: str, content: bytes) -> None:
-        """Write it beside its place and move it there."""
+        """Write the thumbnail to a temporary file and rename it."""
         target = self.thumbnail(file_id)
         unfinished = target.with_suffix(".part")
         unfinished.write_bytes(content)
@@ -165,7 +165,7 @@ class Folder:
 
 
 class _IncomingPath:
-    """Writes a file beside its place, and moves it there when it is complete."""
+    """Writes a temporary file and renames it when it is complete."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -177,7 +177,7 @@ class _IncomingPath:
         self._file.write(content)
 
     def keep(self) -> None:
-        """The command that follows must not outlive its file: it is on the disk before that."""
+        """Sync the file to disk, because the command that follows refers to it."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -200,7 +200,7 @@ def checked_id(file_id: str) -> str:
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """Size and hash, read block by block."""
+    """Return size and hash. Reads the file in blocks."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -210,7 +210,7 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def shown_name(given: str) -> str:
-    """A name that is safe to show and to keep: no folders, no control characters, not too long."""
+    """Return a name without folders and control characters, and of limited length."""
     last = re.split(r"[/\\]", given)[-1]
     plain = _UNFIT.sub("", last).strip().strip(".").strip()
     if len(plain) > _LONGEST_NAME:
@@ -222,7 +222,7 @@ def shown_name(given: str) -> str:
 
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w/.-]*))?\Z")
 _IN_MEMORY = 4 * 1024 * 1024
-"""A file that is coming in is held in memory up to this size, then on disk: S3 wants to know its length."""
+"""Bytes of an upload that are kept in memory, then on disk. S3 needs the size in advance."""
 _MISSING = ("404", "NoSuchKey", "NotFound")
 """Error codes of object stores for a missing key."""
 
@@ -263,11 +263,11 @@ class S3Storage:
         self.client.delete_object(Bucket=self.bucket, Key=self._key("incoming", file_id))
 
     def take_in(self, file_id: str) -> Fingerprint:
-        """Copy a received file to its place, then remove the one that came in: a copy may be repeated."""
+        """Copy a received file to its final key, then delete the received one. The copy may be repeated."""
         source, target = self._key("incoming", file_id), self._key("files", file_id)
         if self._found(source):
             origin = {"Bucket": self.bucket, "Key": source}
-            self.client.copy(origin, self.bucket, target)  # in parts where one request is too small
+            self.client.copy(origin, self.bucket, target)  # uses several requests for a large file
             self.client.delete_object(Bucket=self.bucket, Key=source)
         elif not self._found(target):
             raise FileNotFoundError(f"file {file_id} was never received")
@@ -275,26 +275,26 @@ class S3Storage:
         return Fingerprint(len(content), hashlib.sha256(content).hexdigest())
 
     def read(self, file_id: str) -> bytes:
-        """A file that was taken in."""
+        """Return the content of a stored file."""
         content = self._content(self._key("files", file_id))
         if content is None:
             raise FileNotFoundError(f"file {file_id} is not in the bucket")
         return content
 
     def size(self, file_id: str) -> int:
-        """How long a file is."""
+        """Return the size of a file in bytes."""
         found = self._head(self._key("files", file_id))
         if found is None:
             raise FileNotFoundError(f"file {file_id} is not in the bucket")
         return int(found["ContentLength"])
 
     def keep_thumbnail(self, file_id: str, content: bytes) -> None:
-        """Keep a small picture: S3 replaces an object whole."""
+        """Store a thumbnail. S3 replaces an object atomically."""
         key = self._key("thumbnails", file_id)
         self.client.put_object(Bucket=self.bucket, Key=key, Body=content, ContentType="image/png")
 
     def read_thumbnail(self, file_id: str) -> bytes | None:
-        """The file's small picture."""
+        """Return the thumbnail, or None if it does not exist yet."""
         return self._content(self._key("thumbnails", file_id))
 
     def _key(self, kind: str, file_id: str) -> str:
@@ -327,7 +327,7 @@ def _is_missing(error: Any) -> bool:
 
 
 class _IncomingObject:
-    """Gathers a file, and puts it into the bucket when it is complete."""
+    """Collects a file and uploads it to the bucket when it is complete."""
 
     def __init__(self, storage: S3Storage, key: str) -> None:
         self._storage = storage
@@ -344,5 +344,5 @@ class _IncomingObject:
         self._storage.client.upload_fileobj(self._file, self._storage.bucket, self._key)
 
     def drop(self) -> None:
-        """Forget it."""
+        """Delete the collected data."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""The tables of the file pipeline, beside Hopback's own inbox and outbox."""
+"""The tables of the file pipeline, in addition to Hopback's inbox and outbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _METADATA = MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 _JSON = JSON(none_as_null=True)
 _LOCK = 0x66696C6573
-"""The word "files" in ASCII: a number that no other program takes for its advisory lock."""
+"""The number of the advisory lock: "files" in ASCII, which other programs hardly use."""
 
 uploads: Table = Table(
     "file_pipeline_uploads",
@@ -40,7 +40,7 @@ uploads: Table = Table(
     Column("run", Integer, nullable=False),
     Column("received_at", Double, nullable=False, index=True),
 )
-"""What the gateway has received."""
+"""The uploads of the gateway."""
 
 files: Table = Table(
     "file_pipeline_files",
@@ -63,7 +63,7 @@ files: Table = Table(
     Column("updated_at", Double, nullable=False),
     Index("file_pipeline_unfinished", "status", "started_at"),
 )
-"""The read model: what has become of each file."""
+"""The read model: the status of each file."""
 
 notifications: Table = Table(
     "file_pipeline_notifications",
@@ -75,7 +75,7 @@ notifications: Table = Table(
     Column("text", Text, nullable=False),
     Column("created_at", Double, nullable=False),
 )
-"""What people are told."""
+"""The notifications."""
 
 audit: Table = Table(
     "file_pipeline_audit",
@@ -88,7 +88,7 @@ audit: Table = Table(
     Column("recorded_at", Double, nullable=False),
     Column("body", Text, nullable=False),
 )
-"""Every event, as it came. The database itself refuses to change or remove a row."""
+"""Every event as received. The database refuses to change or remove a row."""
 
 _APPEND_ONLY = {
     "sqlite": tuple(
@@ -106,7 +106,7 @@ _APPEND_ONLY = {
 
 
 async def create_tables(engine: AsyncEngine) -> None:
-    """Create what is missing; several processes may do so at once."""
+    """Create missing tables. Several processes may call this at once."""
     async with engine.begin() as connection:
         await connection.run_sync(_create)
 
@@ -123,6 +123,6 @@ def _create(connection: Connection) -> None:
 async def insert_once(
     connection: AsyncConnection, table: Table, values: Mapping[str, object]
 ) -> None:
-    """Insert a row unless one with its key is there; of two at once the second waits and does nothing."""
+    """Insert a row unless its key exists. A concurrent insert waits and then has no effect."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     await connection.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())

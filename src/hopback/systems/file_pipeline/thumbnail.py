@@ -1,9 +1,8 @@
-"""Thumbnail: a small picture of every picture."""
+"""The thumbnail part: draws a small picture of every picture."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 from hopback.systems.file_pipeline.contents import is_image
@@ -13,16 +12,13 @@ from hopback.systems.file_pipeline.messages import (
     payload_of,
 )
 from hopback.systems.file_pipeline.pictures import thumbnail_of
-from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.stages import alone, stage
+from hopback.systems.file_pipeline.stages import stage
 
 if TYPE_CHECKING:
     from hopback import App
     from hopback.systems.file_pipeline.messages import PipelineMessage
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
     from hopback.systems.file_pipeline.storage import FileStorage
-
-app: App
 
 
 def add_thumbnail(app: App, runtime: PartRuntime) -> None:
@@ -41,14 +37,7 @@ def add_thumbnail(app: App, runtime: PartRuntime) -> None:
 
 
 def _draw(storage: FileStorage, file_id: str, max_pixels: int) -> tuple[int, int, int]:
-    """Make and keep the small picture; its width, height and size."""
+    """Draw and store the thumbnail. Return width, height and size."""
     content, width, height = thumbnail_of(storage.read(file_id), max_pixels)
     storage.keep_thumbnail(file_id, content)
     return width, height, len(content)
-
-
-def __getattr__(name: str) -> App:
-    """`app`, made of the environment when it is first asked for."""
-    if name != "app":
-        raise AttributeError(name)
-    return alone("thumbnail", add_thumbnail, PipelineSettings.read(os.environ))

@@ -1,9 +1,8 @@
-"""Upload: takes received files in, and sends known ones through the pipeline again."""
+"""The upload part: stores received files and processes stored files again."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 from hopback.systems.file_pipeline.messages import (
@@ -12,15 +11,12 @@ from hopback.systems.file_pipeline.messages import (
     UploadRequested,
     payload_of,
 )
-from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.stages import alone, stage
+from hopback.systems.file_pipeline.stages import stage
 
 if TYPE_CHECKING:
     from hopback import App
     from hopback.systems.file_pipeline.messages import PipelineMessage
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
-
-app: App
 
 
 def add_upload(app: App, runtime: PartRuntime) -> None:
@@ -43,10 +39,3 @@ def add_upload(app: App, runtime: PartRuntime) -> None:
         ]
 
     stage(app, runtime, "q.upload.commands", work, producer="upload")
-
-
-def __getattr__(name: str) -> App:
-    """`app`, made of the environment when it is first asked for."""
-    if name != "app":
-        raise AttributeError(name)
-    return alone("upload", add_upload, PipelineSettings.read(os.environ))

@@ -1,10 +1,9 @@
-"""Validator: holds a file's real content against its declared type, and rejects what does not fit."""
+"""The validator: compares the content of a file with its declared type and rejects mismatches."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,8 +14,7 @@ from hopback.systems.file_pipeline.messages import (
     FileValidated,
     payload_of,
 )
-from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.stages import alone, stage
+from hopback.systems.file_pipeline.stages import stage
 from hopback.systems.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -27,16 +25,14 @@ if TYPE_CHECKING:
     from hopback.systems.file_pipeline.part_runtime import PartRuntime
     from hopback.systems.file_pipeline.storage import FileStorage
 
-app: App
-
 
 Inspect: TypeAlias = "Callable[[FileUploaded, bytes], Rejection | None]"
-"""A check of your own, called in a thread with every file that passed ours: why it is rejected, or None.
-What it raises is retried, as a scanner that does not answer should be."""
+"""An additional check. It is called in a thread with every file that passed the built-in checks and returns a
+rejection or None. If it raises, the message is retried."""
 
 
 def add_validator(app: App, runtime: PartRuntime, inspect: Inspect | None = None) -> None:
-    """Add the handler of `q.validator`; `inspect` is asked last."""
+    """Add the handler of `q.validator`. `inspect` is called last."""
     inspect = inspect or named_inspection(runtime.settings.inspection)
 
     async def work(event: PipelineMessage) -> list[FileValidated | FileRejected]:
@@ -55,7 +51,7 @@ def add_validator(app: App, runtime: PartRuntime, inspect: Inspect | None = None
 
 
 def named_inspection(target: str) -> Inspect | None:
-    """The check that `module:function` names; None where nothing is named."""
+    """Import the check `module:function`. Return None for an empty name."""
     if not target:
         return None
     module, _, name = target.partition(":")
@@ -69,17 +65,10 @@ def named_inspection(target: str) -> Inspect | None:
 
 
 def _verdict(storage: FileStorage, file: FileUploaded, max_bytes: int) -> Rejection | str:
-    """Judge what is stored now; it must still be what was taken in."""
+    """Validate the stored file. It must still have the hash of the upload."""
     if storage.size(file.fileId) > max_bytes:
         return Rejection("TOO_LARGE", f"Expected at most {max_bytes} bytes, got {file.size}.")
     content = storage.read(file.fileId)
     if hashlib.sha256(content).hexdigest() != file.sha256:
         return Rejection("CONTENT_CHANGED", "The file is not the one that was uploaded.")
     return judge(file.name, file.declaredType, content, max_bytes)
-
-
-def __getattr__(name: str) -> App:
-    """`app`, made of the environment when it is first asked for."""
-    if name != "app":
-        raise AttributeError(name)
-    return alone("validator", add_validator, PipelineSettings.read(os.environ))

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Imports definitions.json into RabbitMQ through its management API, as soon as that answers.
-# Importing again changes nothing: what is there already is left as it is.
+# Imports definitions.json into RabbitMQ through its management API, as soon as the API answers.
+# A repeated import does not change existing objects.
 set -eu
 
 here=$(dirname "$0")
@@ -12,7 +12,7 @@ quoted() {
     printf '%s' "$1" | sed 's/[\\"]/\\&/g'
 }
 
-# The password goes through standard input: a command line is for everyone to see.
+# curl reads the password from standard input, because other users can see command lines.
 ask() {
     user=$(quoted "${RABBITMQ_USER:-guest}")
     password=$(quoted "${RABBITMQ_PASSWORD:-guest}")
